@@ -19,18 +19,15 @@ TYPE_CHECKING = False  # as type checkers take it; `typing` would be nearly all 
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
-    from simdist._agree import AgreeReport, agree
-    from simdist._assertions import always, sometimes
-    from simdist._layouts import Layout
-    from simdist._resume import ResumeReport, resume
-    from simdist._shared_writes import shared_writes
-    from simdist._tell import samples, state
     from simdist.api import point, run, spawn, step
+    from simdist.comparisons import AgreeReport, Layout, ResumeReport, agree, resume
     from simdist.determinism import DeterminismReport, check_determinism
     from simdist.errors import SimdistError
     from simdist.result import Event, FaultResult, JudgeFinding, RankResult, RunResult
     from simdist.searches import ExploreReport, FuzzReport, ManyReport, explore, fuzz, run_many
+    from simdist.shared import shared_writes
     from simdist.sweeps import SweepReport, sweep
+    from simdist.world import always, samples, sometimes, state
 
 __all__ = [
     "AgreeReport",
@@ -72,14 +69,14 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
-    "AgreeReport": "simdist._agree",
+    "AgreeReport": "simdist.comparisons",
     "JudgeFinding": "simdist.result",
-    "Layout": "simdist._layouts",
-    "agree": "simdist._agree",
-    "ResumeReport": "simdist._resume",
-    "resume": "simdist._resume",
-    "always": "simdist._assertions",
-    "sometimes": "simdist._assertions",
+    "Layout": "simdist.comparisons",
+    "agree": "simdist.comparisons",
+    "ResumeReport": "simdist.comparisons",
+    "resume": "simdist.comparisons",
+    "always": "simdist.world",
+    "sometimes": "simdist.world",
     "DeterminismReport": "simdist.determinism",
     "Event": "simdist.result",
     "ExploreReport": "simdist.searches",
@@ -96,10 +93,10 @@ _HOMES = {
     "point": "simdist.api",
     "run": "simdist.api",
     "run_many": "simdist.searches",
-    "samples": "simdist._tell",
-    "shared_writes": "simdist._shared_writes",
+    "samples": "simdist.world",
+    "shared_writes": "simdist.shared",
     "spawn": "simdist.api",
-    "state": "simdist._tell",
+    "state": "simdist.world",
     "step": "simdist.api",
     "sweep": "simdist.sweeps",
 }

@@ -9,19 +9,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simdist._replay import ALWAYS, call_text
-from simdist._settings import START_TIME, check_settings
-from simdist._world import World, WorldSpec
 from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, handed_over, own
 from simdist.records import step_begun
 from simdist.result import RunResult
+from simdist.settings import ALWAYS, START_TIME, call_text, check_settings
+from simdist.world import World, WorldSpec
 
 if TYPE_CHECKING:
-    from simdist._spawn import SpawnContext
     from simdist.cluster import Cluster
     from simdist.faults import Fault
     from simdist.judges import Judge
     from simdist.storage import Mount
+    from simdist.world import SpawnContext
 
 __all__ = ["point", "run", "spawn", "step"]
 
@@ -198,7 +197,7 @@ def spawn(
         ProcessExitedException: a process left with another code than 0, or died by a signal.
         RunFailedError: all did well, but a fault never struck that is not optional.
     """
-    from simdist._spawn import SpawnContext
+    from simdist.world import SpawnContext
 
     given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "backend": backend}
     given |= {"seed": seed, "faults": faults, "isolate": isolate, "share": share}

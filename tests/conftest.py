@@ -186,8 +186,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`simdist run` and `launch` don't look at all modules before and after a world: most worlds take less time."""
-    from simdist._shared_writes import SharedWrites
     from simdist.cli import _launch, _run
+    from simdist.shared import SharedWrites
 
     for command in (_launch, _run):
         monkeypatch.setattr(command, "shared_writes", lambda: nullcontext(SharedWrites()))

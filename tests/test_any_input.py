@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import simdist
-from simdist._settings import SETTINGS, check_settings
 from simdist.cli import main
 from simdist.errors import InternalError, ScenarioError, SimdistError, TraceError
 from simdist.faults import Fault, file_key, problems_of
 from simdist.scenario import load
+from simdist.settings import SETTINGS, check_settings
 from simdist.trace import read_trace
 from simdist.values import Unfit, brief, findings_of, found, plain, shown
 from tests.strategies import (

@@ -15,13 +15,13 @@ import pytest
 import torch.distributed as dist
 
 import simdist
-from simdist._observer import observed_by
 from simdist.c10d import torch_generator
 from simdist.c10d.backends.gloo._schedules import broadcast
 from simdist.cluster import Network, build
 from simdist.faults import Crash
 from simdist.kernel import Simulation
 from simdist.process import Patches, PythonReplacements, Runtime, Sharing, Slots
+from simdist.world import observed_by
 from tests.c10d.strategies import FakeCosts
 from tests.c10d.test_toy_backend import HUB
 from tests.examples import train

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist._world import World, WorldSpec
 from simdist.cluster import Host, Network, build
 from simdist.result import RunResult
+from simdist.world import World, WorldSpec
 
 SECOND = 10**9
 

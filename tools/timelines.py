@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from simdist._observer import observed_by
 from simdist.device import KernelTimes
 from simdist.faults import HostCrash
 from simdist.scenario import load, run_scenario
 from simdist.sweeps import picture
 from simdist.trace import save, stream_timeline, timeline, trace_of, wait_graph
+from simdist.world import observed_by
 
 __all__ = ["DRAWN", "FOLDER", "draw", "draw_crash", "draw_graph", "draw_streams", "main"]
 

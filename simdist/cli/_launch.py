@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from simdist._observer import observed_by
-from simdist._shared_writes import shared_writes
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import PICTURES, Outputs, picture_problems
 from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat, restart_lines
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
+from simdist.shared import shared_writes
 from simdist.values import format_duration
+from simdist.world import observed_by
 
 if TYPE_CHECKING:
     from simdist.determinism import Recording

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from simdist._observer import observed_by
-from simdist._shared_writes import shared_writes
 from simdist.cli._console import page
 from simdist.cli._explore import loaded, print_report, write_reports
 from simdist.cli._interrupts import terminated_like_interrupted
@@ -25,6 +23,7 @@ from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario import ScenarioReport, check_plan, format_duration, load, run_scenario
 from simdist.searches import run_plan_many
+from simdist.shared import shared_writes
 from simdist.trace import (
     Trace,
     save,
@@ -37,6 +36,7 @@ from simdist.trace import (
     write_flight_recorder,
 )
 from simdist.values import Whole, findings_of
+from simdist.world import observed_by
 
 if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport

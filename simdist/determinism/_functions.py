@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simdist._settings import SETTINGS, check_settings
 from simdist.api import run
 from simdist.determinism._check import check, require_host
 from simdist.determinism._fresh import Job
 from simdist.determinism._report import DeterminismReport
 from simdist.errors import SimdistError
+from simdist.settings import SETTINGS, check_settings
 
 __all__ = ["call_function", "check_determinism"]
 

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
-from simdist._observer import WorldEnded, observed_by
 from simdist.c10d import PayloadSampled
 from simdist.determinism._describe import describe
 from simdist.determinism._lines import Budget, LineTrace, trace_lines
@@ -33,6 +32,7 @@ from simdist.records import (
     StepBegun,
     StoreAsked,
 )
+from simdist.world import WorldEnded, observed_by
 
 __all__ = ["record", "recording"]
 

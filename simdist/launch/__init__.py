@@ -4,7 +4,7 @@
 
 Every node and every worker is simulated in this process: what torchrun would be told on each node is said once. The
 script runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that
-restarts workers and forms a new group from the nodes that are left (`simdist._agent`).
+restarts workers and forms a new group from the nodes that are left (`simdist.world._agent`).
 
 Workers find the variables of the launcher that `--launcher` names (`_launchers`), and their output goes where torchrun
 sends it (`_logs`).

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from simdist._settings import START_TIME
 from simdist.launch._logs import error_file
 from simdist.launch._plan import Launch
 from simdist.result import Event, RankResult, RunResult
+from simdist.settings import START_TIME
 from simdist.values import format_duration
 
 __all__ = ["failure_summary", "restart_lines"]

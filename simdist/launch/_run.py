@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from simdist._world import World, WorldSpec
 from simdist.cluster import make
 from simdist.launch._launchers import LAUNCHERS, Worker
 from simdist.launch._logs import Logs
@@ -23,6 +22,7 @@ from simdist.launch._plan import Launch
 from simdist.process import run_program
 from simdist.result import RunResult
 from simdist.scenario import importable
+from simdist.world import World, WorldSpec
 
 __all__ = ["free_again", "launch", "log_folder", "repeat"]
 

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simdist._chance import WORDS, generator_words
 from simdist.inside.python import own_random_words, words_at
+from simdist.values import GENERATOR_WORDS, generator_words
 
 __all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators"]
 
@@ -104,9 +104,9 @@ class _Python:
         self._instance.gauss_next = state[2]
 
     def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
-        raw = array("I", [WORDS]).tobytes() + chance
+        raw = array("I", [GENERATOR_WORDS]).tobytes() + chance
         if self.memory is None:
-            return (random.Random.VERSION, (*array("I", chance), WORDS), None), raw
+            return (random.Random.VERSION, (*array("I", chance), GENERATOR_WORDS), None), raw
         return (raw, None, None), raw
 
     def holds_gaussian(self, state: Any) -> bool:
@@ -116,14 +116,14 @@ class _Python:
 class _Numpy:
     """`numpy.random`'s legacy generator: 624 words and a position at the documented address of the bit generator."""
 
-    at = (WORDS, 1)
+    at = (GENERATOR_WORDS, 1)
 
     def __init__(self) -> None:
         self._state = np.random.mtrand._rand
         bits = self._state._bit_generator
         self.memory: memoryview[int] | None = None
         if type(bits).__name__ == "MT19937":
-            self.memory = words_at(bits.ctypes.state_address, WORDS + 1).cast("B")
+            self.memory = words_at(bits.ctypes.state_address, GENERATOR_WORDS + 1).cast("B")
 
     def save(self) -> Hashable:
         state = self._state.get_state(legacy=False)
@@ -143,7 +143,7 @@ class _Numpy:
         )
 
     def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
-        return (chance, WORDS, None), chance + array("I", [WORDS]).tobytes()
+        return (chance, GENERATOR_WORDS, None), chance + array("I", [GENERATOR_WORDS]).tobytes()
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -166,7 +166,7 @@ def _fresh(seed: int, rank: int, life: int, lineage: str, third: GlobalGenerator
         (_, first), (_, second), (_, last) = made
         a, b, c = (memoryview(raw).cast("I") for raw in (first, second, last))
         d, e = third.at
-        states.raw, states.seen = (first, second, last), (a[0], a[2], b[WORDS], b[1], c[d], c[e])
+        states.raw, states.seen = (first, second, last), (a[0], a[2], b[GENERATOR_WORDS], b[1], c[d], c[e])
     return states
 
 
@@ -205,7 +205,7 @@ class RandomStates:
         if loaded.raw is not None:
             # Hot, at every switch, hence not `_stands`.
             python, numpy, third, a, b = self._watched
-            if (python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]) == loaded.seen:
+            if (python[0], python[2], numpy[GENERATOR_WORDS], numpy[1], third[a], third[b]) == loaded.seen:
                 return loaded
         self.loaded = self._read()
         return self.loaded
@@ -260,7 +260,7 @@ class RandomStates:
     def _stands(self) -> tuple[int, ...]:
         """The words that change with every draw."""
         python, numpy, third, a, b = self._watched
-        return python[0], python[2], numpy[WORDS], numpy[1], third[a], third[b]
+        return python[0], python[2], numpy[GENERATOR_WORDS], numpy[1], third[a], third[b]
 
 
 # The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need

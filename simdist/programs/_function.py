@@ -9,12 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simdist._replay import call_text
-from simdist._settings import SETTINGS, check_settings
 from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
 from simdist.programs._scratch import scratch_folder
 from simdist.result import RunResult, how_it_ended
 from simdist.scenario import fill
+from simdist.settings import SETTINGS, call_text, check_settings
 from simdist.storage import Mount
 from simdist.values import guess_or_list
 

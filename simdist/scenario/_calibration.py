@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from simdist._settings import ANYTHING, SETTINGS
 from simdist.scenario._reader import NotTomlError, read_toml
 from simdist.scenario._schema import Problem, check, section
+from simdist.settings import ANYTHING, SETTINGS
 from simdist.values import ListOf, Number, Text, plain, shortened
 
 __all__ = ["CalibrationError", "calibrated"]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simdist import faults
-from simdist._settings import SETTINGS, unmoved_problems
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
@@ -33,6 +32,7 @@ from simdist.scenario._schema import (
     topology_spec,
 )
 from simdist.scenario._workload import WorkloadError, import_workload, importable
+from simdist.settings import SETTINGS, unmoved_problems
 from simdist.values import brief, found, guess_or_list
 
 __all__ = ["load", "load_faults"]

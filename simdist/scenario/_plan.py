@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simdist._settings import START_TIME
 from simdist.faults import Fault
 from simdist.result import Status
+from simdist.settings import START_TIME
 
 if TYPE_CHECKING:
     from simdist.judges import Judge

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, create_model
 
-from simdist._settings import DISK, SETTINGS, START_TIME
 from simdist.result import Status
+from simdist.settings import DISK, SETTINGS, START_TIME
 from simdist.values import (
     FILE,
     Maybe,

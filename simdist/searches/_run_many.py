@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from simdist._settings import SETTINGS, check_fitting, misfits
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.programs import (
     FEW,
@@ -35,6 +34,7 @@ from simdist.scenario import Plan, run_scenario
 from simdist.searches._many_report import ManyReport, SingleRun
 from simdist.searches._outcomes import Cause, cause_of, outcome_of
 from simdist.searches._tokens import token_of
+from simdist.settings import SETTINGS, check_fitting, misfits
 from simdist.values import PYTHON, Unfit, items_of, text_of
 
 __all__ = ["run_many", "run_plan_many"]

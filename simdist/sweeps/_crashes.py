@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from simdist._observer import observed_by
 from simdist.programs import Attempt, PlanProgram, Problems, Program, Ran, Seen, Worker
 from simdist.result import RunResult
 from simdist.scenario import Expectations, Plan, difference, judge_training, lost_steps, lost_words, undisturbed
@@ -15,6 +14,7 @@ from simdist.sweeps._points import Case, Watcher
 from simdist.sweeps._report import Failure, Tried
 from simdist.sweeps._second_lives import KnownEndError, SecondLife, SecondLives, left_in
 from simdist.sweeps._tries import Tries
+from simdist.world import observed_by
 
 __all__ = ["CameBack", "Crashes", "Struck", "attempt_of", "crashes_elsewhere"]
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from simdist._observer import observed_by
 from simdist.files import Looks, present_disks
 from simdist.kernel import Bus
 from simdist.process import RankBegan, SimProcess
@@ -28,6 +27,7 @@ from simdist.result import Event, RunResult
 from simdist.scenario import lost_steps
 from simdist.sweeps._images import Found, found_now
 from simdist.trace import EventStream, events_of
+from simdist.world import observed_by
 
 __all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
 

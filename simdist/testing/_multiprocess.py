@@ -34,13 +34,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
-from simdist._world import World, WorldSpec
 from simdist.errors import UnsupportedError
 from simdist.faults import Fault
 from simdist.kernel import Task
 from simdist.process import SimProcess, adopt_connections, current_process, hand_connections
 from simdist.result import RankResult, RunResult
 from simdist.testing._multithreaded import SimulatedThreads
+from simdist.world import World, WorldSpec
 
 __all__ = ["MultiProcessTestCase", "SimulatedProcesses", "simulated"]
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
-from simdist._world import World, WorldSpec
 from simdist.process import current_process
 from simdist.result import RunResult
+from simdist.world import World, WorldSpec
 
 __all__ = ["MultiThreadedTestCase", "SimulatedThreads", "spawn_threads_and_init_comms"]
 

@@ -3,13 +3,14 @@
 A `Spec` takes a value and gives it back as plain data, or raises `Unfit` with a finding for each thing that is wrong.
 The same spec speaks two dialects: in a file a duration is a text such as "3ms" and a truth is `true`, in Python they
 are nanoseconds and `True`. The specs of a fault stand at the fields of its class, those of a world in
-`simdist._settings`, those of a cluster beside `build`.
+`simdist.settings`, those of a cluster beside `build`.
 
 Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` has the wordings that messages share,
-`_ranks.py` writes ranks, `_plain.py` makes any text safe to print. Nothing here imports anything but the standard
-library.
+`_ranks.py` writes ranks, `_plain.py` makes any text safe to print, `_chance.py` says what a rank's random generators
+start from. Nothing here imports anything but the standard library.
 """
 
+from simdist.values._chance import GENERATOR_WORDS, generator_words
 from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
 from simdist.values._ranks import number_text, program_lines, rank_text, without_source
 from simdist.values._specs import (
@@ -47,6 +48,7 @@ from simdist.values._words import brief, found, guess, guess_or_list, place, sho
 
 __all__ = [
     "FILE",
+    "GENERATOR_WORDS",
     "JSON",
     "LONGEST_NS",
     "PYTHON",
@@ -77,6 +79,7 @@ __all__ = [
     "findings_of",
     "format_duration",
     "found",
+    "generator_words",
     "guess",
     "guess_or_list",
     "items_of",

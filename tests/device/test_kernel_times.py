@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist._observer import observed_by
 from simdist.cluster import DeviceModel, build
 from simdist.device import KernelRun, KernelTimes
 from simdist.result import RunResult
 from simdist.trace import stream_timeline, trace_of
+from simdist.world import observed_by
 
 
 def multiply_on_two_streams() -> None:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist._world import World, WorldSpec
 from simdist.cluster import build
 from simdist.faults import Crash, Fault, Hold, Partition
 from simdist.result import RunResult
+from simdist.world import World, WorldSpec
 from tests.faults.programs import MS, events_of, run, statuses
 
 LATENCY_NS = 50_000

@@ -17,11 +17,11 @@ import pytest
 import torch.distributed as dist
 
 import simdist
-from simdist._world import World, WorldSpec
 from simdist.cluster import Cluster, build
 from simdist.errors import RunFailedError
 from simdist.process import address_of_host
 from simdist.scenario import load, run_scenario
+from simdist.world import World, WorldSpec
 
 pytestmark = pytest.mark.usefixtures("internet_sockets")
 ON_LINUX = pytest.mark.skipif(platform.system() != "Linux", reason="other systems have one loopback address only")

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.flight_recorder import fr_trace
 
 import simdist
-from simdist._observer import observed_by
 from simdist.determinism import CallStacks
 from simdist.trace import flight_recorder_dumps, trace_of, write_flight_recorder
+from simdist.world import observed_by
 from tests.trace import runs
 
 LOGGER = "Flight Recorder"

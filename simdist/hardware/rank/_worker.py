@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simdist._chance import WORDS, generator_words
 from simdist.hardware._board import BoardClient
 from simdist.hardware._flight import save_record, watchdog_environment
 from simdist.hardware._job import Job
@@ -28,6 +27,7 @@ from simdist.hardware._journal import Journal
 from simdist.hardware._lifeline import die_with
 from simdist.hardware.links._namespaces import enter
 from simdist.records import ended, started
+from simdist.values import GENERATOR_WORDS, generator_words
 
 if TYPE_CHECKING:
     from simdist.hardware.rank._strikes import Strikes
@@ -99,12 +99,12 @@ def _seed_generators(seed: int, rank: int, life: int) -> None:
     import torch
 
     python, legacy, last = generator_words(seed, rank, life)
-    random.setstate((random.Random.VERSION, (*array("I", python), WORDS), None))
+    random.setstate((random.Random.VERSION, (*array("I", python), GENERATOR_WORDS), None))
     torch.manual_seed(int.from_bytes(last[:8], "little"))
     with contextlib.suppress(ImportError):
         import numpy as np
 
-        np.random.set_state(("MT19937", np.frombuffer(legacy, dtype=np.uint32), WORDS, 0, 0.0))
+        np.random.set_state(("MT19937", np.frombuffer(legacy, dtype=np.uint32), GENERATOR_WORDS, 0, 0.0))
 
 
 def _call(function: Callable[..., object], job: Job, journal: Journal, rank: int, life: int) -> int:

@@ -6,5 +6,5 @@
     both:  `_worlds` opens each world and keeps what became of it; `_verdict` finds the failure, `_frames` its
     traceback, `_report` its text; `_files` writes traces, `_repeat` runs the test again and compares
 
-Open `_worlds.py` first. The engine below is `simdist._world`.
+Open `_worlds.py` first. The engine below is `simdist.world._world`.
 """

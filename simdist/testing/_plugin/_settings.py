@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simdist._settings import SETTINGS, START_TIME, misfits
 from simdist.errors import ArgumentError
 from simdist.faults import problems_of
+from simdist.settings import SETTINGS, START_TIME, misfits
 from simdist.values import (
     PYTHON,
     WORLD_SIZE,

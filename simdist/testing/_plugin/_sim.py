@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from simdist._settings import misfits
 from simdist.errors import FaultError, SimdistError
 from simdist.faults import (
     Crash,
@@ -24,6 +23,7 @@ from simdist.faults import (
 )
 from simdist.process import own
 from simdist.result import RunResult
+from simdist.settings import misfits
 from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, TriggerWords, fields_from
 from simdist.testing._plugin._live import LiveWorld
 from simdist.testing._plugin._settings import Settings, nanoseconds, settings_from

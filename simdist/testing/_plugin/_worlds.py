@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from simdist._world import World, WorldSpec
 from simdist.faults import Fault
 from simdist.result import RunResult, report_of
 from simdist.testing._plugin._debugging import remember_streams
@@ -22,6 +21,7 @@ from simdist.testing._plugin._frames import traceback_of, without_internals
 from simdist.testing._plugin._settings import Settings, item_settings, policy_for, seed_of
 from simdist.testing._plugin._surroundings import pytest_on_ranks
 from simdist.testing._plugin._verdict import ended, failure_of, primary_of
+from simdist.world import World, WorldSpec
 
 if TYPE_CHECKING:
     from simdist.testing._plugin._live import LiveWorld

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.autograd import profiler
 
 import simdist
-from simdist._observer import WorldEnded, observed_by
 from simdist.kernel import Bus
 from simdist.process import RankBegan, current_process
 from simdist.records import Ended, Record, Started
+from simdist.world import WorldEnded, observed_by
 
 HOST = threading.get_ident()
 

@@ -217,7 +217,7 @@ class RunSettings:
     """The settings of a run: their names, types and defaults. What each means stands at `simdist.run`.
 
     A world's `WorldSpec` inherits them. `run`, `spawn`, the marker and scenario files spell theirs out, for `help()`
-    and editors; `tests/test_run_settings.py` holds them to this list. `SETTINGS` says what values they take.
+    and editors; `tests/settings/test_settings.py` holds them to this list. `SETTINGS` says what values they take.
     """
 
     world_size: int

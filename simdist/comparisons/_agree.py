@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simdist._layouts import (
+from simdist.api import run
+from simdist.comparisons._layouts import (
     Layout,
     Leaf,
     in_order,
@@ -16,7 +17,6 @@ from simdist._layouts import (
     tolerance_of,
     whole_of,
 )
-from simdist.api import run
 from simdist.errors import ArgumentError, RunFailedError
 from simdist.result import RunResult, report_of
 

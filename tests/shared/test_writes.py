@@ -132,7 +132,7 @@ INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "kind for a generic function": (
         lambda: json_like.register(Own)(len),
         lambda: None,
-        "tests.test_shared_writes.json_like.register: called for Own",
+        "tests.shared.test_writes.json_like.register: called for Own",
     ),
     "table of a class": (
         lambda: vars(pickle)["_Pickler"].dispatch.update({Own: len}),

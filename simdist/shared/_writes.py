@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from simdist._harmless_writes import is_harmless
-from simdist._observer import WorldEnded, observed_by
-from simdist._shared_insides import CONTAINERS, LARGE, Insides, change_of, is_of_imports, same_content, same_entries
 from simdist.kernel import Bus
+from simdist.shared._harmless import is_harmless
+from simdist.shared._insides import CONTAINERS, LARGE, Insides, change_of, is_of_imports, same_content, same_entries
+from simdist.world import WorldEnded, observed_by
 
 __all__ = ["SharedWrites", "shared_writes"]
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from simdist._world import World, WorldSpec
 from simdist.result import RankResult, RunResult, report_of
+from simdist.world._world import World, WorldSpec
 
 __all__ = ["SpawnContext"]
 

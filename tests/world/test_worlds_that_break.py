@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist._world import World, WorldSpec
 from simdist.process import Undoing, call_all, current_runtime
+from simdist.world import World, WorldSpec
 from tests.host_state import host_state
 from tests.warm import Interpreters
 

@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from simdist._agent import GRACE_NS, MONITOR_NS, Agent
-from simdist._assertions import assertions_of
-from simdist._no_devices import explain
-from simdist._observer import WorldEnded, observers
-from simdist._settings import RunSettings, check_settings
-from simdist._torchrun import AGENT_HOST, said_to_all, said_to_rank
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Injector
-from simdist.frames import is_ours, raising_line, user_line
+from simdist.frames import is_ours
 from simdist.inside import warn_of_newer
 from simdist.inside.torch import set_backward_threads
-from simdist.kernel import BEYOND, Simulation, TaskKilled, TaskState, make_policy, one_core
+from simdist.kernel import BEYOND, Simulation, TaskKilled, make_policy, one_core
 from simdist.process import (
     Isolation,
     PythonReplacements,
@@ -43,13 +37,19 @@ from simdist.process import (
     ignored_by_host,
     separate_attributes,
     shut_down,
-    waits_of_threads,
 )
 from simdist.records import started
-from simdist.result import JudgeFinding, RankResult, RunResult
+from simdist.result import JudgeFinding, RunResult
+from simdist.settings import RunSettings, check_settings
 from simdist.storage import Mount
 from simdist.trace import EventStream
 from simdist.values import program_lines
+from simdist.world._agent import GRACE_NS, MONITOR_NS, Agent
+from simdist.world._assertions import assertions_of
+from simdist.world._no_devices import explain
+from simdist.world._observer import WorldEnded, observers
+from simdist.world._ranks import frames_of, rank_results
+from simdist.world._torchrun import AGENT_HOST, said_to_all, said_to_rank
 
 if TYPE_CHECKING:
     from simdist.device import DeviceState
@@ -555,18 +555,11 @@ class World:
 
     def _result(self) -> RunResult:
         simulation = self._simulation
-        frames = self._frames()
+        frames = frames_of(self._lives[-1])
         if self._spec.on_frames is not None:
             self._spec.on_frames(frames)
+        ranks = rank_results(self._lives, simulation.now_ns, frames)
         events = simulation.events
-        operations: dict[int, int] = {}
-        for life in self._lives:
-            for process in life:
-                operations[process.rank] = operations.get(process.rank, 0) + process.operations
-        ranks = tuple(
-            self._rank_result(process, operations[process.rank], frames.get(process.rank))
-            for process in self._lives[-1]
-        )
         stream = EventStream(events.records)
         said = assertions_of(self._runtime.extras)
         return RunResult(
@@ -594,49 +587,6 @@ class World:
 
         statuses = [{process.rank: process.status for process in life} for life in self._lives]
         return court.findings(Ending(events, statuses))
-
-    def _frames(self) -> dict[int, FrameType]:
-        """The innermost frame of each rank that hangs or was killed."""
-        idents = {
-            process.rank: process.main.ident
-            for process in self._lives[-1]
-            if process.main is not None and process.main.started and process.main.state is not TaskState.DONE
-        }
-        if not idents:
-            return {}
-        current = sys._current_frames()
-        return {rank: current[ident] for rank, ident in idents.items() if ident in current}
-
-    def _rank_result(self, process: SimProcess, operations: int, frame: FrameType | None) -> RankResult:
-        waiting = ""
-        task = process.main
-        process.flush()
-        if process.running and task is not None:
-            waiting = task.waiting.describe() if task.waiting is not None else ""
-            if task.paused:
-                waiting = f"stopped by a fault{', in ' + waiting if waiting else ''}"
-            beside = waits_of_threads(process)
-            waiting = "; ".join(each for each in (waiting, beside) if each)
-        last = process.last_operation
-        return RankResult(
-            rank=process.rank,
-            status="hung" if process.status == "running" else process.status,
-            value=process.value,
-            exception=process.exception,
-            exit_code=process.exit_code,
-            stdout="".join(process.stdout),
-            stderr="".join(process.stderr),
-            ended_ns=self._simulation.now_ns if process.running else process.ended_ns,
-            operations=operations,
-            lives=process.life + 1,
-            waiting=waiting,
-            where=(
-                user_line(frame).removeprefix(" at ")
-                if process.exception is None
-                else raising_line(process.exception.__traceback__)
-            ),
-            last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
-        )
 
     def _cut_cycles(self) -> None:
         """Processes, tasks and groups refer to each other; without this a finished world waits for the collector."""

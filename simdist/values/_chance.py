@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["WORDS", "generator_words"]
+__all__ = ["GENERATOR_WORDS", "generator_words"]
 
-WORDS = 624  # of a Mersenne Twister's state
+GENERATOR_WORDS = 624  # of a Mersenne Twister's state
 
 
 def generator_words(seed: int, rank: int, life: int, lineage: str = "") -> tuple[bytes, bytes, bytes]:
@@ -14,6 +14,6 @@ def generator_words(seed: int, rank: int, life: int, lineage: str = "") -> tuple
 
     A function of the run's seed, the rank, its life and, in a child process, whose child it is (`lineage`).
     """
-    size = 4 * WORDS
+    size = 4 * GENERATOR_WORDS
     words = hashlib.shake_128(f"{seed} rank {rank} life {life}{lineage} generators".encode()).digest(3 * size)
     return words[:size], words[size : 2 * size], words[2 * size :]

@@ -1,4 +1,4 @@
-"""The settings of a run are defined once, in `simdist._settings.RunSettings`; every way to start one has the same."""
+"""The settings of a run are defined once, in `simdist.settings.RunSettings`; every way to start one has the same."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import simdist
-from simdist._settings import SETTINGS, RunSettings
-from simdist._world import WorldSpec
 from simdist.errors import ArgumentError
 from simdist.scenario import Plan
+from simdist.settings import SETTINGS, RunSettings
 from simdist.testing._plugin._settings import MARKER, Settings
+from simdist.world import WorldSpec
 
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}

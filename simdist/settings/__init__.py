@@ -1,0 +1,41 @@
+"""The settings of a run, said once: what each has to be, and which do not go together.
+
+`_settings.py` has them: the keyword arguments of `simdist.run` and the rest, the keys of a scenario, a marker's.
+`_replay.py` writes the call that repeats a run.
+"""
+
+from typing import TYPE_CHECKING
+
+from simdist._lazy import lazily
+from simdist.settings._settings import (
+    ANYTHING,
+    DISK,
+    SETTINGS,
+    START_TIME,
+    RunSettings,
+    check_fitting,
+    check_settings,
+    misfits,
+    unmoved_problems,
+)
+
+if TYPE_CHECKING:
+    from simdist.settings._replay import ALWAYS, call_text
+
+__all__ = [
+    "ALWAYS",
+    "ANYTHING",
+    "DISK",
+    "SETTINGS",
+    "START_TIME",
+    "RunSettings",
+    "call_text",
+    "check_fitting",
+    "check_settings",
+    "misfits",
+    "unmoved_problems",
+]
+
+# Loaded on first use: to check settings takes no cluster.
+_HOMES = {"ALWAYS": "_replay", "call_text": "_replay"}
+__getattr__ = lazily(__name__, _HOMES)

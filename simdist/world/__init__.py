@@ -1,0 +1,44 @@
+"""One world from start to end: the engine under `simdist.run`, `simdist.spawn`, scenarios and the pytest plugin.
+
+Open `_world.py` first: it puts together kernel, processes, collectives, faults and disks, runs them, and makes a result
+of what is left. `_agent.py` is torchrun's agent on each host, `_torchrun.py` what it sets in the environment,
+`_spawn.py` what `simdist.spawn` returns. Programs say more with `_tell.py` (state and samples) and `_assertions.py`
+(always and sometimes); `_observer.py` lets others look on in every world of a block.
+"""
+
+from typing import TYPE_CHECKING
+
+from simdist._lazy import lazily
+
+if TYPE_CHECKING:
+    from simdist.world._assertions import always, sometimes
+    from simdist.world._observer import WorldEnded, observed_by
+    from simdist.world._spawn import SpawnContext
+    from simdist.world._tell import samples, state
+    from simdist.world._world import World, WorldSpec
+
+__all__ = [
+    "SpawnContext",
+    "World",
+    "WorldEnded",
+    "WorldSpec",
+    "always",
+    "observed_by",
+    "samples",
+    "sometimes",
+    "state",
+]
+
+# Loaded on first use: who looks on needs no torch.
+_HOMES = {
+    "SpawnContext": "_spawn",
+    "World": "_world",
+    "WorldEnded": "_observer",
+    "WorldSpec": "_world",
+    "always": "_assertions",
+    "observed_by": "_observer",
+    "samples": "_tell",
+    "sometimes": "_assertions",
+    "state": "_tell",
+}
+__getattr__ = lazily(__name__, _HOMES)

@@ -1,0 +1,76 @@
+"""What a world's ranks came to, for its result."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from simdist.frames import raising_line, user_line
+from simdist.kernel import TaskState
+from simdist.process import SimProcess, waits_of_threads
+from simdist.result import RankResult
+
+__all__ = ["frames_of", "rank_results"]
+
+
+def frames_of(life: Sequence[SimProcess]) -> dict[int, FrameType]:
+    """The innermost frame of each rank that hangs or was killed."""
+    idents = {
+        process.rank: process.main.ident
+        for process in life
+        if process.main is not None and process.main.started and process.main.state is not TaskState.DONE
+    }
+    if not idents:
+        return {}
+    current = sys._current_frames()
+    return {rank: current[ident] for rank, ident in idents.items() if ident in current}
+
+
+def rank_results(
+    lives: Sequence[Sequence[SimProcess]], now_ns: int, frames: Mapping[int, FrameType]
+) -> tuple[RankResult, ...]:
+    """What each rank of the last life came to at `now_ns`; `frames` are where those stand that hang."""
+    operations: Counter[int] = Counter()
+    for life in lives:
+        for process in life:
+            operations[process.rank] += process.operations
+    return tuple(
+        _result_of(process, operations[process.rank], now_ns, frames.get(process.rank)) for process in lives[-1]
+    )
+
+
+def _result_of(process: SimProcess, operations: int, now_ns: int, frame: FrameType | None) -> RankResult:
+    process.flush()
+    last = process.last_operation
+    return RankResult(
+        rank=process.rank,
+        status="hung" if process.status == "running" else process.status,
+        value=process.value,
+        exception=process.exception,
+        exit_code=process.exit_code,
+        stdout="".join(process.stdout),
+        stderr="".join(process.stderr),
+        ended_ns=now_ns if process.running else process.ended_ns,
+        operations=operations,
+        lives=process.life + 1,
+        waiting=_waiting(process),
+        where=(
+            user_line(frame).removeprefix(" at ")
+            if process.exception is None
+            else raising_line(process.exception.__traceback__)
+        ),
+        last_operation="" if last is None else f"{last[0]} #{last[1]} in group {last[2]!r}",
+    )
+
+
+def _waiting(process: SimProcess) -> str:
+    """What a process that has not ended waits for."""
+    task = process.main
+    if not process.running or task is None:
+        return ""
+    waiting = task.waiting.describe() if task.waiting is not None else ""
+    if task.paused:
+        waiting = f"stopped by a fault{', in ' + waiting if waiting else ''}"
+    return "; ".join(each for each in (waiting, waits_of_threads(process)) if each)
