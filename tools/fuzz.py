@@ -109,6 +109,7 @@ def report(tally: Tally, cases: int, found: list[Finding | None], kinds: set[str
 def odd(programs: int, seed: int) -> int:
     """Odd tensors: each program ends on both backends, in the same way twice, and the process lives."""
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # torch logs each tensor that it can't make a fake one of
     found = 0
     for number in range(seed, seed + programs):
         program = draw_odd_program(number, ("gloo", "nccl")[number % 2])

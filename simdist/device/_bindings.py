@@ -93,7 +93,8 @@ def _set_device(index: int) -> None:
 def _exchange_device(index: int) -> int:
     if index < 0:
         return -1
-    begin_cuda()
+    if not cuda_variables["_initialized"]:  # hot
+        begin_cuda()
     before = core().current()
     if index != before:
         _set_device(index)

@@ -8,6 +8,7 @@ quantized and nested tensors do not. Its storage says whether the memory is ther
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,9 +75,8 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
     return not isinstance(given, Tensor) or not keys_of(given).raw_repr() & odd
 
 
-def is_plain_or_sparse(given: object) -> bool:
-    """Likewise; sparse COO tensors are in order too."""
-    return is_plain(given, _ODD_AND_DENSE)
+is_plain_or_sparse = functools.partial(is_plain, odd=_ODD_AND_DENSE)
+"""Likewise; sparse COO tensors are in order too."""
 
 
 _calls_with_odd_tensors = 0  # under way, which `flat` has to look at more closely

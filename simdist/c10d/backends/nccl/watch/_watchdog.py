@@ -82,7 +82,7 @@ class Watchdog:
         self._works[work] = work.entry
         due_ns = self._sees_at(work)
         if self.deadline_ns is None or due_ns < self.deadline_ns:
-            self._set(due_ns)
+            self._process.simulation.move_deadline(self, due_ns)
 
     def _sees_at(self, work: NcclWork) -> int:
         """When it finds that the work has had its time."""
@@ -97,7 +97,7 @@ class Watchdog:
             self._desync.ended(work)
         del self._works[work]
         if not self._works:
-            self._set(None)
+            self._process.simulation.move_deadline(self, None)
 
     def watches(self, work: NcclWork) -> bool:
         """It has not seen that a work is over."""
@@ -126,14 +126,7 @@ class Watchdog:
     def stop(self) -> None:
         """The group is shut down."""
         self._works.clear()
-        self._set(None)
-
-    def _set(self, deadline_ns: int | None) -> None:
-        simulation = self._process.simulation
-        simulation.unwatch_deadline(self)
-        self.deadline_ns = deadline_ns
-        if deadline_ns is not None:
-            simulation.watch_deadline(self)
+        self._process.simulation.move_deadline(self, None)
 
     def expire(self) -> None:
         """A work may be older than its timeout."""
@@ -159,7 +152,7 @@ class Watchdog:
                 self._fail(work, text, text, "TIMEOUT", Place.WORK_TIMED_OUT)
                 return
         due = [self._sees_at(work) for work in self._works]
-        self._set(min(due, default=None))
+        self._process.simulation.move_deadline(self, min(due, default=None))
 
     def notice_device_error(self, error: BaseException) -> None:
         """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
@@ -176,7 +169,7 @@ class Watchdog:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
         self._failing = True
         group, process, environment = self._group, self._process, self._group.environment
-        self._set(None)
+        self._process.simulation.move_deadline(self, None)
         group.set_error(kind, work)
         prefix = group._prefix()
         log(process, "E", said, place)
