@@ -1,18 +1,33 @@
-"""What a world's ranks came to, for its result."""
+"""What a world's ranks came to: for its result, and on stderr."""
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 
-from simdist.frames import raising_line, user_line
+from simdist.frames import is_ours, raising_line, user_line
 from simdist.kernel import TaskState
 from simdist.process import SimProcess, waits_of_threads
 from simdist.result import RankResult
 
-__all__ = ["frames_of", "rank_results"]
+__all__ = ["frames_of", "print_exception", "rank_results"]
+
+
+def print_exception(process: SimProcess, error: BaseException) -> None:
+    """Write a traceback to the stderr of the calling rank, without the frames of simdist under the user's."""
+    text = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
+    sys.stderr.write("".join(f"[rank{process.rank}]: {line}\n" for line in text.splitlines()))
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of simdist that lead to the user's function; all of it if there is no other."""
+    inner = trace
+    while inner is not None and is_ours(inner.tb_frame):
+        inner = inner.tb_next
+    return inner or trace
 
 
 def frames_of(life: Sequence[SimProcess]) -> dict[int, FrameType]:

@@ -6,10 +6,9 @@ import datetime
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -18,7 +17,6 @@ from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, 
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
 from simdist.faults import Injector
-from simdist.frames import is_ours
 from simdist.inside import warn_of_newer
 from simdist.inside.torch import set_backward_threads
 from simdist.kernel import BEYOND, Simulation, TaskKilled, make_policy, one_core
@@ -48,7 +46,7 @@ from simdist.world._agent import GRACE_NS, MONITOR_NS, Agent
 from simdist.world._assertions import assertions_of
 from simdist.world._no_devices import explain
 from simdist.world._observer import WorldEnded, observers
-from simdist.world._ranks import frames_of, rank_results
+from simdist.world._ranks import frames_of, print_exception, rank_results
 from simdist.world._torchrun import AGENT_HOST, said_to_all, said_to_rank
 
 if TYPE_CHECKING:
@@ -99,14 +97,6 @@ class WorldSpec(RunSettings):
         checked = check_settings("a world", {each.name: getattr(self, each.name) for each in fields(RunSettings)})
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-
-def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of simdist that lead to the user's function; all of it if there is no other."""
-    inner = trace
-    while inner is not None and is_ours(inner.tb_frame):
-        inner = inner.tb_next
-    return inner or trace
 
 
 @functools.lru_cache(maxsize=64)
@@ -534,11 +524,11 @@ class World:
             if self._devices is None:
                 explain(raised, launched=self._spec.replay.startswith("simdist launch"))
             if self._spec.prints_exceptions or not isinstance(raised, Exception):
-                self._print_exception(process, raised)
+                print_exception(process, raised)
             if self._runtime.isolation is not None:
                 self._runtime.isolation.handed_back(raised)
         shut_down(process)
-        process.run_at_exit(self._print_exception)
+        process.run_at_exit(print_exception)
         if self._strict and status == "returned":
             problems = problems_at_end(process)
             if problems:
@@ -546,10 +536,6 @@ class World:
         if self._disk is not None:
             self._disk.leave(process)
         process.end(status, code, error)
-
-    def _print_exception(self, process: SimProcess, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
-        sys.stderr.write("".join(f"[rank{process.rank}]: {line}\n" for line in text.splitlines()))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
