@@ -13,7 +13,7 @@ import sys
 def test_nothing_heavy_is_imported():
     assert not {"torch", "numpy", "simpy", "networkx", "pydantic"} & set(sys.modules)
     assert sorted(name for name in sys.modules if name.startswith("simdist")) == [
-        "simdist", "simdist.testing", "simdist.testing.plugin"
+        "simdist", "simdist._lazy", "simdist.testing", "simdist.testing.plugin"
     ]
 """
 

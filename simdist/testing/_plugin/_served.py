@@ -25,7 +25,7 @@ from simdist.programs import Worker
 
 __all__ = ["Observed", "ServedTests", "pytest_addoption"]
 
-_PIPE = "SIMDIST_SERVED_TESTS"  # the variable that names its end of the pipe
+_PIPE = "_SIMDIST_PIPE"  # the variable that names its end of the pipe
 _LINES = 12  # of its output that are shown when it dies
 _LAST_WORDS = "Fatal Python error"  # from which on they are shown, if they are there
 
