@@ -12,15 +12,15 @@ Nothing here knows torch.
 """
 
 from simdist.cluster._devices import DEVICE_MODELS, DeviceModel, DeviceModelSpec
+from simdist.cluster._flows import Flow, Link, Load
 from simdist.cluster._graph import BUILD, Cluster, build
 from simdist.cluster._host import Host, Resident
-from simdist.cluster._links import Link, Path
+from simdist.cluster._links import Path
 from simdist.cluster._nccl import NcclModel, NcclModelSpec
 from simdist.cluster._network import Clock, Condition, Network
 from simdist.cluster._pace import Pace
 from simdist.cluster._topologies import TOPOLOGIES, Topology, fat_tree, make, one_host, rail_optimised, switched
 from simdist.cluster._topologies import problems_of as topology_problems
-from simdist.cluster._wires import Flow, Load
 
 __all__ = [
     "BUILD",

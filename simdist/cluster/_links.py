@@ -12,14 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from simdist.cluster._flows import Link
 from simdist.cluster._graph import Cluster
 
-if TYPE_CHECKING:
-    from simdist.cluster._wires import Flow
-
-__all__ = ["Link", "Links", "Path", "shares"]
+__all__ = ["Links", "Path", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +26,6 @@ class Path:
 
     latency_ns: int
     byte_ns: float
-
-
-class Link:
-    """Something that bytes go through one way. `flows` has the share of it that each flow takes at full speed."""
-
-    __slots__ = ("flows", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.flows: dict[Flow, float] = {}
-
-    def __repr__(self) -> str:
-        return f"Link({self.name!r})"
 
 
 class Links:

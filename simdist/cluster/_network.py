@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from simdist.cluster._flows import Flow, Load
 from simdist.cluster._graph import Cluster
 from simdist.cluster._links import Links, Path, shares
 from simdist.cluster._pace import Pace
-from simdist.cluster._wires import Flow, Load, Wires
+from simdist.cluster._wires import Wires
 
 __all__ = ["Clock", "Condition", "Network"]
 

@@ -26,46 +26,12 @@ one approximation here. It errs towards contention, and only where some of its l
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
 
 from simdist.cluster._filling import fill
-from simdist.cluster._links import Link
+from simdist.cluster._flows import Flow, Link, Load
 from simdist.cluster._pace import Pace, ends_ns
 
-__all__ = ["Flow", "Load", "Wires"]
-
-Load = Mapping[Link, float]  # the share of each link's bandwidth that a flow takes at full speed
-
-
-class Flow:
-    """Bytes on their way. Made by `Network.begin` and `Network.follow`."""
-
-    # What a flow that stays alone never needs stands here, and not in each flow: it is made for every collective.
-    since_ns = -1  # since when it has its speed; -1: since its entry
-    left_ns = 0.0  # to do then, at full speed
-    speed = 1.0
-    asks: Callable[[], tuple[Load, int]] | None = None  # of a followed flow; see above
-    pace: Pace | None = None  # its speeds, once it had another one than the full
-    links: Load | None = None  # what it stands on; None: nobody else was there yet, or it is over
-    look_ns = -1  # the next moment at which its links are shared out because of it; -1: none is planned
-    sequence = -1  # in the order in which flows were put on links
-
-    def __init__(
-        self, entry_ns: int, end_ns: int, byte_ns: float, load: Callable[[], Load] | None, moved: Callable[[], None]
-    ) -> None:
-        self.entry_ns = entry_ns  # when its bytes begin to move
-        self.end_ns = end_ns  # as far as is known
-        self.byte_ns = byte_ns  # of one byte at full speed, for fairness between flows
-        self.load = load  # asked once, when first somebody else is there
-        self.moved = moved  # called when the speed, and with it the end, is another one
-
-    def release(self) -> None:
-        """It is over, and its owner need not be kept: the network may remember it for long."""
-        self.moved, self.load = _do_nothing, None
-
-
-def _do_nothing() -> None:
-    pass
+__all__ = ["Wires"]
 
 
 class Wires:

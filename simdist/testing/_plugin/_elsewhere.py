@@ -57,6 +57,8 @@ class Elsewhere:
         for item, following in zip(here, [*here[1:], None], strict=False):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             _heed(session)
+        if not there:
+            return True
         start = functools.partial(ServedTests, *_arguments(session.config))
         try:
             workers: Workers[str, list[Observed] | str] = Workers(_Here(there), start, self._address, apart=True)
