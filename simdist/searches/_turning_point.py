@@ -20,6 +20,7 @@ from simdist.values import shortened
 __all__ = ["turning_point"]
 
 _DRAWS = 6
+_ALIKE = 3  # draws in which the failing run repeats itself: nothing seems to be left to decide
 _MOST = 2**20  # decisions
 
 
@@ -36,6 +37,7 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
     def passing(kept: int) -> RunResult | None:
         """A run that passes although it keeps so many decisions; None if all draws fail."""
         nonlocal runs
+        alike = 0
         for seed in range(_DRAWS):
             runs += 1
             policy = f"{attempt.policy}+{kept}@{seed}"
@@ -43,7 +45,9 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
             if cause_of(ran) is None:
                 return ran.result
             if ran.result is not None and ran.result.digest == failing.digest:
-                break  # nothing was left to decide
+                alike += 1
+                if alike == _ALIKE and kept:
+                    break
         return None
 
     passed[0] = passing(0)
