@@ -61,7 +61,7 @@ class RankState:
         self.init_method: str | None = None
         self.default_dtype = torch.float32
         self.debug_level = debug_level
-        self.backends: Tables | None = None  # what `Backend` has after the rank has registered a backend; None before
+        self.backends: Tables | None = None  # the rank's own tables of `Backend`, once it has registered a backend
         self.futures: dict[SimFuture, None] = {}  # not done yet
         self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
         self.unwaited: dict[SimWork, object] = {}  # works nobody has waited for; to what a judge notes of their calls

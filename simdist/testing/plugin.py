@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from simdist.testing._plugin._sim import Sim
 
 __all__ = [
+    "is_simulated",
     "pytest_addoption",
     "pytest_configure",
     "pytest_enter_pdb",
@@ -174,14 +175,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"simdist: {', '.join(words)}" if words else None
 
 
-def _is_simulated(item: pytest.Item) -> bool:
+def is_simulated(item: pytest.Item) -> bool:
+    """True if its body runs on ranks, or it drives worlds."""
     return item.get_closest_marker("simdist") is not None or "sim" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each seed, if there are several."""
-    if _is_simulated(metafunc.definition):
+    if is_simulated(metafunc.definition):
         from simdist.testing._plugin._settings import parametrize_seeds
 
         parametrize_seeds(metafunc)
@@ -210,7 +212,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
         with sweeping_call(pyfuncitem):
             return (yield)
-    if not _is_simulated(pyfuncitem):
+    if not is_simulated(pyfuncitem):
         return (yield)
     from simdist.testing._plugin._execution import simulated_call
 
@@ -223,12 +225,12 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add to a failure what each rank did; of what simdist says about its own use, show the test's lines only."""
-    if call.excinfo is not None and type(call.excinfo.value).__module__ == "simdist.errors" and _is_simulated(item):
+    if call.excinfo is not None and type(call.excinfo.value).__module__ == "simdist.errors" and is_simulated(item):
         from simdist.testing._plugin._frames import in_the_test
 
         call.excinfo = in_the_test(item, call.excinfo)
     report = yield
-    if call.when == "call" and _is_simulated(item):
+    if call.when == "call" and is_simulated(item):
         from simdist.testing._plugin._worlds import add_to_report
 
         add_to_report(item, report)

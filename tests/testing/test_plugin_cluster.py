@@ -80,6 +80,16 @@ def test_a_test_that_kills_its_process_fails_alone(address: str, tmp_path: Path)
 
 
 @pytest.mark.real
+def test_a_file_that_can_not_be_collected_need_not_end_a_session(address: str, tmp_path: Path) -> None:
+    there = "def test_there(request, sim): assert hasattr(request.config, 'workerinput')"
+    chosen = ("-v", "--continue-on-collection-errors", "--simdist-scheduler", address)
+    done = run_pytest(tmp_path, *chosen, files={"test_there.py": there, "test_broken.py": "import nothing_like_it"})
+
+    assert done.outcomes == {"test_there": "passed"}
+    assert "1 passed, 1 error" in done.text
+
+
+@pytest.mark.real
 def test_the_first_failure_ends_a_session_that_asks_for_it(address: str, tmp_path: Path) -> None:
     chosen = ("-v", "-x", "--simdist-seeds", "6", "--simdist-scheduler", address, "-k", "wrong")
     done = run_pytest(tmp_path, *chosen, files={"test_it.py": TESTS})

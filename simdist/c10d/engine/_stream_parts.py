@@ -103,7 +103,7 @@ class Part:
         """It has begun, or never will."""
         if self._claims:
             release(self._claims, self)
-        self.payload = None
+        self.payload = None  # as `forget`; hot
         self._reads = self._writes = ()
         self._flats = []
         if self.awaited:

@@ -20,6 +20,7 @@ import pytest
 from simdist.errors import ArgumentError
 from simdist.programs import Worker, Workers, workers_problems
 from simdist.testing._plugin._served import Observed, ServedTests
+from simdist.testing.plugin import is_simulated
 
 __all__ = ["Elsewhere"]
 
@@ -50,9 +51,14 @@ class Elsewhere:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run all of them."""
-        if session.config.option.collectonly or session.testsfailed:
+        option = session.config.option
+        if option.collectonly or (session.testsfailed and not option.continue_on_collection_errors):
             return None  # nothing is to be run, or pytest says why not
-        there = {item.nodeid: item for item in session.items if _goes(item)}
+        there = {
+            item.nodeid: item
+            for item in session.items
+            if is_simulated(item) or item.get_closest_marker("simdist_sweep") is not None
+        }
         here = [item for item in session.items if item.nodeid not in there]
         for item, following in zip(here, [*here[1:], None], strict=False):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -84,11 +90,6 @@ class _Here(Worker[str, "list[Observed] | str"]):
 
     def killed(self, number: int, task: str, how: str) -> str:
         return f"every worker that began this test died, the last one {how}"
-
-
-def _goes(item: pytest.Item) -> bool:
-    marked = any(item.get_closest_marker(name) is not None for name in ("simdist", "simdist_sweep"))
-    return marked or "sim" in getattr(item, "fixturenames", ())
 
 
 def _arguments(config: pytest.Config) -> tuple[Sequence[str], str, str]:
