@@ -1,4 +1,4 @@
-"""Both arms of `tools/_device_program.py`: virtual devices on a CPU build of torch, and a GPU."""
+"""Both arms of `tools/_device_program.py`: virtual devices, and a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMIT_S = 300
 
 
 def simulated() -> dict[str, Any]:
-    """What virtual devices show; needs a CPU build of torch."""
+    """What virtual devices show; not in a process in which CUDA has begun."""
     import simdist
     from tools._device_program import alone, pair
 
@@ -48,7 +48,7 @@ def on_gpu() -> dict[str, Any]:
 
 
 def simulated_by(python: str) -> dict[str, Any]:
-    """`simulated` in another interpreter, whose torch is a CPU build."""
+    """`simulated` in a process of its own, and of that interpreter."""
     code = "import json; from tools._device_parity import simulated; print(json.dumps(simulated()))"
     root = PROGRAM.parents[1]
     done = subprocess.run([python, "-c", code], cwd=root, capture_output=True, text=True, timeout=_LIMIT_S, check=True)

@@ -9,12 +9,12 @@ On one GPU it also asks for two ranks on it, which NCCL must refuse. In every ru
 there, and agree with what simdist recorded; where the watchdog ends a rank, it must have written one.
 
 What a virtual device shows (errors, streams, events, memory, mixed precision, generators, two ranks on one GPU over
-Gloo) is compared with the first GPU. Virtual devices need a CPU build of torch, and a GPU another one: name a Python
-that has a CPU build, or take its answers along.
+Gloo) is compared with the first GPU. Virtual devices are run by a second process of this Python; name another one, or
+take its answers along, to compare another torch.
 
-    python tools/parity_nccl.py --simulated virtual.json     # on a CPU build: write what virtual devices show
+    python tools/parity_nccl.py --simulated virtual.json     # write what virtual devices show
     python tools/parity_nccl.py --against virtual.json       # on a GPU
-    python tools/parity_nccl.py --cpu-python ../cpu/bin/python
+    python tools/parity_nccl.py --python ../other/bin/python
 
 Exit codes: 0 parity or skipped, 1 a difference.
 """
@@ -63,10 +63,8 @@ class Check:
 )
 @click.option("--simulated", "virtual", metavar="OUT", help="Write what virtual devices show, and no more.")
 @click.option("--against", metavar="FILE", help="What virtual devices have shown elsewhere.")
-@click.option("--cpu-python", metavar="PATH", help="A Python with a CPU build of torch, for virtual devices.")
-def main(
-    json_path: str | None, dumps: str | None, virtual: str | None, against: str | None, cpu_python: str | None
-) -> None:
+@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs virtual devices.")
+def main(json_path: str | None, dumps: str | None, virtual: str | None, against: str | None, python: str) -> None:
     """Compare simulated worlds with NCCL on this machine's GPUs, and virtual devices with one of them."""
     if virtual is not None:
         Path(virtual).write_text(json.dumps(simulated(), indent=1) + "\n", "utf-8")
@@ -87,7 +85,7 @@ def main(
         left_out = ", ".join(name for name in COMPARED if not comparable(name, ranks))
         if left_out:
             checks.append(Check(f"{left_out}, {ranks} ranks", True, f"not compared: {_REASONS[left_out]}"))
-    checks += _devices(against, cpu_python)
+    checks += _devices(against, python)
     checks += [_timeout(wait, folder) for wait in ("blocking", "async")] if count > 1 else [_two_on_one()]
     if json_path is not None:
         content: dict[str, Any] = {
@@ -139,11 +137,9 @@ def _compared(name: str, ranks: int, checks: list[Check], folder: Path | None) -
     return report
 
 
-def _devices(against: str | None, cpu_python: str | None) -> list[Check]:
+def _devices(against: str | None, python: str) -> list[Check]:
     """Virtual devices beside the first GPU."""
-    if against is None and cpu_python is None:
-        return [Check("virtual devices", True, "not compared: say --against or --cpu-python")]
-    here = json.loads(Path(against).read_text("utf-8")) if against is not None else simulated_by(str(cpu_python))
+    here = json.loads(Path(against).read_text("utf-8")) if against is not None else simulated_by(python)
     there = on_gpu()
     checks = []
     for name in NAMES:

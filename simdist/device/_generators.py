@@ -49,16 +49,16 @@ class DeviceGenerator(torch.Generator):
     _offset: int
     _engine: torch.Generator
 
-    def __new__(cls, index: int) -> DeviceGenerator:
-        """A generator of the device with that index."""
+    def __new__(cls, index: int | None) -> DeviceGenerator:
+        """A generator of the device with that index; None is any, as where a program names "cuda" alone."""
         self = super().__new__(cls)
         self._seed, self._offset = _DEFAULT_SEED, 0
         self._engine = _Generator()
-        say_device(self, index)
+        say_device(self, -1 if index is None else index)
         _by_address[address_of_generator(self)] = self
         return self
 
-    def __init__(self, index: int) -> None: ...
+    def __init__(self, index: int | None) -> None: ...
 
     def draw(self) -> torch.Generator:
         """A CPU generator for one operation, up to the next call."""

@@ -224,7 +224,8 @@ def _generator_class(real: type) -> type:
         device = torch.device(device)
         if device.type != "cuda" or current_process() is None:
             return real(device)
-        return DeviceGenerator(account_of(device.index).index)
+        account_of(device.index)  # refuses a device that is not there
+        return DeviceGenerator(device.index)
 
     return _Dispatching("Generator", (), {"real": real, "make": staticmethod(make), "__module__": real.__module__})
 

@@ -160,7 +160,12 @@ class Recorder:
                     ticket.completed()
                 return None
             outputs, boxed = result if isinstance(result, tuple) else (None, result)
-            work = _RecordedWork(Work.unbox(boxed), tickets)
+            inner = Work.unbox(boxed)
+            if inner is None:  # NCCL queued it on the caller's stream: nobody has to wait, unless with async_op=True
+                for ticket in tickets:
+                    ticket.completed()
+                return result
+            work = _RecordedWork(inner, tickets)
             self._keep(work)
             return work.boxed() if outputs is None else (outputs, work.boxed())
 
