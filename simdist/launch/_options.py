@@ -199,6 +199,9 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         raise LaunchError(problems)
     assert nodes is not None
     assert workers is not None
+    grace_s = getattr(options, "shutdown_timeout", None)  # an option of torchrun since torch 2.12
+    if grace_s is None:
+        grace_s = 30
     rendezvous = _rendezvous(options, nodes[1], seed or 0)
     if leaves_out:
         rendezvous |= {"agent_store": False, "fixed_master": True}
@@ -212,7 +215,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         max_restarts=options.max_restarts,
         role=options.role,
         monitor_ns=round(options.monitor_interval * 1e9),
-        grace_ns=round((30 if options.shutdown_timeout is None else options.shutdown_timeout) * 1e9),
+        grace_ns=round(grace_s * 1e9),
         signals=options.signals_to_handle,
         log_dir=options.log_dir,
         shown=shown,

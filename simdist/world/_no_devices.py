@@ -1,10 +1,23 @@
-"""What a program is told that wanted a device in a world without any: how to have some."""
+"""What a program finds in a world without devices: no GPU, whatever its machine has, and how to have virtual ones.
+
+A program that asks for a GPU and goes on without one does the same on every machine, and no rank begins CUDA in the
+process that called simdist. In doubt: where CUDA has begun before the world, C++ no longer asks whether it may, and a
+rank that names "cuda" all the same gets the GPU.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from simdist.inside.torch import is_built_for_cuda, physical_gpus
+from simdist.process import Patches, Replacement, current_process
 from simdist.values import text_of
 
-__all__ = ["explain"]
+__all__ = ["explain", "hide_gpus"]
 
 # What torch says to those who want a device, or NCCL: a CPU build, and one for CUDA where there is no GPU (2.13, 2.14).
 _WORDS = (
@@ -14,8 +27,43 @@ _WORDS = (
     *("Cannot access accelerator device", "no accelerator support is found", "accelerator support: None"),
     *("no accelerator device is detected", "no pinned memory allocator", "deserialize object on a CUDA device"),
     *("Found no NVIDIA driver", "CUDA driver version is insufficient", "only supported with GPUs, no GPUs found"),
+    "No CUDA GPUs are available",
     *("less than the number of accelerators available: 0", "nccl2 requires at least one CUDA device"),
 )
+
+
+def hide_gpus() -> Callable[[], None]:
+    """Let ranks see no GPU, where there is one; returns what undoes it."""
+    patches = Patches()
+    if is_built_for_cuda() and physical_gpus():
+        patches.redirect(_of_cuda())
+    return patches.undo
+
+
+@functools.cache
+def _of_cuda() -> tuple[Replacement, ...]:
+    answers: dict[str, Callable[[], object]] = {
+        "is_available": lambda: False,
+        "device_count": lambda: 0,
+        "is_initialized": lambda: False,
+        "_lazy_init": _refuse,
+        "_lazy_call": lambda: None,  # what is to be done once CUDA has begun, such as seeding its generators
+    }
+    return tuple(Replacement(torch.cuda, name, _on_ranks(answer)) for name, answer in answers.items())
+
+
+def _on_ranks(answer: Callable[[], object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            return original(*args, **kwargs) if current_process() is None else answer()
+
+        return call
+
+    return make
+
+
+def _refuse() -> NoReturn:
+    raise RuntimeError("No CUDA GPUs are available")  # as where CUDA_VISIBLE_DEVICES names none
 
 
 def explain(error: BaseException, launched: bool) -> None:

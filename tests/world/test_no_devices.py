@@ -1,0 +1,60 @@
+"""GPUs of the machine that ranks of a world without devices do not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import simdist
+from simdist.world import _no_devices
+
+
+def _said(call: Callable[[], Any]) -> str:
+    try:
+        return repr(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _asked() -> list[str]:
+    cuda: Any = torch.cuda
+    torch.manual_seed(1)
+    calls = [cuda.is_available, cuda.device_count, cuda.current_device, lambda: torch.ones(2, device="cuda")]
+    return [_said(call) for call in calls]
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has one, as far as simdist sees."""
+    monkeypatch.setattr(_no_devices, "is_built_for_cuda", lambda: True)
+    monkeypatch.setattr(_no_devices, "physical_gpus", lambda: 1)
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_ranks_without_devices_see_no_gpu_of_their_machine() -> None:
+    outside, waiting = _asked(), list(vars(torch.cuda)["_queued_calls"])
+
+    result = simdist.run(_asked, world_size=2)
+
+    refusal = "RuntimeError: No CUDA GPUs are available"
+    assert result.values == [["False", "0", refusal, refusal]] * 2
+    assert _asked() == outside
+    assert len(vars(torch.cuda)["_queued_calls"]) in (len(waiting), len(waiting) + 1), "of the calls outside alone"
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_whoever_insists_on_a_gpu_is_told_of_virtual_ones() -> None:
+    rank = simdist.run(lambda: torch.ones(2).cuda(), world_size=1).ranks[0]
+
+    assert "No CUDA GPUs are available" in str(rank.exception)
+    assert "this world has no devices" in rank.stderr
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_virtual_devices_are_there_all_the_same() -> None:
+    cluster = simdist.cluster.build(1, devices_per_host=2)
+
+    assert simdist.run(torch.cuda.device_count, world_size=1, cluster=cluster).values == [2]
