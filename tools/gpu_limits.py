@@ -5,9 +5,9 @@
                                                # otherwise; exit code 1 if there are any
 
 Each operator of torch's own list (`op_db`, with the samples that torch tests it with) is called with each type, on the
-GPU and on the CPU. Written down are operators of the dispatcher, by the name that their overloads share: for which types
-the GPU has no kernel, and how it says so; which raise if deterministic algorithms are asked for; and which the GPU has
-no kernel for at all. A type is only written down if every sample of that type is refused by that operator.
+GPU and on the CPU. Written down are operators of the dispatcher: what the GPU calls itself where it has no kernel for a type
+("labels"), the types that a CPU takes and it does not ("beyond", "*" being C++'s name of the type), and how it names
+what can't be deterministic ("alerts"); each by the name that the overloads of an operator share.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ TYPES = (
 )
 NO_TYPE = re.compile(r"""^"(?P<label>\w+)" not implemented for '(?P<type>\w+)'$""")
 NO_DETERMINISM = re.compile(r"^(?P<label>.+) does not have a deterministic implementation, but you set")
-_FEW = 8  # samples of each type; for determinism all are taken
-_WORKERS = 12
+_FEW, _MANY = 6, 20  # samples of each type; of those with deterministic algorithms
+_WORKERS = 15
 
 
 class _Last(TorchDispatchMode):
@@ -50,7 +51,7 @@ class _Last(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
-        self.name = func._schema.name.removeprefix("aten::")
+        self.name = func._schema.name.removeprefix("aten::").rstrip("_")
         first = next((each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)), None)
         self.dtype = "" if first is None else str(first.dtype).removeprefix("torch.")
         return func(*args, **(kwargs or {}))
@@ -75,8 +76,11 @@ def names() -> list[str]:
     return sorted({each.full_name for each in op_db})
 
 
-def calls(name: str, dtype: torch.dtype, device: str, most: int | None = None) -> Iterator[tuple[Any, Any]]:
-    """For each sample of an operator, by name, a call of it, and one of its backward pass or None."""
+def calls(name: str, dtype: torch.dtype, device: str, most: int) -> Iterator[tuple[Any, Any, bool]]:
+    """For each sample of an operator, by name, a call of it, one of its backward pass or None, and if it has elements.
+
+    At most as many as `most`.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
     def there(value: object) -> object:
@@ -111,28 +115,32 @@ def calls(name: str, dtype: torch.dtype, device: str, most: int | None = None) -
                 inputs = [each for each in tree_leaves(mine) if _has_gradient(each)]
                 return torch.autograd.grad([each.sum() for each in results], inputs, allow_unused=True)
 
-            yield forward, backward if dtype.is_floating_point and op.supports_autograd else None
+            tensors = [each for each in tree_leaves(given) if isinstance(each, torch.Tensor)]
+            has_elements = all(each.numel() for each in tensors)
+            yield forward, backward if dtype.is_floating_point and op.supports_autograd else None, has_elements
 
 
 def _has_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
 
 
-def seen(name: str, device: str) -> list[dict[str, Any]]:
+def seen(name: str, device: str = "cuda") -> list[dict[str, Any]]:
     """What an operator of torch's list refuses on a device: for each sample, with what the CPU says of it."""
     warnings.simplefilter("ignore")
     found = []
     for dtype in TYPES:
-        on_cpu = [refusal(forward) for forward, _ in calls(name, dtype, "cpu", _FEW)]
-        for cpu, (forward, backward) in zip(on_cpu, calls(name, dtype, device, _FEW), strict=True):
+        on_cpu = [refusal(forward) for forward, *_ in calls(name, dtype, "cpu", _FEW)]
+        for cpu, (forward, backward, has_elements) in zip(on_cpu, calls(name, dtype, device, _FEW), strict=True):
             said = refusal(forward)
+            if not said and not has_elements:
+                continue  # a GPU looks at no type then
             found.append({"type": str(dtype).removeprefix("torch."), "said": said, "cpu": cpu})
             if not said and backward is not None:
                 found.append({"type": found[-1]["type"], "said": refusal(backward), "backward": True})
     torch.use_deterministic_algorithms(True)
     try:
         for dtype in (torch.float32, torch.int64):
-            for forward, backward in calls(name, dtype, device):
+            for forward, backward, _ in calls(name, dtype, device, _MANY):
                 for call in (forward, backward):
                     said = {} if call is None else refusal(call)
                     if NO_DETERMINISM.match(said.get("text", "")):
@@ -144,47 +152,97 @@ def seen(name: str, device: str) -> list[dict[str, Any]]:
 
 def limits(measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """What the file holds of what was measured."""
-    refused: dict[str, dict[str, set[str]]] = {}
-    other: dict[str, dict[str, set[str]]] = {}
-    random: dict[str, set[str]] = {}
-    beyond: dict[str, set[str]] = {}  # types that the CPU takes
+    labels: dict[str, str] = {}  # operator -> what the GPU calls itself where it has no kernel for a type
+    beyond: dict[str, dict[str, str]] = {}  # operator -> type that the CPU takes -> the error
+    alerts: dict[str, str] = {}
     for samples in measured.values():
         taken = {each["type"] for each in samples if not each["said"]}
         for each in samples:
             said = each["said"]
-            if not said or not said["operator"]:
+            operator = said.get("operator", "")
+            if not operator or operator in _NOT_THEM or said["text"].startswith("Could not run"):
                 continue
-            if each.get("deterministic"):
-                label = NO_DETERMINISM.match(said["text"])
-                assert label is not None
-                random.setdefault(said["operator"], set()).add(label["label"])
-                continue
-            match = NO_TYPE.match(said["text"])
-            if match is not None:
-                refused.setdefault(said["operator"], {}).setdefault(match["label"], set()).add(match["type"])
-            if each.get("cpu") == {} and each["type"] not in taken:
-                beyond.setdefault(said["operator"], set()).add(said["dtype"])
-                if match is None:
-                    other.setdefault(said["operator"], {}).setdefault(said["text"], set()).add(said["dtype"])
+            alert, no_type = NO_DETERMINISM.match(said["text"]), NO_TYPE.match(said["text"])
+            if alert is not None:
+                alerts.setdefault(operator, alert["label"])
+            elif no_type is not None:
+                labels.setdefault(operator, no_type["label"])
+            if each.get("cpu") == {} and each["type"] not in taken and operator not in _BY_ARGUMENT:
+                text = said["text"] if no_type is None else f"\"{no_type['label']}\" not implemented for '*'"
+                beyond.setdefault(operator, {}).setdefault(said["dtype"], f"{said['error']}: {text}")
     return {
-        "measured": f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}",
-        "refused": {op: {label: sorted(of) for label, of in sorted(by.items())} for op, by in sorted(refused.items())},
-        "beyond": {op: sorted(of) for op, of in sorted(beyond.items())},
-        "other": {op: {text: sorted(of) for text, of in sorted(by.items())} for op, by in sorted(other.items())},
-        "random": {op: sorted(of) for op, of in sorted(random.items())},
+        "labels": dict(sorted(labels.items())),
+        "beyond": {operator: _grouped(of) for operator, of in sorted(beyond.items())},
+        "alerts": dict(sorted(alerts.items())),
     }
 
 
-def measure(device: str) -> dict[str, list[dict[str, Any]]]:
-    """What each operator of torch's list refuses on a device, with several processes."""
+# A backward pass in many operators ends in the first; what the others refuse depends on more than types.
+_NOT_THEM = ("detach", "clone", "view", "set_")
+_BY_ARGUMENT = ("linalg_lstsq", "_fft_r2c", "_fft_c2c", "_fft_c2r", "_sparse_mm_reduce_impl")
+
+
+def _grouped(texts: dict[str, str]) -> dict[str, str]:
+    """Types by what they have in common, as words."""
+    found: dict[str, list[str]] = {}
+    for of, text in sorted(texts.items()):
+        found.setdefault(text, []).append(of)
+    return {text: " ".join(types) for text, types in sorted(found.items())}
+
+
+def measure(device: str, chosen: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """What each of the operators of torch's list refuses on a device, with several processes."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_WORKERS, mp_context=context) as pool:
-        every = names()
-        return dict(zip(every, pool.map(seen, every, [device] * len(every), chunksize=4), strict=True))
+    with ProcessPoolExecutor(min(_WORKERS, os.cpu_count() or 1), mp_context=context) as pool:
+        look = seen if device == "cuda" else seen_simulated
+        return dict(zip(chosen, pool.map(look, chosen), strict=True))
+
+
+def seen_simulated(name: str) -> list[dict[str, Any]]:
+    """The same on a virtual device."""
+    import simdist
+
+    cluster = simdist.cluster.build(1, devices_per_host=1)
+    result = simdist.run(lambda: seen(name), world_size=1, cluster=cluster)
+    result.raise_for_failure()
+    (found,) = result.values
+    return list(found)
+
+
+def kept() -> dict[str, Any]:
+    """What the file holds."""
+    found: dict[str, Any] = json.loads(LIMITS.read_text("utf-8"))
+    return found
+
+
+def differences(real: dict[str, Any], simulated: dict[str, Any]) -> list[str]:
+    """Where virtual devices refuse otherwise than the GPU did, a line each."""
+    lines = []
+    for what in ("labels", "beyond", "alerts"):
+        for operator in dict.fromkeys([*real[what], *simulated[what]]):
+            there, here = real[what].get(operator), simulated[what].get(operator)
+            if there != here:
+                lines.append(f"{what}: {operator}: GPU {there}, virtual device {here}")
+    return lines
+
+
+def main() -> int:
+    """Measure, or compare; the exit code."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare virtual devices with the file")
+    parser.add_argument("operators", nargs="*", help="of torch's list (with --check); all of them by default")
+    options = parser.parse_args()
+    chosen = options.operators or names()
+    if options.check:
+        found = differences(kept(), limits(measure("virtual", chosen)))
+        print("\n".join(found) or "virtual devices refuse what the GPU refused")
+        return 1 if found else 0
+    if options.operators or not torch.cuda.is_available():
+        parser.error("measuring takes a GPU, and every operator of torch's list; --check compares")
+    made = {"measured": f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}", **limits(measure("cuda", chosen))}
+    LIMITS.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    measured = measure("cuda")
-    where.write_text(json.dumps(measured))
-    Path(sys.argv[2]).write_text(json.dumps(limits(measured), indent=1) + "\n")
+    sys.exit(main())

@@ -19,12 +19,13 @@ import torch
 from simdist.device._memory import Account, Block, Device, account_class
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import negated_view, on_cpu, on_device, to_capsule
+from simdist.inside.torch import CPU, find_operator, negated_view, on_cpu, on_device, redispatching, to_capsule
 
-__all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "host", "lowered", "memory"]
-__all__ += ["raised", "refuse", "use"]
+__all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "host"]
+__all__ += ["in_its_storage", "lowered", "memory", "raised", "refuse", "use"]
 
 Tensor = torch.Tensor
+_as_strided = redispatching(find_operator("aten::as_strided"))
 
 
 class _Figures(Protocol):
@@ -38,7 +39,7 @@ class Compiled(Protocol):
 
     Figures: type  # the base class of accounts
     connect: Callable[..., None]
-    enable: Callable[[list[str]], None]
+    enable: Callable[[list[tuple[str, list[int], bool]]], None]
     disable: Callable[[], None]
     observe: Callable[[bool], None]
     adopt: Callable[[torch.UntypedStorage], tuple[_Figures, int, Tensor] | None]
@@ -138,6 +139,25 @@ def lowered(tensor: Tensor) -> Tensor:
     if tensor.is_neg():
         return negated_view(lowered(negated_view(tensor)))
     return on_cpu(tensor)
+
+
+def in_its_storage(tensor: Tensor) -> Tensor:
+    """As `lowered`, in one storage with all that lies there: torch looks there if what is read and written overlap.
+
+    Not for what the kernel may give other memory.
+
+    Raises:
+        NotYet: an operation has still to fill the memory.
+    """
+    made = lowered(tensor)
+    block = getattr(tensor.untyped_storage(), "block", None)
+    if _compiled is not None or block is None or made is block.host or not made.numel() or made.is_neg():
+        return made
+    known = block.host
+    if type(known) is not Tensor or known.dtype is not made.dtype or made.is_conj() or block.size_said is not None:
+        return made
+    place = known.storage_offset() + (made.data_ptr() - known.data_ptr()) // made.element_size()
+    return _as_strided(CPU, known, made.shape, made.stride(), place)  # type: ignore[no-any-return]  # C code without types
 
 
 def memory(tensor: Tensor) -> Tensor:

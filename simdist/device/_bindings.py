@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -198,20 +197,16 @@ def _memory_info(index: int) -> tuple[int, int]:
 def _nothing(*_: object) -> None: ...
 
 
-class Markers(threading.local):
-    """What `torch._C._nvtx` is: marks for a profiler that nobody runs. Each thread has ranges of its own."""
-
-    _depth = 0
+class Markers:
+    """What `torch._C._nvtx` is: marks for a profiler that nobody runs."""
 
     def rangePushA(self, message: str) -> int:
-        """Begin a range inside those that are open; how many those are."""
-        self._depth += 1
-        return self._depth - 1
+        """Begin a range, which nobody sees."""
+        return _UNSEEN
 
     def rangePop(self) -> int:
-        """End the innermost range; how many stay open."""
-        self._depth -= 1
-        return self._depth
+        """End it."""
+        return _UNSEEN
 
     def rangeStartA(self, message: str) -> int:
         """Begin a range that ends by its number."""
@@ -222,6 +217,9 @@ class Markers(threading.local):
 
     def markA(self, message: str) -> None:
         """Mark an instant."""
+
+
+_UNSEEN = -2  # NVTX_NO_PUSH_POP_TRACKING, as without a profiler
 
 
 class _Error(int):

@@ -12,7 +12,7 @@ from simdist.cluster import Cluster
 from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import Hardware, account_of, enter, there_are_devices
+from simdist.device._state import Hardware, enter, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels import _kernels, _triton
@@ -224,8 +224,7 @@ def _generator_class(real: type) -> type:
         device = torch.device(device)
         if device.type != "cuda" or current_process() is None:
             return real(device)
-        account_of(device.index)  # refuses a device that is not there
-        return DeviceGenerator(device.index)
+        return DeviceGenerator(device.index)  # of a device that is not there, too, as in torch
 
     return _Dispatching("Generator", (), {"real": real, "make": staticmethod(make), "__module__": real.__module__})
 

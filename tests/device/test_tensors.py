@@ -371,3 +371,19 @@ def test_a_fake_tensor_of_unknown_size_makes_others_like_it() -> None:
         for _ in range(2):  # the second time from what torch has kept of the first
             assert str(torch.empty_like(tensor).shape) == str(tensor.shape)
             assert isinstance(torch.empty_like(tensor).shape[0], torch.SymInt)
+
+
+@on_devices
+def test_what_is_read_and_what_is_written_must_not_overlap() -> None:
+    values = torch.arange(6.0, device=cuda())
+
+    for write in (
+        lambda: values[1:].add_(values[:-1]),
+        lambda: values[1:].copy_(values[:-1]),
+        lambda: values.index_add_(0, torch.tensor([0], device=cuda()), values[:1]),
+        lambda: values.scatter_(0, torch.tensor([0, 1], device=cuda()), values[:2]),
+    ):
+        with pytest.raises(RuntimeError, match="unsupported operation: some elements of the input tensor"):
+            write()
+    assert values.add_(values).tolist() == [0, 2, 4, 6, 8, 10]
+    assert values[:3].add_(values[3:]).tolist() == [6, 10, 14]

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from simdist.device._absent import refuse_symmetric_memory
-from simdist.device._aliases import Compiled, NotYet, account_holding, lowered, raised, refuse, use
+from simdist.device._aliases import Compiled, NotYet, account_holding, in_its_storage, lowered, raised, refuse, use
 from simdist.device._claims import Outstanding
 from simdist.device._cuda_build import others
 from simdist.device._generators import Numbers
 from simdist.device._idle import is_view
 from simdist.device._memory import Account
 from simdist.device._state import account_of, keep_figures_in
-from simdist.device.kernels import _sparse, _special, _wider
+from simdist.device.kernels import _limits, _sparse, _special, _wider
 from simdist.device.kernels._deferred import defer
 from simdist.device.kernels._mixing import MAY_MIX, wrong_devices
 from simdist.device.kernels._special import (
@@ -88,9 +88,10 @@ def install(compiled: Compiled | None = None) -> None:
         if _compiled is not None:
             _compiled.disable()
         if compiled is not None:
-            compiled.connect(_provide, account_of, synchronize_current, _no_memory, refuse, Outstanding)
+            compiled.connect(_provide, account_of, synchronize_current, _no_memory, _no_type, refuse, Outstanding)
             ours = _OUR_OWN.keys() | _wider.TYPES
-            compiled.enable([name for name in _names if "aten::" + name not in ours])
+            theirs = [name for name in _names if "aten::" + name not in ours]
+            compiled.enable([(name, _limits.refused_types(name), _limits.varies(name)) for name in theirs])
             compiled.observe(bool(_wrappers))
         _compiled = compiled
         keep_figures_in(None if compiled is None else compiled.Figures)
@@ -104,6 +105,10 @@ def _provide(name: str) -> None:
 
 def _no_memory(index: int) -> None:
     raise memory_error(RuntimeError(NO_HOST_MEMORY), account_of(index))
+
+
+def _no_type(name: str, said: str) -> None:
+    raise _limits.reworded(name, NotImplementedError(said))
 
 
 def uninstall() -> None:
@@ -140,7 +145,7 @@ def _register_all() -> None:
         return replaces or not has_kernel(name, key)
 
     of_cpu = operators_with_kernel("CPU")
-    names = [name for name in of_cpu if name.startswith("aten::")]
+    names = [name for name in of_cpu if name.startswith("aten::") and name not in _limits.ONLY_CPU]
     done = set()
     for name in dict.fromkeys([*names, *_OUR_OWN, *_WHOLE]):
         if is_ours(name):
@@ -217,6 +222,7 @@ def _make(name: str) -> Kernel:
     made = _OUR_OWN.get(name) or _kernel_of(op)
     if name in _wider.TYPES:
         made = _wider.widened(op, made, _wider.TYPES[name])
+    made = _limits.guarded(op, made)
     for wrapper in _wrappers:
         made = wrapper(op, made)
     return made
@@ -291,9 +297,10 @@ def _is_written(argument: Argument) -> bool:
 class _Inputs:
     """The arguments of one call, made ones of the CPU; and whether their devices fit together."""
 
-    __slots__ = ("foreign", "index", "seen")
+    __slots__ = ("foreign", "index", "lowered", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, *, written: bool = False) -> None:
+        self.lowered = in_its_storage if written else lowered
         self.index = -1
         self.foreign = False  # something is on another device
         self.seen: Tensor | None = None  # the first tensor of a device
@@ -313,7 +320,7 @@ class _Inputs:
             elif index < 0:
                 self.foreign = self.foreign or value.dim() > 0
                 return value
-            return lowered(value)
+            return self.lowered(value)
         if isinstance(value, (list, tuple)):
             return [self.lower(each) for each in value]
         return value
@@ -322,6 +329,7 @@ class _Inputs:
 def _pure(op: Operator, *, waits: bool) -> Kernel:
     """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
+    name = full_name(op)
     may_mix = str(op) in MAY_MIX
 
     def kernel(*args: Any, **kwargs: object) -> object:
@@ -356,7 +364,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
         try:
             result = call(*given, **kwargs)
         except RuntimeError as error:
-            raise memory_error(error, account_of(max(index, 0))) from None
+            raise _limits.reworded(name, memory_error(error, account_of(max(index, 0)))) from None
         if isinstance(result, Tensor):
             return raised(result, account_holding(seen) or account_of(index))
         if type(result) in (list, tuple):
@@ -370,15 +378,19 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
 def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
     """The kernel of an operator of any kind."""
     call = _call_of(op)
+    name = full_name(op)
     returns = schema_of(op).returns
     in_place = [each.alias_info is not None for each in returns]
     draws = "generator" in names
     may_mix = str(op) in MAY_MIX
+    arguments = schema_of(op).arguments
+    in_place_of_arguments = any(not arguments[place].kwarg_only for place in written)
 
     def kernel(*args: Any, **kwargs: Any) -> object:
-        inputs = _Inputs()
+        inputs = _Inputs(written=in_place_of_arguments)
         try:
             given = [inputs.lower(value) for value in args]
+            inputs.lowered = lowered  # what is named may get other memory
             named = {name: inputs.lower(value) for name, value in kwargs.items()}
         except NotYet as later:
             if draws:
@@ -416,7 +428,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
         try:
             result = call(*given, **named)
         except RuntimeError as error:
-            raise memory_error(error, account_of(max(index, 0))) from None
+            raise _limits.reworded(name, memory_error(error, account_of(max(index, 0)))) from None
         for was, now in results:
             if isinstance(was, Tensor) and was.shape != now.shape:
                 grow(was, now)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import NotYet, account_holding, host, lowered, raised
+from simdist.device._aliases import NotYet, account_holding, host, in_its_storage, lowered, raised
 from simdist.device._generators import DeviceGenerator, Numbers, device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
@@ -213,7 +213,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         _aten.copy_(host(self), src)
     else:
         try:
-            _aten.copy_(lowered(self), lowered(src))
+            _aten.copy_(in_its_storage(self), in_its_storage(src))
         except NotYet as later:
             defer(_aten.copy_.default, _aten.copy_, (self, src), {}, later, _copy_)
     return self

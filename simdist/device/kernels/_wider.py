@@ -36,6 +36,14 @@ TYPES: dict[str, Types] = {
     ),
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), _COMPLEX),
     "aten::histc": _WHOLE_NUMBERS,
+    "aten::trace": _HALVES,
+    **dict.fromkeys(
+        (
+            *("aten::median", "aten::nanmedian"),
+            *("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::replication_pad1d", "aten::replication_pad2d"),
+        ),
+        {torch.bool: torch.uint8},
+    ),
 }
 
 

@@ -43,6 +43,7 @@ struct Hooks {
   py::object account_of;   // the account of the calling process on a device; by default on the current one
   py::object synchronize;  // park until the current stream of a device is done
   py::object no_memory;    // raises what torch says where the host has no more memory
+  py::object no_type;      // raises what a GPU says where the CPU's kernel has none for a type
   py::object refuse;       // raises what is said of tensors that no device has
   py::object outstanding;  // the class of what stands for the memory that an operation has claimed
 };
@@ -150,6 +151,10 @@ Tensor lower(const Tensor& tensor) {
     if (host.dtype() == tensor.dtype() && host.storage_offset() == tensor.storage_offset() &&
         host.sizes() == tensor.sizes() && host.strides() == tensor.strides())
       return host;
+    // In the same storage, for torch looks there whether what is read and what is written overlap.
+    const c10::Storage& storage = tensor.storage();
+    if (host.storage().data() == storage.data() && host.storage().nbytes() == storage.nbytes())
+      return shaped(tensor, c10::Storage(host.storage()), DispatchKey::CPU);
   }
   return anew(tensor);
 }
@@ -213,24 +218,33 @@ Plan plan_of(const c10::OperatorHandle& op) {
   return plan;
 }
 
+std::string name_of(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+}
+
 void give_to_python(const c10::OperatorHandle& op, Stack* stack, bool& provided) {
   if (!provided) {
     py::gil_scoped_acquire gil;
-    const auto& schema = op.schema();
-    hooks->provide(schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name());
+    hooks->provide(name_of(op));
     provided = true;
   }
   op.redispatchBoxed(DispatchKeySet(kPython), stack);
 }
 
-// Calls the CPU's kernel; a host without memory is a device without memory.
+// Calls the CPU's kernel; a host without memory is a device without memory, and a type is refused in a GPU's words.
 void call(const c10::OperatorHandle& op, Stack* stack, int index) {
   try {
     op.redispatchBoxed(kCpu, stack);
   } catch (const c10::Error& error) {
-    if (std::string(error.what()).find("DefaultCPUAllocator: can't allocate memory") == std::string::npos) throw;
-    py::gil_scoped_acquire gil;
-    hooks->no_memory(index < 0 ? 0 : index);
+    const std::string said = error.what_without_backtrace();
+    if (said.find("DefaultCPUAllocator: can't allocate memory") != std::string::npos) {
+      py::gil_scoped_acquire gil;
+      hooks->no_memory(index < 0 ? 0 : index);
+    } else if (said.find("\" not implemented for '") != std::string::npos) {
+      py::gil_scoped_acquire gil;
+      hooks->no_type(name_of(op), said);
+    }
     throw;
   }
 }
@@ -293,8 +307,21 @@ void lower_value(IValue& value, bool grows) {
   }
 }
 
+// What a GPU refuses of an operator: types of its first tensor, a bit each; results, if they are to be the same each time.
+struct Limits {
+  uint64_t types = 0;
+  bool varies = false;
+
+  bool hold(const Tensor& first) const {
+    return (types >> static_cast<int>(first.scalar_type()) & 1) ||
+        (varies && at::globalContext().deterministicAlgorithms());
+  }
+};
+
 class Kernel : public c10::OperatorKernel {
  public:
+  explicit Kernel(Limits limits) : limits_(limits) {}
+
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
     if (C10_UNLIKELY(!known_)) {
       plan_ = plan_of(op);
@@ -312,7 +339,8 @@ class Kernel : public c10::OperatorKernel {
     Devices devices;
     std::vector<Tensor> listed;  // what lists were asked for
     for (size_t i = 0; i < count; ++i) look((*stack)[base + i], plan_.grows[i], devices);
-    if (C10_UNLIKELY(devices.odd || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0)) {
+    if (C10_UNLIKELY(devices.odd || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0 ||
+                     limits_.hold(*devices.seen))) {
       give_to_python(op, stack, provided_);
       return;
     }
@@ -381,6 +409,7 @@ class Kernel : public c10::OperatorKernel {
     set.redispatchBoxed(kCpu, &stack);
   }
 
+  const Limits limits_;
   Plan plan_;
   bool known_ = false, provided_ = false;
 };
@@ -469,13 +498,13 @@ class Quiet : public c10::WarningHandler {
 std::unique_ptr<torch::Library> library;
 
 // Puts the kernels before those in Python, for the operators with these names.
-void enable(const std::vector<std::string>& names) {
+void enable(const std::vector<std::pair<std::string, Limits>>& operators) {
   Quiet quiet;  // torch would tell of the kernels that are overridden
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "aten", std::make_optional(DispatchKey::CUDA), __FILE__, __LINE__);
-  for (const auto& name : names)
-    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>()));
+  for (const auto& [name, limits] : operators)
+    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(limits)));
   for (const bool strided : {false, true})
     library->impl(
         strided ? "empty_strided" : "empty.memory_format",
@@ -534,13 +563,20 @@ PYBIND11_MODULE(_simdist_devices, module) {
   field<&Figures::allocated>(figures, "allocated");
   module.def(
       "connect",
-      [](py::object provide, py::object account_of, py::object synchronize, py::object no_memory, py::object refuse,
-         py::object outstanding) {
-        hooks = new Hooks{provide, account_of, synchronize, no_memory, refuse, outstanding};
+      [](py::object provide, py::object account_of, py::object synchronize, py::object no_memory, py::object no_type,
+         py::object refuse, py::object outstanding) {
+        hooks = new Hooks{provide, account_of, synchronize, no_memory, no_type, refuse, outstanding};
       });
-  module.def("enable", [](const py::list& names) {
-    std::vector<std::string> all;
-    for (const auto& each : names) all.push_back(each.cast<std::string>());
+  // A name for each operator, the types (`c10::ScalarType`) and whether its results vary.
+  module.def("enable", [](const py::list& operators) {
+    std::vector<std::pair<std::string, Limits>> all;
+    for (const auto& each : operators) {
+      const auto row = each.cast<py::tuple>();
+      Limits limits;
+      for (const auto& type : row[1]) limits.types |= uint64_t{1} << type.cast<int>();
+      limits.varies = row[2].cast<bool>();
+      all.emplace_back(row[0].cast<std::string>(), limits);
+    }
     enable(all);
   });
   module.def("disable", [] { library.reset(); });

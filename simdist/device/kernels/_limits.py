@@ -1,0 +1,173 @@
+"""What a GPU refuses that the CPU's kernels do: types that it has no kernel for, and results that could differ.
+
+`gpu_limits.json` has what a GPU refused of the samples of torch's own tests; `tools/gpu_limits.py` measured it there,
+and compares virtual devices with it. The words of the CPU's kernels become the GPU's on their way out.
+
+In doubt: what is not in torch's list of operators is not measured, and neither is what depends on more than the type
+of the first tensor, but for the conditions here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simdist.inside.torch import Operator, full_name
+from simdist.records import SCALAR_TYPES
+
+__all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "varies"]
+
+Kernel = Callable[..., object]
+_FILE = Path(__file__).with_name("gpu_limits.json")
+_NO_TYPE = re.compile(r"""^"\w+" not implemented for '(\w+)'""")
+_ERRORS = {"NotImplementedError": NotImplementedError, "RuntimeError": RuntimeError}
+
+# Operators that a GPU has no kernel for: here neither, and torch's dispatcher says so.
+ONLY_CPU = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("histogram.bin_ct", "histogram.bin_ct_out", "histogram.bins_tensor", "histogram.bins_tensor_out"),
+        *("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
+        *("_add_relu.Tensor", "_add_relu.Scalar", "_add_relu.out", "_add_relu_.Tensor", "_add_relu_.Scalar"),
+    )
+)
+
+
+@functools.cache
+def _limits() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(_FILE.read_text("utf-8"))
+    return found
+
+
+def _shared(name: str) -> str:
+    """The name that the overloads of an operator share, and its forms in place."""
+    inside = name.removeprefix("aten::").partition(".")[0]
+    return inside if inside.startswith("__") else inside.rstrip("_")
+
+
+def reworded(name: str, error: RuntimeError) -> RuntimeError:
+    """What a GPU says where the CPU's kernel of an operator has said that it has none for a type; else the error."""
+    match = _NO_TYPE.match(str(error))
+    label = _limits()["labels"].get(_shared(name)) if match is not None else None
+    if match is None or label is None:
+        return error
+    return NotImplementedError(f"\"{label}\" not implemented for '{match[1]}'")
+
+
+@functools.cache
+def _refused(name: str) -> Mapping[torch.dtype, RuntimeError]:
+    """The types that only a GPU refuses as that of the first tensor, and how."""
+    found = {}
+    for said, types in _limits()["beyond"].get(_shared(name), {}).items():
+        kind, _, text = said.partition(": ")
+        for each in types.split():
+            found[getattr(torch, each)] = _ERRORS[kind](text.replace("'*'", f"'{SCALAR_TYPES[each]}'"))
+    return found
+
+
+def _alert_of(name: str) -> str:
+    label: str = _limits()["alerts"].get(_shared(name), "")
+    return label
+
+
+def refused_types(name: str) -> list[int]:
+    """Those types, as numbers of C++ (`c10::ScalarType`)."""
+    numbers = list(SCALAR_TYPES)
+    return sorted(numbers.index(str(each).removeprefix("torch.")) for each in _refused(name))
+
+
+def varies(name: str) -> bool:
+    """Can what a GPU computes with that operator differ from run to run?"""
+    return bool(_alert_of(name))
+
+
+def guarded(op: Operator, usual: Kernel) -> Kernel:
+    """The kernel of an operator, which refuses what a GPU refuses before it does anything."""
+    name = full_name(op)
+    refused, alert = _refused(name), _alert_of(name)
+    if not refused and not alert:
+        return usual
+    alerts_for = _VARIES.get(_shared(name), _always)
+
+    def kernel(*args: Any, **kwargs: Any) -> object:
+        if alert and torch.are_deterministic_algorithms_enabled() and alerts_for(*args, **kwargs):
+            _alert(alert)
+        if refused:
+            first = next(_tensors(args), None)
+            if first is not None and first.dtype in refused and first.numel():
+                error = refused[first.dtype]
+                raise type(error)(*error.args)
+        return usual(*args, **kwargs)
+
+    return kernel
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif type(each) in (list, tuple):
+            yield from _tensors(each)
+
+
+def _alert(label: str) -> None:
+    """What torch says of a result that can differ from run to run (aten/src/ATen/Context.cpp)."""
+    help_us = (
+        "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support "
+        "for this operation."
+    )
+    lacks = f"{label} does not have a deterministic implementation, but you set "
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        said = f"{lacks}'torch.use_deterministic_algorithms(True, warn_only=True)'. You can {help_us}"
+        warnings.warn(said, stacklevel=4)
+        return
+    raise RuntimeError(
+        f"{lacks}'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or "
+        "you can use the 'warn_only=True' option, if that's acceptable for your application. You can also " + help_us
+    )
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+def _of_floats(tensor: torch.Tensor, *_: object, **__: object) -> bool:
+    return tensor.is_floating_point()
+
+
+def _weighted(tensor: torch.Tensor, weights: torch.Tensor | None = None, *_: object, **__: object) -> bool:
+    return weights is not None
+
+
+def _by_dimension(tensor: torch.Tensor, *others: object, dim: int | None = None, **_: object) -> bool:
+    return dim is not None or bool(others)
+
+
+def _reduces(*args: object, reduce: str | None = None, **_: object) -> bool:
+    return reduce is not None or len(args) > 4
+
+
+def _multiplies(*args: object, reduce: str | None = None, **_: object) -> bool:
+    return (args[4] if reduce is None and len(args) > 4 else reduce) == "prod"
+
+
+def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
+    return accumulate or len(args) > 3 and bool(args[3])  # else the CPU's kernel says the same
+
+
+_VARIES: Mapping[str, Callable[..., bool]] = {  # when it does; all others always
+    "bincount": _weighted,
+    "histc": _of_floats,
+    "median": _by_dimension,
+    "nanmedian": _by_dimension,
+    "put": _accumulates,
+    "scatter": _reduces,
+    "scatter_reduce": _multiplies,
+}

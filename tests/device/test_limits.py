@@ -1,0 +1,125 @@
+"""What virtual devices refuse as a GPU does: types that it has no kernel for, and results that could differ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.device.worlds import cuda, on_devices
+from tools import gpu_limits
+
+F = nn.functional
+
+
+def said(call: Callable[[], Any]) -> str:
+    """The type and the first line of what a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "nothing"
+
+
+@on_devices
+def test_whole_numbers_are_not_multiplied_as_matrices() -> None:
+    whole, layer = torch.ones(2, 2, dtype=torch.int64, device=cuda()), nn.Linear(2, 2).cuda()
+
+    assert said(lambda: whole @ whole) == "NotImplementedError: \"addmm_cuda\" not implemented for 'Long'"
+    assert said(lambda: torch.bmm(whole[None].int(), whole[None].int())) == (
+        "NotImplementedError: \"baddbmm_cuda\" not implemented for 'Int'"
+    )
+    assert said(lambda: F.conv2d(whole[None, None], whole[None, None])) == (
+        "RuntimeError: getCudnnDataTypeFromScalarType() not supported for Long"
+    )
+    assert (whole.float() @ whole.float()).tolist() == [[2, 2], [2, 2]]
+    assert (whole[:0] @ whole).shape == (0, 2), "of no elements no type is asked"
+    assert (whole.cpu() @ whole.cpu()).tolist() == [[2, 2], [2, 2]]
+    assert layer(whole.float()).shape == (2, 2)
+
+
+@on_devices
+def test_a_type_without_a_kernel_is_refused_in_the_words_of_a_gpu() -> None:
+    whole = torch.ones(2, 2, dtype=torch.int64, device=cuda())
+
+    assert said(lambda: F.gelu(whole)) == "NotImplementedError: \"GeluCUDAKernelImpl\" not implemented for 'Long'"
+    assert said(lambda: F.mse_loss(whole, whole)) == "NotImplementedError: \"mse_cuda\" not implemented for 'Long'"
+    assert said(lambda: F.gelu(whole.cpu())) == "NotImplementedError: \"GeluKernelImpl\" not implemented for 'Long'"
+
+
+@on_devices
+def test_an_operator_that_no_gpu_has_is_not_there() -> None:
+    values = torch.ones(3, device=cuda())
+
+    assert said(lambda: torch.histogram(values, 3)).startswith(
+        "NotImplementedError: Could not run 'aten::histogram.bin_ct' with arguments from the 'CUDA' backend."
+    )
+    assert torch.histogram(values.cpu(), 3).hist.sum() == 3
+
+
+@on_devices
+def test_what_can_t_be_deterministic_raises_if_it_has_to_be() -> None:
+    image = torch.ones(1, 2, 4, 4, device=cuda(), requires_grad=True)
+    values, index = torch.arange(4.0, device=cuda()), torch.tensor([0, 1], device=cuda())
+    torch.use_deterministic_algorithms(True)
+
+    words = "does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'."
+    assert said(lambda: values.median(0)).startswith(f"RuntimeError: median CUDA with indices output {words}")
+    assert said(F.adaptive_avg_pool2d(image, 2).sum().backward).startswith(
+        f"RuntimeError: adaptive_avg_pool2d_backward_cuda {words}"
+    )
+    assert said(lambda: values.scatter_reduce(0, index, values, "prod")).startswith(
+        f"RuntimeError: scatter_reduce_cuda_prod_ {words}"
+    )
+    assert said(lambda: torch.bincount(index, values[:2])).startswith(f"RuntimeError: _bincount_cuda {words}")
+    # Of these only some calls can differ.
+    assert values.median() == 1
+    assert values.scatter_reduce(0, index, values, "amax").tolist() == [0, 1, 2, 3]
+    assert torch.bincount(index).tolist() == [1, 1]
+
+
+@on_devices
+def test_an_alert_has_torch_s_own_words() -> None:
+    values, place = torch.ones(2), torch.tensor([0])
+    torch.use_deterministic_algorithms(True)
+
+    def put(device: str) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            values.to(device).put_(place.to(device), torch.ones(1).to(device))
+        return str(caught.value)
+
+    assert put("cuda") == put("cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def warned(device: str) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values.to(device).put_(place.to(device), torch.ones(1).to(device))
+        return [str(each.message).partition(" (Triggered")[0] for each in caught]
+
+    assert warned("cuda") == warned("cpu") != []
+
+
+@pytest.mark.parametrize("name", ["mm", "median", "nn.functional.gelu", "nn.functional.adaptive_avg_pool2d"])
+def test_what_a_gpu_refused_is_refused_here(name: str) -> None:
+    kept, here = gpu_limits.kept(), gpu_limits.limits({name: gpu_limits.seen_simulated(name)})
+
+    assert here["labels"] or here["alerts"], "something is refused"
+    for what, refused in here.items():
+        for operator, said_here in refused.items():
+            assert kept[what].get(operator) == said_here
+
+
+def test_differences_are_named() -> None:
+    real = {"labels": {"mm": "addmm_cuda"}, "beyond": {}, "alerts": {"put": "put_"}}
+    virtual = {"labels": {"mm": "addmm_impl"}, "beyond": {}, "alerts": {}}
+
+    assert gpu_limits.differences(real, real) == []
+    assert gpu_limits.differences(real, virtual) == [
+        "labels: mm: GPU addmm_cuda, virtual device addmm_impl",
+        "alerts: put: GPU put_, virtual device None",
+    ]
