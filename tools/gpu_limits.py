@@ -13,6 +13,7 @@ what can't be deterministic ("alerts"); each by the name that the overloads of a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -42,7 +43,7 @@ _FEW, _MANY = 6, 20  # samples of each type; of those with deterministic algorit
 _WORKERS = 15
 
 
-class _Last(TorchDispatchMode):
+class _Last(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
     """Remembers the operator that was called last, and the type of its first tensor."""
 
     name = ""
@@ -59,7 +60,7 @@ class _Last(TorchDispatchMode):
 
 def refusal(call: Callable[[], object]) -> dict[str, str]:
     """What `call` raises, where and for which type; nothing if it returns."""
-    last = _Last()
+    last = _Last()  # type: ignore[no-untyped-call]  # of torch
     try:
         with last:
             call()
@@ -96,7 +97,7 @@ def calls(name: str, dtype: torch.dtype, device: str, most: int) -> Iterator[tup
             continue
         torch.manual_seed(0)
         try:
-            samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))[:most]
+            samples = list(itertools.islice(_samples(op, dtype), most))
         except Exception:
             continue  # torch has none for this type
 
@@ -120,6 +121,10 @@ def calls(name: str, dtype: torch.dtype, device: str, most: int) -> Iterator[tup
             yield forward, backward if dtype.is_floating_point and op.supports_autograd else None, has_elements
 
 
+def _samples(op: Any, dtype: torch.dtype) -> Iterator[Any]:
+    return iter(op.sample_inputs("cpu", dtype, requires_grad=False))
+
+
 def _has_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
 
@@ -127,7 +132,7 @@ def _has_gradient(value: object) -> bool:
 def seen(name: str, device: str = "cuda") -> list[dict[str, Any]]:
     """What an operator of torch's list refuses on a device: for each sample, with what the CPU says of it."""
     warnings.simplefilter("ignore")
-    found = []
+    found: list[dict[str, Any]] = []
     for dtype in TYPES:
         on_cpu = [refusal(forward) for forward, *_ in calls(name, dtype, "cpu", _FEW)]
         for cpu, (forward, backward, has_elements) in zip(on_cpu, calls(name, dtype, device, _FEW), strict=True):
@@ -239,7 +244,10 @@ def main() -> int:
         return 1 if found else 0
     if options.operators or not torch.cuda.is_available():
         parser.error("measuring takes a GPU, and every operator of torch's list; --check compares")
-    made = {"measured": f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}", **limits(measure("cuda", chosen))}
+    made = {
+        "measured": f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}",
+        **limits(measure("cuda", chosen)),
+    }
     LIMITS.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
     return 0
 
