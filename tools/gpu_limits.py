@@ -5,9 +5,9 @@
                                                # otherwise; exit code 1 if there are any
 
 Each operator of torch's own list (`op_db`, with the samples that torch tests it with) is called with each type, on the
-GPU and on the CPU. Written down are operators of the dispatcher: what the GPU calls itself where it has no kernel for a type
-("labels"), the types that a CPU takes and it does not ("beyond", "*" being C++'s name of the type), and how it names
-what can't be deterministic ("alerts"); each by the name that the overloads of an operator share.
+GPU and on the CPU. Written down are operators of the dispatcher: what the GPU calls itself where it has no kernel for a
+type ("labels"), the types that a CPU takes and it does not ("beyond", "*" being C++'s name of the type), and how it
+names what can't be deterministic ("alerts"); each by the name that the overloads of an operator share.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _multiplies(*args: object, reduce: str | None = None, **_: object) -> bool:
 
 
 def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
-    return accumulate or len(args) > 3 and bool(args[3])  # else the CPU's kernel says the same
+    return accumulate or (len(args) > 3 and bool(args[3]))  # else the CPU's kernel says the same
 
 
 _VARIES: Mapping[str, Callable[..., bool]] = {  # when it does; all others always

@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 Kernel = Callable[..., object]
 Types = Mapping[torch.dtype, torch.dtype]
 _HALVES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_BITS = {torch.bool: torch.uint8}
 _COMPLEX = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _WHOLE_NUMBERS = dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64)
 
@@ -42,7 +43,7 @@ TYPES: dict[str, Types] = {
             *("aten::median", "aten::nanmedian"),
             *("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::replication_pad1d", "aten::replication_pad2d"),
         ),
-        {torch.bool: torch.uint8},
+        _BITS,
     ),
 }
 
