@@ -13,11 +13,17 @@ from typing import NoReturn
 
 import torch
 
-from simdist.inside.torch import is_built_for_cuda, physical_gpus
+from simdist.inside.torch import (
+    core_bindings,
+    ensure_guard,
+    guards_go_with_threads,
+    is_built_for_cuda,
+    physical_gpus,
+)
 from simdist.process import Patches, Replacement, current_process
 from simdist.values import text_of
 
-__all__ = ["explain", "hide_gpus"]
+__all__ = ["explain", "without_devices"]
 
 # What torch says to those who want a device, or NCCL: a CPU build, and one for CUDA where there is no GPU (2.13, 2.14).
 _WORDS = (
@@ -32,11 +38,13 @@ _WORDS = (
 )
 
 
-def hide_gpus() -> Callable[[], None]:
-    """Let ranks see no GPU, where there is one; returns what undoes it."""
+def without_devices() -> Callable[[], None]:
+    """Let ranks see no GPU, where there is one, and make fake tensors of one on any thread; returns what undoes it."""
     patches = Patches()
     if is_built_for_cuda() and physical_gpus():
         patches.redirect(_of_cuda())
+    if guards_go_with_threads():
+        patches.replace(core_bindings, "_ensureCUDADeviceGuardSet", ensure_guard)
     return patches.undo
 
 

@@ -44,7 +44,7 @@ from simdist.trace import EventStream
 from simdist.values import program_lines
 from simdist.world._agent import GRACE_NS, MONITOR_NS, Agent
 from simdist.world._assertions import assertions_of
-from simdist.world._no_devices import explain, hide_gpus
+from simdist.world._no_devices import explain, without_devices
 from simdist.world._observer import WorldEnded, observers
 from simdist.world._ranks import frames_of, print_exception, rank_results
 from simdist.world._torchrun import AGENT_HOST, said_to_all, said_to_rank
@@ -243,7 +243,7 @@ class World:
             undo.add(self._devices.uninstall)
             self._devices.install()
         else:
-            undo.add(hide_gpus())
+            undo.add(without_devices())
         undo.add(self._end_threads)
         if self._spec.judges:
             from simdist.judges import Court  # which other worlds do not need

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import simdist
 from simdist.world import _no_devices
@@ -58,3 +59,12 @@ def test_virtual_devices_are_there_all_the_same() -> None:
     cluster = simdist.cluster.build(1, devices_per_host=2)
 
     assert simdist.run(torch.cuda.device_count, world_size=1, cluster=cluster).values == [2]
+
+
+def test_every_rank_of_every_world_makes_fake_tensors_of_a_gpu() -> None:
+    def body() -> str:
+        with FakeTensorMode():
+            return str(torch.ones(3, device="cuda").device)
+
+    for _ in range(2):
+        assert simdist.run(body, world_size=3).values == ["cuda:0"] * 3

@@ -78,12 +78,15 @@ from simdist.inside.torch._dispatch import (
     operator_tables,
     pop_function_mode,
     push_function_mode,
+    strict_fake_kernels,
     with_inference,
     without_functions,
     without_modes,
 )
 from simdist.inside.torch._guard import (
     device_guard,
+    ensure_guard,
+    guards_go_with_threads,
     physical_gpus,
 )
 from simdist.inside.torch._hooks import (
@@ -206,6 +209,7 @@ __all__ = [
     "device_guard",
     "device_hooks",
     "engine_words",
+    "ensure_guard",
     "exchange_beginning",
     "find_cpu_count",
     "find_operator",
@@ -219,6 +223,7 @@ __all__ = [
     "get_debug_level",
     "group_world",
     "guard_pointer",
+    "guards_go_with_threads",
     "has_composite_for_cpu",
     "has_kernel",
     "init_method_name",
@@ -257,6 +262,7 @@ __all__ = [
     "schema_of",
     "set_backward_threads",
     "set_tracing_flag",
+    "strict_fake_kernels",
     "takes_numbers_as_tensors",
     "to_capsule",
     "tracing",

@@ -5,12 +5,14 @@ torch/csrc/utils/python_dispatch.cpp has the bindings, c10/core/DispatchKey.h th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch._library import custom_ops, simple_registry
+from torch._library.fake_impl import FakeImplHolder
 from torch.utils import _python_dispatch
 
 from simdist.inside._facts import fact
@@ -35,6 +37,7 @@ __all__ = [
     "operator_tables",
     "pop_function_mode",
     "push_function_mode",
+    "strict_fake_kernels",
     "with_inference",
     "without_functions",
     "without_modes",
@@ -149,6 +152,12 @@ def forget_operators(names: Sequence[str]) -> None:
         if namespace is not None and base in vars(namespace):
             delattr(namespace, base)
             namespace._dir.remove(base)
+
+
+def strict_fake_kernels() -> type | None:
+    """The class that refuses a second kernel for fake tensors by default (its `register`): of torch 2.11 and 2.12."""
+    default = inspect.signature(FakeImplHolder.register).parameters["allow_override"].default
+    return None if default else FakeImplHolder
 
 
 def operator_tables() -> tuple[Any, ...]:

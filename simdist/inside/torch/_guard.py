@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,7 +19,14 @@ from simdist.inside.torch._bindings import core_bindings
 from simdist.inside.torch._cuda import is_built_for_cuda
 from simdist.inside.torch._cxx import Pointer, Table, address_of, library, stand_in, table_of, unknown
 
-__all__ = ["CUDA_TYPE", "DeviceGuard", "device_guard", "physical_gpus"]
+__all__ = [
+    "CUDA_TYPE",
+    "DeviceGuard",
+    "device_guard",
+    "ensure_guard",
+    "guards_go_with_threads",
+    "physical_gpus",
+]
 
 CUDA_TYPE = 1  # c10::DeviceType
 _TYPES = 22  # words of the registry
@@ -100,12 +108,14 @@ class DeviceGuard:
         self._registry[CUDA_TYPE] = self._counting(physical_gpus()) if is_built_for_cuda() else None
         torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]  # of torch
         none = self._registry[CUDA_TYPE] = self._counting(0)
-        core_bindings._ensureCUDADeviceGuardSet()
+        _ensure()
         guard = self._registry[CUDA_TYPE]
         if guard is None or guard == none:
             self._registry[CUDA_TYPE] = self._old
             raise unknown("did not install its own device guard")
-        return int(guard)
+        address, guard = stand_in(_word_at(guard))  # the thread that made that one may end: see `ensure_guard`
+        self._keep.append(guard)
+        return address
 
     def _counting(self, count: int) -> int:
         """A guard that answers every question by a number."""
@@ -125,6 +135,31 @@ class DeviceGuard:
             self.select_stream(2, number)
             if self.stream(2) != number:
                 raise unknown("keeps the current stream elsewhere")
+
+
+_ensure: Callable[[], None] = core_bindings._ensureCUDADeviceGuardSet
+_lasting: list[object] = []  # guards that stay
+
+
+def _word_at(address: int) -> int:
+    return int(ctypes.c_size_t.from_address(address).value)
+
+
+def guards_go_with_threads() -> bool:
+    """Does torch keep its guard for fake tensors only as long as the thread lives that first wanted one? 2.11 does."""
+    return is_built_for_cuda() and torch.__version__.startswith("2.11.")
+
+
+def ensure_guard() -> None:
+    """What `torch._C._ensureCUDADeviceGuardSet` does, with a guard that stays where it is."""
+    registry = (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)
+    before = registry[CUDA_TYPE]
+    _ensure()
+    after = registry[CUDA_TYPE]
+    if after is not None and after != before:
+        address, guard = stand_in(_word_at(after))
+        _lasting.append(guard)
+        registry[CUDA_TYPE] = address
 
 
 @functools.cache

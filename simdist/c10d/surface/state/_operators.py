@@ -30,6 +30,7 @@ from simdist.inside.torch import (
     has_kernel,
     kernel_library,
     operator_tables,
+    strict_fake_kernels,
 )
 from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
 
@@ -223,6 +224,22 @@ def _operators_of(runtime: Runtime) -> _Operators:
     return found
 
 
+def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
+    """A kernel for fake tensors takes the place of another rank's, whose turn comes by the dispatcher."""
+
+    @functools.wraps(original)
+    def register(holder: Any, *args: object, allow_override: bool = False, **kwargs: object) -> object:
+        runtime = current_runtime()
+        world: _Operators | None = None if runtime is None else runtime.extras.get(_Operators)
+        others = holder.kernel is None and world is not None and (holder.qualname, "Meta") in world.kernels
+        return original(holder, *args, allow_override=allow_override or others, **kwargs)
+
+    return register
+
+
 def install(patches: Patches) -> None:
     """Let ranks define operators."""
     patches.wrap(core_bindings, "_dispatch_library", _making)
+    strict = strict_fake_kernels()
+    if strict is not None:
+        patches.wrap(strict, "register", _of_ranks)
