@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 from tests.c10d.worlds import values
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch before 2.13
 def test_the_trace_handler_writes_what_kineto_writes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def main() -> str:
         dist.init_process_group("gloo")

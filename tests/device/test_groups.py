@@ -64,13 +64,13 @@ def test_collectives_take_and_fill_tensors_of_devices() -> None:
         dist.all_gather(gathered, own)
         note("all_gather", *gathered)
         whole = torch.empty(4, device="cuda")
-        dist.all_gather_single(whole, own)
+        getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own)  # the name since torch 2.13
         note("all_gather_single", whole)
         dist.gather(own, gathered if rank == 0 else None, 0)
         part = torch.empty(2, device="cuda")
         dist.scatter(part, [own, own * 2] if rank == 0 else None, 0)
         note("scatter", part)
-        dist.reduce_scatter_single(part, torch.cat([own, own]))
+        getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, torch.cat([own, own]))
         note("reduce_scatter_single", part)
         dist.reduce_scatter(part, [own, own * 2])
         note("reduce_scatter", part)
@@ -83,7 +83,10 @@ def test_collectives_take_and_fill_tensors_of_devices() -> None:
         found["all_gather_object"] = objects
         world: Any = dist.group.WORLD
         note("functional", functional.all_reduce(own, "sum", world) + 1)
-        note("functional gather", functional.all_gather_single(own, 0, world) + 1)
+        note(
+            "functional gather",
+            getattr(functional, "all_gather_single", functional.all_gather_tensor)(own, 0, world) + 1,
+        )
         dist.barrier()
         return found
 

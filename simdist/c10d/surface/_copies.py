@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from simdist.c10d.calls import METHODS
 from simdist.c10d.calls._operation import Shapes
 from simdist.c10d.calls._payload import Exchanged, Gathered, Outputs, Scattered
 from simdist.c10d.calls._work import SimWork
@@ -23,6 +24,8 @@ __all__ = ["Copies"]
 
 Tensor = torch.Tensor
 _flat = _memory.flat
+_of_one = METHODS["all_to_all_single"]
+_ALL_TO_ALL = getattr(ProcessGroup, _of_one.name, None) or getattr(ProcessGroup, _of_one.old)  # before torch 2.13
 
 
 class Copies(Calls):
@@ -197,9 +200,7 @@ class Copies(Calls):
             if self._member.process.torch_state.stands_for_threads:
                 output_sizes, input_sizes = (each.tolist() if isinstance(each, Tensor) else each for each in given)
                 return self.all_to_all_single(output, tensor, output_sizes, input_sizes, opts)
-            raise said_by(
-                ProcessGroup.all_to_all_single, self, output, tensor, *given, *([] if opts is None else [opts])
-            )
+            raise said_by(_ALL_TO_ALL, self, output, tensor, *given, *([] if opts is None else [opts]))
         self._arguments.require_contiguous_input(tensor)
         shapes = Shapes.of([tensor], [output.shape])
         try:
