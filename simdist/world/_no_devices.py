@@ -2,7 +2,7 @@
 
 A program that asks for a GPU and goes on without one does the same on every machine, and no rank begins CUDA in the
 process that called simdist. In doubt: where CUDA has begun before the world, C++ no longer asks whether it may, and a
-rank that names "cuda" all the same gets the GPU.
+rank that names "cuda" all the same gets the GPU; so does one that pins memory without asking for a GPU first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from simdist.inside.torch import (
+    c10d_bindings,
     core_bindings,
     ensure_guard,
     guards_go_with_threads,
@@ -43,6 +44,11 @@ def without_devices() -> Callable[[], None]:
     patches = Patches()
     if is_built_for_cuda() and physical_gpus():
         patches.redirect(_of_cuda())
+        patches.wrap(core_bindings, "_get_accelerator", _on_ranks(lambda: torch.device("cpu")))
+        patches.wrap(torch.cuda.Stream, "__new__", lambda original: staticmethod(_on_ranks(_refuse)(original)))
+        nccl = getattr(c10d_bindings, "ProcessGroupNCCL", None)
+        if nccl is not None:
+            patches.wrap(nccl, "__init__", _on_ranks(_refuse_nccl))
     if guards_go_with_threads():
         patches.replace(core_bindings, "_ensureCUDADeviceGuardSet", ensure_guard)
     return patches.undo
@@ -72,6 +78,10 @@ def _on_ranks(answer: Callable[[], object]) -> Callable[[Callable[..., object]],
 
 def _refuse() -> NoReturn:
     raise RuntimeError("No CUDA GPUs are available")  # as where CUDA_VISIBLE_DEVICES names none
+
+
+def _refuse_nccl() -> NoReturn:
+    raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
 
 
 def explain(error: BaseException, launched: bool) -> None:

@@ -113,8 +113,8 @@ class DeviceGuard:
         if guard is None or guard == none:
             self._registry[CUDA_TYPE] = self._old
             raise unknown("did not install its own device guard")
-        address, guard = stand_in(_word_at(guard))  # the thread that made that one may end: see `ensure_guard`
-        self._keep.append(guard)
+        address, kept = stand_in(_word_at(guard))  # the thread that made that one may end: see `ensure_guard`
+        self._keep.append(kept)
         return address
 
     def _counting(self, count: int) -> int:
