@@ -39,7 +39,7 @@ class Compiled(Protocol):
 
     Figures: type  # the base class of accounts
     connect: Callable[..., None]
-    enable: Callable[[list[tuple[str, list[int], bool]]], None]
+    enable: Callable[[list[tuple[str, list[torch.dtype], bool]]], None]
     disable: Callable[[], None]
     observe: Callable[[bool], None]
     adopt: Callable[[torch.UntypedStorage], tuple[_Figures, int, Tensor] | None]

@@ -20,6 +20,7 @@ import simdist
 from simdist.cluster import Cluster, build
 from simdist.errors import RunFailedError
 from simdist.process import address_of_host
+from simdist.process.stdlib import _host_names
 from simdist.scenario import load, run_scenario
 from simdist.world import World, WorldSpec
 
@@ -265,3 +266,18 @@ def test_a_child_process_lives_on_the_host_of_its_parent() -> None:
         return name
 
     assert simdist.run(ask, world_size=2, cluster=build(2, hosts=2)).values == ["host0", "host1"]
+
+
+def test_nobody_beyond_the_world_is_asked_for_the_name_of_a_host() -> None:
+    def look() -> tuple[tuple[str, str], list[int]]:
+        asked = []
+
+        def resolver(address: object, flags: int) -> tuple[str, str]:
+            asked.append(flags & socket.NI_NUMERICHOST)
+            return "elsewhere", "80"
+
+        return _host_names._name_for(resolver)(("127.1.0.2", 80), socket.NI_NUMERICSERV), asked
+
+    found = simdist.run(look, world_size=4, cluster=two_hosts()).values
+
+    assert found == [(("host1", "80"), [socket.NI_NUMERICHOST])] * 4

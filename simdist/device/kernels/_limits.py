@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from simdist.inside.torch import Operator, full_name
-from simdist.records import SCALAR_TYPES
 
 __all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "varies"]
 
@@ -68,8 +67,15 @@ def _refused(name: str) -> Mapping[torch.dtype, RuntimeError]:
     for said, types in _limits()["beyond"].get(_shared(name), {}).items():
         kind, _, text = said.partition(": ")
         for each in types.split():
-            found[getattr(torch, each)] = _ERRORS[kind](text.replace("'*'", f"'{SCALAR_TYPES[each]}'"))
+            dtype: torch.dtype = getattr(torch, each)
+            found[dtype] = _ERRORS[kind](text.replace("'*'", f"'{_name_in_cxx(dtype)}'"))
     return found
+
+
+def _name_in_cxx(dtype: torch.dtype) -> str:
+    """As `c10::toString` names a type; the classes of tensors that torch once had are named after it."""
+    kind: str = torch.empty(0, dtype=dtype, device="cpu").type()
+    return kind.removeprefix("torch.").removesuffix("Tensor")
 
 
 def _alert_of(name: str) -> str:
@@ -77,10 +83,9 @@ def _alert_of(name: str) -> str:
     return label
 
 
-def refused_types(name: str) -> list[int]:
-    """Those types, as numbers of C++ (`c10::ScalarType`)."""
-    numbers = list(SCALAR_TYPES)
-    return sorted(numbers.index(str(each).removeprefix("torch.")) for each in _refused(name))
+def refused_types(name: str) -> list[torch.dtype]:
+    """The types that only a GPU refuses as that of the first tensor of an operator."""
+    return list(_refused(name))
 
 
 def varies(name: str) -> bool:

@@ -183,8 +183,9 @@ def _name_for(original: Callable[[object, int], tuple[str, str]]) -> Callable[[o
             return original(address, flags)
         number = address_of_host(address[0]) or address[0]
         name = None if flags & socket.NI_NUMERICHOST else _name_of(number)
-        found = original((number, *address[1:]), flags)
-        return found if name is None else (name, found[1])
+        if name is None:
+            return original((number, *address[1:]), flags)
+        return name, original((number, *address[1:]), flags | socket.NI_NUMERICHOST)[1]  # nobody else is asked for it
 
     return getnameinfo
 

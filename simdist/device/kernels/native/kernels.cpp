@@ -14,6 +14,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DispatchKeySet.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
@@ -567,13 +568,14 @@ PYBIND11_MODULE(_simdist_devices, module) {
          py::object refuse, py::object outstanding) {
         hooks = new Hooks{provide, account_of, synchronize, no_memory, no_type, refuse, outstanding};
       });
-  // A name for each operator, the types (`c10::ScalarType`) and whether its results vary.
+  // For each operator a name, the types that it refuses, and whether its results vary.
   module.def("enable", [](const py::list& operators) {
     std::vector<std::pair<std::string, Limits>> all;
     for (const auto& each : operators) {
       const auto row = each.cast<py::tuple>();
       Limits limits;
-      for (const auto& type : row[1]) limits.types |= uint64_t{1} << type.cast<int>();
+      for (const auto& type : row[1])
+        limits.types |= uint64_t{1} << static_cast<int>(reinterpret_cast<THPDtype*>(type.ptr())->scalar_type);
       limits.varies = row[2].cast<bool>();
       all.emplace_back(row[0].cast<std::string>(), limits);
     }
