@@ -219,7 +219,8 @@ def _on_first_call(name: str) -> Kernel:
 
 def _make(name: str) -> Kernel:
     op = find_operator(name)
-    made = _OUR_OWN.get(name) or _kernel_of(op)
+    own = _OUR_OWN.get(name)
+    made = _kernel_of(op) if own is None else _limits.rewording(name, own)
     if name in _wider.TYPES:
         made = _wider.widened(op, made, _wider.TYPES[name])
     made = _limits.guarded(op, made)

@@ -21,7 +21,7 @@ import torch
 
 from simdist.inside.torch import Operator, full_name
 
-__all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "varies"]
+__all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "rewording", "varies"]
 
 Kernel = Callable[..., object]
 _FILE = Path(__file__).with_name("gpu_limits.json")
@@ -54,10 +54,31 @@ def _shared(name: str) -> str:
 def reworded(name: str, error: RuntimeError) -> RuntimeError:
     """What a GPU says where the CPU's kernel of an operator has said that it has none for a type; else the error."""
     match = _NO_TYPE.match(str(error))
-    label = _limits()["labels"].get(_shared(name)) if match is not None else None
-    if match is None or label is None:
-        return error
-    return NotImplementedError(f"\"{label}\" not implemented for '{match[1]}'")
+    label = "" if match is None else _label_of(name)
+    return (
+        NotImplementedError(f"\"{label}\" not implemented for '{match[1]}'") if match is not None and label else error
+    )
+
+
+def _label_of(name: str) -> str:
+    """What a GPU calls itself; of an operator inside another, such as `_cummax_helper`, that one's."""
+    labels: Mapping[str, str] = _limits()["labels"]
+    own = _shared(name)
+    return labels.get(own) or labels.get(own.removeprefix("_").removesuffix("_helper"), "")
+
+
+def rewording(name: str, usual: Kernel) -> Kernel:
+    """A kernel of ours that calls the CPU's: what that refuses is said in a GPU's words."""
+    if not _label_of(name):
+        return usual
+
+    def kernel(*args: Any, **kwargs: Any) -> object:
+        try:
+            return usual(*args, **kwargs)
+        except NotImplementedError as error:
+            raise reworded(name, error) from None
+
+    return kernel
 
 
 @functools.cache
