@@ -17,7 +17,7 @@ import click
 from simdist.cli._console import marks, page
 from simdist.cli._doctor_probes import ask
 from simdist.cli._table import plain_table
-from simdist.inside import TRIED
+from simdist.inside import COMPLETE, TRIED
 
 __all__ = ["Feature", "examine"]
 
@@ -137,7 +137,7 @@ def _features() -> list[Feature]:
         Feature(
             "private parts of Python and torch that simdist uses, all as expected",
             _answer(lambda: ask("inside")),
-            f"The rest works. Versions of torch that it was tried on have all of it: {', '.join(TRIED)}.",
+            f"The rest works. These versions of torch have all of it: {', '.join(COMPLETE)}.",
         ),
         Feature(
             "native folds of collectives",

@@ -9,13 +9,18 @@ from __future__ import annotations
 import functools
 import warnings
 
-__all__ = ["TRIED", "warn_of_newer"]
+__all__ = ["COMPLETE", "TRIED", "warn_of_newer"]
 
+_UNCOMPILED = "torch.compile runs functions as they are"
 TRIED = {  # by version, what was seen to work
+    "2.11.0": f"the test suite on the build for CUDA 13.0; {_UNCOMPILED}",
+    "2.12.1": f"the test suite on the build for CUDA 13.0, without a GPU; {_UNCOMPILED}",
     "2.13.0": "the whole test suite on the CPU build and on the build for CUDA 13.0, without a GPU",
     "2.14.1": "the test suite on the build for CUDA 13.0, without a GPU, virtual devices included",
     "2.15.0": "the test suite on the build for CUDA 13.2, without a GPU, virtual devices included",
 }
+COMPLETE = tuple(version for version, seen in TRIED.items() if _UNCOMPILED not in seen)
+"""Those that have all that simdist uses."""
 
 
 @functools.cache
