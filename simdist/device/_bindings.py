@@ -197,6 +197,13 @@ def _memory_info(index: int) -> tuple[int, int]:
 def _nothing(*_: object) -> None: ...
 
 
+def _counted(index: int) -> Account:
+    """The account on a device, as the caching allocator finds it or refuses it (CUDACachingAllocator.cpp)."""
+    if index >= count():
+        raise RuntimeError(f"Invalid device argument {chr(index)}: did you call init?")  # C++ prints it as a character
+    return account_of(index)
+
+
 class Markers:
     """What `torch._C._nvtx` is: marks for a profiler that nobody runs."""
 
@@ -304,14 +311,14 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_cuda_ipc_collect": _nothing,
         "_cuda_set_sync_debug_mode": _nothing,
         "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_memoryStats": lambda index: account_of(index).statistics(),
-        "_cuda_resetPeakMemoryStats": lambda index: account_of(index).reset_peaks(),
-        "_cuda_resetAccumulatedMemoryStats": lambda index: account_of(index).reset_totals(),
+        "_cuda_memoryStats": lambda index: _counted(index).statistics(),
+        "_cuda_resetPeakMemoryStats": lambda index: _counted(index).reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: _counted(index).reset_totals(),
         "_cuda_hostMemoryStats": _host_statistics,
         "_cuda_resetPeakHostMemoryStats": _nothing,
         "_cuda_resetAccumulatedHostMemoryStats": _nothing,
-        "_cuda_setMemoryFraction": lambda fraction, index: account_of(index).limit_to(fraction),
-        "_cuda_getMemoryFraction": lambda index: account_of(index).fraction,
+        "_cuda_setMemoryFraction": lambda fraction, index: _counted(index).limit_to(fraction),
+        "_cuda_getMemoryFraction": lambda index: _counted(index).fraction,
         "_cuda_emptyCache": _empty_cache,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memorySnapshot": snapshot,
@@ -334,9 +341,9 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_accelerator_isAllocatorInitialized": lambda: bool(present().generators),
         "_accelerator_emptyCache": _empty_cache,
         "_accelerator_emptyHostCache": _nothing,
-        "_accelerator_getDeviceStats": lambda index: account_of(index).statistics(),
-        "_accelerator_resetPeakStats": lambda index: account_of(index).reset_peaks(),
-        "_accelerator_resetAccumulatedStats": lambda index: account_of(index).reset_totals(),
+        "_accelerator_getDeviceStats": lambda index: _counted(index).statistics(),
+        "_accelerator_resetPeakStats": lambda index: _counted(index).reset_peaks(),
+        "_accelerator_resetAccumulatedStats": lambda index: _counted(index).reset_totals(),
         "_accelerator_getMemoryInfo": _memory_info,
         **BINDINGS,
     }

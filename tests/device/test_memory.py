@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -307,3 +308,11 @@ def test_memory_that_nobody_has_written_is_no_number_where_torch_says_so() -> No
     torch.use_deterministic_algorithms(True)
 
     assert torch.empty(3, device=cuda(1)).isnan().all()
+
+
+@on_devices
+def test_the_allocator_refuses_a_device_that_is_not_there() -> None:
+    torch.ones(1, device=cuda())
+
+    with pytest.raises(RuntimeError, match=re.escape("Invalid device argument \x07: did you call init?")):
+        torch.cuda.memory_allocated(7)
