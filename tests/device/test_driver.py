@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,36 @@ result = simdist.run(body, world_size=2, backend="nccl")
 result.raise_for_failure()
 print(result.values[0])
 """
+PLAIN = """
+import os, simdist, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.utils.data import DataLoader
+from simdist.world import _no_devices
+
+_no_devices.physical_gpus = lambda: 1  # as if the stand-in had one
+nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()  # autograd counts devices, once per process
+before = os.path.getsize(os.environ["SIMDIST_DRIVER_CALLS"])
+
+def body():
+    dist.init_process_group()
+    torch.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    for batch in DataLoader(list(torch.ones(8, 4)), batch_size=2, pin_memory=True):
+        with torch.random.fork_rng(), torch.autocast("cuda", enabled=torch.cuda.is_available()):
+            torch.amp.GradScaler("cuda").scale(model(batch).sum()).backward()
+    dcp.save(model.state_dict(), checkpoint_id="checkpoint")
+    for ask in (torch.cuda.current_stream, torch.cuda.Stream, lambda: torch.ones(1, device="cuda")):
+        try:
+            ask()
+        except RuntimeError as error:
+            print(error)
+    return torch.cuda.device_count(), dist.get_backend_config()
+
+result = simdist.run(body, world_size=2)
+result.raise_for_failure()
+assert result.ranks[0].stdout == "No CUDA GPUs are available\\n" * 3, result.ranks[0].stdout
+print(result.values[0], os.path.getsize(os.environ["SIMDIST_DRIVER_CALLS"]) - before)
+"""
 OUTSIDE = """
 import torch
 
@@ -80,8 +111,12 @@ def kernels() -> None:
     """Those that are there."""
 
 
-@pytest.mark.skipif(not BUILT_FOR_CUDA, reason="a CPU build has no way to the driver")
-def test_no_program_reaches_the_driver(tmp_path: Path) -> None:
+Caller = Callable[[str], tuple[str, list[str]]]
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Caller:
+    """Runs a program where the stand-in is the driver: what it prints, and which functions were called."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -89,7 +124,7 @@ def test_no_program_reaches_the_driver(tmp_path: Path) -> None:
     build = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "stand_in.c")]
     subprocess.run(build, check=True, capture_output=True)
 
-    def calls(program: str) -> tuple[str, list[str]]:
+    def run(program: str) -> tuple[str, list[str]]:
         notes = tmp_path / "calls"
         notes.unlink(missing_ok=True)
         there = {"LD_LIBRARY_PATH": str(tmp_path), "SIMDIST_DRIVER_CALLS": str(notes), "PYTHONPATH": str(ROOT)}
@@ -100,9 +135,22 @@ def test_no_program_reaches_the_driver(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout, notes.read_text().split() if notes.exists() else []
 
+    return run
+
+
+@pytest.mark.skipif(not BUILT_FOR_CUDA, reason="a CPU build has no way to the driver")
+def test_no_program_reaches_the_driver(calls: Caller) -> None:
     said, called = calls(PROGRAM)
     _, outside = calls(OUTSIDE)
 
     assert said.startswith("((9, 0), True, '")
     assert called == []
     assert outside != []  # the stand-in is found, and notes what is called
+
+
+@pytest.mark.skipif(not BUILT_FOR_CUDA, reason="a CPU build has no way to the driver")
+def test_a_world_without_devices_leaves_a_gpu_of_its_machine_alone(calls: Caller) -> None:
+    said, called = calls(PLAIN)
+
+    assert said == "(0, 'cpu:gloo') 0\n"
+    assert called != []  # autograd counts
