@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import Operator, full_name
+from simdist.inside.torch import Operator, full_name, no_deterministic_form
 
 __all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "rewording", "varies"]
 
@@ -144,20 +144,9 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _alert(label: str) -> None:
-    """What torch says of a result that can differ from run to run (aten/src/ATen/Context.cpp)."""
-    help_us = (
-        "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support "
-        "for this operation."
-    )
-    lacks = f"{label} does not have a deterministic implementation, but you set "
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        said = f"{lacks}'torch.use_deterministic_algorithms(True, warn_only=True)'. You can {help_us}"
-        warnings.warn(said, stacklevel=4)
-        return
-    raise RuntimeError(
-        f"{lacks}'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or "
-        "you can use the 'warn_only=True' option, if that's acceptable for your application. You can also " + help_us
-    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(no_deterministic_form(label))
+    warnings.warn(no_deterministic_form(label, warns=True), stacklevel=4)
 
 
 def _always(*_: object, **__: object) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "full_name",
     "has_composite_for_cpu",
     "negated_view",
+    "no_deterministic_form",
     "operators_with_kernel",
     "redispatching",
     "schema_of",
@@ -162,6 +163,23 @@ def find_operator(name: str) -> Operator:
 def full_name(op: Operator) -> str:
     """An operator's name with its namespace, and with its overload unless that is the default one."""
     return str(op).replace(".", "::", 1).removesuffix(".default")
+
+
+def no_deterministic_form(label: str, *, warns: bool = False) -> str:
+    """What torch says of results that can differ from run to run (aten/src/ATen/Context.cpp, 2.11 to 2.15)."""
+    asked = "True, warn_only=True" if warns else "True"
+    ways_out = (
+        "You can "
+        if warns
+        else "You can turn off determinism just for this operation, or you can use the 'warn_only=True' option, if "
+        "that's acceptable for your application. You can also "
+    )
+    return (
+        f"{label} does not have a deterministic implementation, but you set "
+        f"'torch.use_deterministic_algorithms({asked})'. {ways_out}file an issue at "
+        "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this "
+        "operation."
+    )
 
 
 def schema_of(op: Operator) -> Schema:
