@@ -13,7 +13,7 @@ __all__ = ["COMPLETE", "TRIED", "warn_of_newer"]
 
 _UNCOMPILED = "torch.compile runs functions as they are"
 TRIED = {  # by version, what was seen to work
-    "2.11.0": f"the test suite on the build for CUDA 13.0; {_UNCOMPILED}",
+    "2.11.0": f"a part of the test suite on the build for CUDA 13.0; {_UNCOMPILED}",
     "2.12.1": f"the test suite on the build for CUDA 13.0, without a GPU; {_UNCOMPILED}",
     "2.13.0": "the whole test suite on the CPU build and on the build for CUDA 13.0, without a GPU",
     "2.14.1": "the test suite on the build for CUDA 13.0, without a GPU, virtual devices included",
