@@ -184,7 +184,7 @@ def limits(measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 # A backward pass in many operators ends in the first; what the others refuse depends on more than types.
 _NOT_THEM = ("detach", "clone", "view", "set_")
-_BY_ARGUMENT = ("linalg_lstsq", "_fft_r2c", "_fft_c2c", "_fft_c2r", "_sparse_mm_reduce_impl")
+_BY_ARGUMENT = ("linalg_lstsq", "_fft_r2c", "_fft_c2c", "_fft_c2r", "_sparse_mm_reduce_impl", "scatter_reduce")
 
 
 def _grouped(texts: dict[str, str]) -> dict[str, str]:
