@@ -199,9 +199,10 @@ def _nothing(*_: object) -> None: ...
 
 def _counted(index: int) -> Account:
     """The account on a device, as the caching allocator finds it or refuses it (CUDACachingAllocator.cpp)."""
-    if index >= count():
-        raise RuntimeError(f"Invalid device argument {chr(index)}: did you call init?")  # C++ prints it as a character
-    return account_of(index)
+    try:
+        return account_of(index)
+    except torch.AcceleratorError:  # C++ prints the number as a character
+        raise RuntimeError(f"Invalid device argument {chr(index)}: did you call init?") from None
 
 
 class Markers:

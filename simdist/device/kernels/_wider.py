@@ -19,7 +19,6 @@ Tensor = torch.Tensor
 Kernel = Callable[..., object]
 Types = Mapping[torch.dtype, torch.dtype]
 _HALVES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-_BITS = {torch.bool: torch.uint8}
 _COMPLEX = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _WHOLE_NUMBERS = dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64)
 
@@ -38,13 +37,6 @@ TYPES: dict[str, Types] = {
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), _COMPLEX),
     "aten::histc": _WHOLE_NUMBERS,
     "aten::trace": _HALVES,
-    **dict.fromkeys(
-        (
-            *("aten::median", "aten::nanmedian"),
-            *("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::replication_pad1d", "aten::replication_pad2d"),
-        ),
-        _BITS,
-    ),
 }
 
 
