@@ -22,7 +22,8 @@ def test_a_call_without_a_work_is_over_when_it_returns(monkeypatch: pytest.Monke
     returned = [torch.ones(2)], object()
     operator = SimpleNamespace(redispatch=lambda *_: returned)
     keyset = SimpleNamespace(remove=lambda _: None)
-    group: Any = dist.ProcessGroup(0, 1)
+    group_class: Any = dist.ProcessGroup  # the stubs know one of its constructors
+    group = group_class(0, 1)
 
     result = recorder._function(operator, lambda *_: [None])(keyset, [torch.ones(2)], group.boxed())
 
