@@ -52,7 +52,7 @@ def main():
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
     dist.destroy_process_group()
-simdist.run(main, world_size=4, stall_s=3600).raise_for_failure()
+simdist.run(main, world_size=4, stall_s=3600, judges={judges}).raise_for_failure()
 """
 _START = """
 import simdist, torch, torch.distributed as dist
@@ -92,7 +92,8 @@ PATHS = (
         550,
         "t = torch.ones(1); r = dist.get_rank()",
     ),
-    HotPath("d", "a DDP step, 3 x 64 MLP, 4 ranks", _DDP, 5, 45),
+    HotPath("d", "a DDP step, 3 x 64 MLP, 4 ranks", _DDP.format(judges=False), 5, 45),
+    HotPath("d", "the same with all judges on", _DDP.format(judges=True), 5, 45),
     HotPath("a", "start 4 ranks, one all_reduce, tear down", _START.format(ranks=4), 5, 45),
 )
 

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
 
 from simdist.device import values_now
 from simdist.inside.python import bytes_at
+from simdist.native import NOT_LOOKED, place_not_finite
 
 __all__ = [
     "bits_inside",
     "bits_of",
     "bits_of_each",
     "first_not_finite",
+    "flat_memory",
     "is_constant",
-    "is_finite",
     "local_part",
-    "memory_of",
     "place_in_memory",
+    "tensors_in",
 ]
 
 Tensor = torch.Tensor
@@ -65,20 +67,21 @@ def is_constant(tensor: Tensor) -> bool:
     return True
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """False if an element is infinite or no number; True where that can't be seen."""
-    return first_not_finite((tensor,)) is None
-
-
 def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
     """The place of the first tensor with an element that is infinite or no number; None if there is none to be seen.
 
     What is None is left out.
     """
-    for place, found in enumerate(_readable(tensors)):
-        if found is None:
+    tensors = list(tensors)
+    there = list(filter(_is_there, tensors))
+    lying = flat_memory(there)
+    found = NOT_LOOKED if lying is None else place_not_finite(there, *lying)
+    if found != NOT_LOOKED:
+        return None if found < 0 else next(place for place, each in enumerate(tensors) if each is there[found])
+    for place, seen in enumerate(_readable(tensors)):
+        if seen is None:
             continue
-        data, elements = found
+        data, elements = seen
         # One pass; it overflows only where elements are near the range's end. Unlike `dot` it never warns of that.
         if elements.dtype is not _BYTE and math.isfinite(np.vdot(elements, elements)):
             continue
@@ -88,16 +91,34 @@ def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
     return None
 
 
-def memory_of(tensor: Tensor | None) -> tuple[int, int] | None:
-    """The address and the size of a plain, dense tensor of the CPU; None for others, and without memory."""
+def flat_memory(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int]] | None:
+    """The addresses and the sizes of plain, dense tensors of the CPU; 0 and 0 for None.
+
+    None if one of them is another kind of tensor, or has no memory.
+    """
+    # Hot: filtered and mapped they take half the time of a loop.
+    there = list(filter(_is_there, tensors))
     try:
-        if tensor is not None and type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
-            address = tensor.data_ptr()
-            if address and not tensor.is_neg():
-                return address, tensor.nbytes
+        if not _PLAIN.issuperset(map(type, there)) or any(map(_is_cuda, there)) or not all(map(_is_dense, there)):
+            return None
+        addresses, sizes = list(map(_address, there)), list(map(_size, there))
+        if 0 in addresses or any(map(_is_negated, there)):
+            return None
     except (RuntimeError, NotImplementedError):
-        pass  # sparse, or a tensor of a mode
-    return None
+        return None  # sparse, or a tensor of a mode
+    if len(there) < len(tensors):
+        places = iter(zip(addresses, sizes, strict=True))
+        found = [(0, 0) if each is None else next(places) for each in tensors]
+        return [address for address, _ in found], [size for _, size in found]
+    return addresses, sizes
+
+
+_is_there = cast("Callable[[Tensor | None], TypeGuard[Tensor]]", functools.partial(operator.is_not, None))
+_is_cuda: Callable[[Tensor], bool] = operator.attrgetter("is_cuda")
+_is_dense: Callable[[Tensor], bool] = Tensor.is_contiguous
+_is_negated: Callable[[Tensor], bool] = Tensor.is_neg
+_address: Callable[[Tensor], int] = Tensor.data_ptr
+_size: Callable[[Tensor], int] = operator.attrgetter("nbytes")
 
 
 def place_in_memory(tensor: Tensor) -> int:
@@ -106,6 +127,17 @@ def place_in_memory(tensor: Tensor) -> int:
         return int(local_part(tensor).untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def tensors_in(given: Any) -> list[Tensor]:
+    """The tensors in lists and tuples, in order."""
+    found = []
+    for each in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(each, list | tuple):
+            found += tensors_in(each)
+        elif hasattr(each, "untyped_storage"):
+            found.append(each)
+    return found
 
 
 def bits_inside(batch: Any) -> Iterator[int | None]:

@@ -81,8 +81,9 @@ class _Watch:
             return
         frame = sys._getframe(1)
         moment = self._hearing.moment(process, site_of(frame))
-        if work.name == "all_reduce":
-            self._twice.on_reduction(event, moment, by_torch=issued_by_torch(frame))
+        by_torch = issued_by_torch(frame)
+        if work.name == "all_reduce" and not by_torch:
+            self._twice.on_reduction(event, moment)
         if work.name not in ("send", "recv"):
             self._order.on_call(work, moment)
             elements = sum(map(math.prod, event.shapes)) if work.name in _SAME_SIZE else 0
@@ -92,7 +93,7 @@ class _Watch:
                 self._compare(work.member.communicator, work.sequence, last)
         if event.asynchronous and not self._hearing.strict and not getattr(work, "inner", False):
             alone = work.member.communicator.size == 1  # then there is nothing to wait for
-            if not (alone or issued_by_torch(frame) or _is_on_device(work.outputs)):
+            if not (alone or by_torch or _is_on_device(work.outputs)):
                 state = self._states[process.life, process.rank] = process.torch_state
                 state.unwaited[work] = moment
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from simdist.inside.python import copied_bytes, holds_bytes
-from simdist.judges._bits import bits_of, bits_of_each, memory_of
+from simdist.judges._bits import bits_of, bits_of_each, flat_memory
+from simdist.native import copied, holds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,19 +26,25 @@ Bits: TypeAlias = tuple[int | None, int | None, int | None]
 """Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
 
 _MOST_BYTES = 64 << 20  # that a content may copy
-_Place: TypeAlias = tuple[int, int] | None  # an address and a size
 _State: TypeAlias = tuple[int | None, ...]  # of what an optimizer keeps: None for a tensor, or what stands for the rest
 
 
 class Content:
     """Parameters with their gradients and their optimizer's state, in an optimizer's order."""
 
-    __slots__ = ("_bits", "_copies", "_states", "finite")
+    __slots__ = ("_bits", "_copies", "_sizes", "_states", "finite")
 
-    def __init__(self, bits: list[Bits] | None, copies: Sequence[bytes | None], states: Sequence[_State]) -> None:
+    def __init__(
+        self,
+        bits: list[Bits] | None,
+        copies: list[bytes | None] | None = None,
+        sizes: Sequence[int] = (),
+        states: Sequence[_State] = (),
+    ) -> None:
         self._bits = bits
         # Until there are bits: of each parameter and its gradient, in turn, and then of the tensors in the states.
-        self._copies: Sequence[bytes | None] | None = None if bits is not None else copies
+        self._copies = copies
+        self._sizes = sizes  # of these, in bytes
         self._states = states
         self.finite = False  # somebody has looked, and all parameters are
 
@@ -67,56 +73,53 @@ class Content:
     def is_at(self, look: Look) -> bool:
         """True if this is what lies there; False also if there is no copy any more."""
         copies = self._copies
-        if copies is None or len(copies) != len(look.places) or look.states != self._states:
-            return False
-        for copy, place in zip(copies, look.places, strict=True):
-            if copy is None or place is None:
-                if copy is not None or place is not None:
-                    return False
-            elif len(copy) != place[1] or not holds_bytes(place[0], copy):
-                return False
-        return True
+        return (
+            copies is not None
+            and look.sizes == self._sizes
+            and look.states == self._states
+            and holds(look.addresses, copies)
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
-    """Where parameters, their gradients and their optimizer's state lie now."""
+    """Where parameters, their gradients and their optimizer's state lie now, and how many bytes; 0 for none."""
 
-    places: Sequence[_Place]
+    addresses: Sequence[int]
+    sizes: Sequence[int]
     states: Sequence[_State]
 
     def copy(self) -> Content | None:
         """The content with a copy of all that; None if that is too much."""
-        if sum(place[1] for place in self.places if place is not None) > _MOST_BYTES:
+        if sum(self.sizes) > _MOST_BYTES:
             return None
-        return Content(None, [None if place is None else copied_bytes(*place) for place in self.places], self.states)
+        return Content(None, copied(self.addresses, self.sizes), self.sizes, self.states)
 
 
 def look_at(parameters: Sequence[Tensor | None], kept: States) -> Look | None:
     """Where parameters lie, those that are not None; None if one has no memory of the CPU to itself."""
-    places: list[_Place] = []
+    tensors: list[Tensor | None] = []
     for each in parameters:
-        gradient = None if each is None else each.grad
-        place, of_gradient = memory_of(each), memory_of(gradient)
-        if (place is None and each is not None) or (of_gradient is None and gradient is not None):
-            return None
-        places += (place, of_gradient)
-    if not kept:
-        return Look(places, _NO_STATE * len(parameters))
-    states = []
-    for each in parameters:
-        state: list[int | None] = []
-        for value in ((kept.get(each) or {}) if each is not None else {}).values():
-            if hasattr(value, "untyped_storage"):
-                place = memory_of(value)
-                if place is None:
-                    return None
-                places.append(place)
-                state.append(None)
-            else:
-                state.append(_standing_for(value))
-        states.append(tuple(state))
-    return Look(places, states)
+        tensors += (None, None) if each is None else (each, each.grad)
+    states = _NO_STATE * len(parameters)
+    if kept:
+        states = tuple(
+            _state_of(() if each is None else (kept.get(each) or {}).values(), tensors) for each in parameters
+        )
+    lying = flat_memory(tensors)
+    return None if lying is None else Look(*lying, states)
+
+
+def _state_of(values: Iterable[Any], tensors: list[Tensor | None]) -> _State:
+    """What an optimizer keeps for one parameter; its tensors are added to `tensors`."""
+    found: list[int | None] = []
+    for value in values:
+        if hasattr(value, "untyped_storage"):
+            tensors.append(value)
+            found.append(None)
+        else:
+            found.append(_standing_for(value))
+    return tuple(found)
 
 
 def summed_content(parameters: Sequence[Tensor | None], kept: States) -> Content:
@@ -126,7 +129,7 @@ def summed_content(parameters: Sequence[Tensor | None], kept: States) -> Content
     if kept:
         states = [None if each is None else _bits_of_state(kept.get(each)) for each in parameters]
     bits = zip(bits_of_each(parameters), bits_of_each(gradients), states, strict=True)
-    return Content(list(bits), (), ())
+    return Content(list(bits))
 
 
 @dataclass(slots=True)
@@ -146,7 +149,7 @@ class Newest:
         return self.content if self.step == step and self.parameters == [*map(id, parameters)] else None
 
 
-_NO_STATE: tuple[_State] = ((),)
+_NO_STATE: tuple[_State, ...] = ((),)
 
 
 def _standing_for(value: object) -> int:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from simdist.c10d import OperationAdmitted
-from simdist.judges._bits import first_not_finite, is_finite
+from simdist.judges._bits import first_not_finite, tensors_in
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges._parameter_names import name_in_group, names_in_frames
@@ -61,7 +61,7 @@ class _Watch:
         """A loss."""
         if self._done:
             return
-        if all(map(is_finite, event.tensors)):  # what came before was skipped, or shows in the gradients
+        if first_not_finite(event.tensors) is None:  # what came before was skipped, or shows in the gradients
             self._signs.pop((event.process.life, event.process.rank), None)
         else:
             moment = self._hearing.moment(event.process, event.where)
@@ -73,7 +73,7 @@ class _Watch:
             return PASS
         process = event.process
         signs = self._signs.get((process.life, process.rank))
-        if (signs is None or len(signs) < 2) and not _all_finite(event.operands):
+        if (signs is None or len(signs) < 2) and first_not_finite(tensors_in(event.operands)) is not None:
             where = site_of(sys._getframe(1))
             self._sign(
                 self._hearing.moment(process, where),
@@ -86,8 +86,8 @@ class _Watch:
         if self._done:
             return
         self._look(event, "gradient")
-        signs = self._signs.get((event.process.life, event.process.rank), [])
-        loss = next((sign for sign in signs if sign.is_loss), None)
+        signs = self._signs.get((event.process.life, event.process.rank))
+        loss = next((sign for sign in signs if sign.is_loss), None) if signs else None
         if loss is not None and not self._done:
             self._done = True
             self._hearing.find(
@@ -149,9 +149,3 @@ class _Watch:
 
     def _sign(self, moment: Moment, text: str, *, is_loss: bool = False) -> None:
         self._signs.setdefault((moment.life, moment.rank), []).append(_Sign(moment, text, is_loss))
-
-
-def _all_finite(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return all(map(_all_finite, given))
-    return not hasattr(given, "untyped_storage") or is_finite(given)

@@ -41,7 +41,7 @@ from simdist.judges._events import (
     OptimizerStepped,
 )
 from simdist.judges._file_calls import wrap_files
-from simdist.judges._sites import site_of
+from simdist.judges._sites import forget_sites, site_of
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, current_process
 
@@ -80,6 +80,7 @@ class Instruments:
     def close(self) -> None:
         """Put everything back."""
         self._placed.clear()
+        forget_sites()
         self._patches.undo()
 
     def _hook_optimizers(self) -> None:

@@ -26,10 +26,10 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from simdist.c10d import WorkIssued
-from simdist.judges._bits import bits_of, place_in_memory
+from simdist.judges._bits import bits_of, place_in_memory, tensors_in
 from simdist.judges._contents import Content
 from simdist.judges._events import ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
@@ -120,7 +120,7 @@ class _Watch:
         process = event.work.process
         who = process.life, process.rank
         if who not in self._stepped and event.name in _FILLING:
-            self._synced.setdefault(who, set()).update(map(place_in_memory, _tensors(event.work.outputs)))
+            self._synced.setdefault(who, set()).update(map(place_in_memory, tensors_in(event.work.outputs)))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,9 @@ class _Watch:
             return
         optimized = table.ranks[process.rank]
         optimized.steps = event.number + 1
-        optimized.joins = optimized.joins or self._joins(process)
+        models = self._models.get((process.life, process.rank))
+        if models and not optimized.joins:
+            optimized.joins = any(model.joins() for model in models)
         self._add(table, event.number, process, event)
 
     def _register(self, event: OptimizerBegins) -> Optimized:
@@ -175,9 +177,6 @@ class _Watch:
         places = {copy.key: place for place, copy in enumerate(copies)}
         return Optimized(weakref.ref(optimizer), moment, copies, places)
 
-    def _joins(self, process: SimProcess) -> bool:
-        return any(model.joins() for model in self._models.get((process.life, process.rank), ()))
-
     def _add(self, table: Table, number: int, process: SimProcess, event: OptimizerBegins | OptimizerStepped) -> None:
         """Keep a rank's bits after a step; the last to have theirs compares."""
         optimized = table.ranks[process.rank]
@@ -188,7 +187,7 @@ class _Watch:
             if not wanted and number >= 0:
                 return
         if number < 0:
-            content = Content([(copy.first, None, None) for copy in optimized.copies], (), ())
+            content = Content([(copy.first, None, None) for copy in optimized.copies])
         else:
             if number == 0:
                 note_first_gradients(optimized.copies)
@@ -213,7 +212,7 @@ class _Watch:
             (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
             for bits, copy in zip(row.bits, copies, strict=True)
         ]
-        row.content = Content(bits, (), ())
+        row.content = Content(bits)
         self._put(table, number, row, rank)
 
     def _put(self, table: Table, number: int, row: Row, rank: int) -> None:
@@ -233,9 +232,8 @@ class _Watch:
     def _compare(self, table: Table, number: int, rows: dict[int, Row]) -> None:
         """All ranks have taken a step: are those equal that should be?"""
         first, *others = rows
-        if all(rows[rank].is_like(rows[first]) for rank in others) and all(
-            table.ranks[rank].places == table.ranks[first].places for rank in others
-        ):
+        row, places = rows[first], table.ranks[first].places
+        if all(rows[rank].is_like(row) and table.ranks[rank].places == places for rank in others):
             if self._suspicion is not None and self._suspicion.table is table:
                 self._suspicion = None
             if not table.kept:
@@ -394,9 +392,3 @@ def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
 def _alias(copy: Copy | None) -> torch.Tensor | None:
     tensor = None if copy is None else copy.tensor()
     return None if tensor is None else tensor.detach()
-
-
-def _tensors(given: Any) -> list[torch.Tensor]:
-    if isinstance(given, list | tuple):
-        return [tensor for each in given for tensor in _tensors(each)]
-    return [given] if hasattr(given, "untyped_storage") else []

@@ -180,7 +180,11 @@ class _Watch:
             del self._passes[next(iter(self._passes))]
 
     def _rank(self, process: SimProcess) -> _Rank:
-        return self._ranks.setdefault((process.life, process.rank), _Rank())
+        who = process.life, process.rank
+        rank = self._ranks.get(who)
+        if rank is None:
+            rank = self._ranks[who] = _Rank()
+        return rank
 
     def _look_at_order(self, before: _Pass, now: _Pass) -> None:
         if not now.shuffled or now.replaces or now.size != before.size or len(now.indices) < _FEW:

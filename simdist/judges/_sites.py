@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import PurePath
-from types import FrameType
+from types import CodeType, FrameType
 
 from simdist.frames import is_internal_file, is_user_file
 
-__all__ = ["calling_site", "site_of"]
+__all__ = ["calling_site", "forget_sites", "site_of"]
 
 
 def site_of(frame: FrameType | None) -> str:
@@ -22,18 +21,28 @@ def site_of(frame: FrameType | None) -> str:
         if is_of_it is None:
             is_of_it = known[filename] = is_user_file(filename) and not is_internal_file(filename)
         if is_of_it:
-            return _written(filename, frame.f_lineno, code.co_name)
+            known_site = _sites.get((id(code), frame.f_lasti))
+            if known_site is not None:
+                return known_site[1]
+            if len(_sites) >= _MOST_SITES:
+                _sites.clear()
+            site = f"{PurePath(filename).name}:{frame.f_lineno} in {code.co_name}"
+            _sites[id(code), frame.f_lasti] = code, site  # an identity is safe as long as its object is kept
+            return site
         frame = frame.f_back
     return ""
 
 
 # Remembered, for torch is imported here: which files are torch's changes no more. Hot: a dictionary's own look-up.
 _of_the_program: dict[str, bool] = {}
+# Remembered for a world, with the code: a line's number is counted along it.
+_sites: dict[tuple[int, int], tuple[CodeType, str]] = {}
+_MOST_SITES = 1024
 
 
-@functools.lru_cache(maxsize=1024)
-def _written(filename: str, line: int, function: str) -> str:
-    return f"{PurePath(filename).name}:{line} in {function}"
+def forget_sites() -> None:
+    """Keep no code of a program any longer."""
+    _sites.clear()
 
 
 def calling_site() -> str:

@@ -56,7 +56,7 @@ class _Rank:
 
 
 class TwiceReduced:
-    """Looks on at one world; `on_reduction` is for each `all_reduce` there."""
+    """Looks on at one world; `on_reduction` is for each `all_reduce` of the program there."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
@@ -66,12 +66,10 @@ class TwiceReduced:
         hearing.listen(ModelWrapped, self._on_model)
         hearing.listen(OptimizerBegins, self._on_step)
 
-    def on_reduction(self, event: WorkIssued, moment: Moment, *, by_torch: bool) -> None:
-        """A rank reduces a tensor in place; `by_torch` for DDP's own."""
+    def on_reduction(self, event: WorkIssued, moment: Moment) -> None:
+        """The program of a rank reduces a tensor in place."""
         work = event.work
         if self._found or event.reduction not in _ADDS or work.member.communicator.size == 1:
-            return
-        if by_torch:
             return
         rank = self._of(work.process)
         group = work.member.communicator
@@ -81,7 +79,11 @@ class TwiceReduced:
                 rank.by_program.append(_Reduction(*place, group, work.describe(), moment))
 
     def _of(self, process: SimProcess) -> _Rank:
-        return self._ranks.setdefault((process.life, process.rank), _Rank())
+        who = process.life, process.rank
+        rank = self._ranks.get(who)
+        if rank is None:
+            rank = self._ranks[who] = _Rank()
+        return rank
 
     def _on_backward(self, event: BackwardCalled) -> None:
         rank = self._of(event.process)

@@ -5,20 +5,26 @@ holds it. Where it is not there, or under `SIMDIST_NATIVE=0`, the folds in Pytho
 bits, and so with the same digests. They are what it is compared with (`tests/native`).
 
 `folds.cpp` goes through the memory of all ranks at once, `tiles.inc` has the arithmetic for each type, `_folds.py` asks
-for it, `_build.py` compiles. It is given addresses and an order of additions; which order that is, backends know.
+for it. It is given addresses and an order of additions; which order that is, backends know. `memory.inc` copies,
+compares and searches memory for judges, and `_memory.py` asks for that. `_build.py` compiles.
 
 Open `_folds.py` first, then `folds.cpp`.
 """
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
 from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
+from simdist.native._memory import NOT_LOOKED, copied, holds, place_not_finite
 
 __all__ = [
+    "NOT_LOOKED",
     "VARIABLE",
     "compile_library",
     "compiler",
+    "copied",
     "copy_each",
+    "holds",
     "partial_ring",
+    "place_not_finite",
     "ring",
     "source_number",
     "tree",

@@ -18,7 +18,7 @@ __all__ = ["EXTENSION", "build_extension", "compile_library", "compiler", "sourc
 
 EXTENSION = "_native.abi3.so"
 _HERE = Path(__file__).parent
-_SOURCES = ("folds.cpp", "tiles.inc")
+_SOURCES = ("folds.cpp", "tiles.inc", "memory.inc")
 _LIMITED_API = "0x030B0000"  # Python 3.11: every later one loads what is built for it
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),

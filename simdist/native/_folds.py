@@ -27,7 +27,7 @@ VARIABLE = "SIMDIST_NATIVE"
 _BUILD = "pip install builds it"
 
 # As the enumerations of the source have them.
-_TYPES = {
+TYPES = {
     dtype: number
     for number, dtype in enumerate(
         (
@@ -38,7 +38,7 @@ _TYPES = {
 }
 _OPERATIONS = ("sum", "product", "min", "max", "fmin", "fmax", "band", "bor", "bxor")
 _CODES = {
-    (dtype, name): (number, operation) for dtype, number in _TYPES.items() for operation, name in enumerate(_OPERATIONS)
+    (dtype, name): (number, operation) for dtype, number in TYPES.items() for operation, name in enumerate(_OPERATIONS)
 }
 
 

@@ -1,4 +1,5 @@
 // simdist._native: the folds of collectives, each input read once and each output written once; and their copies.
+// What judges read of memory is in memory.inc.
 //
 // The module knows neither torch nor ranks: it is given addresses, types and orders of additions, so that one build
 // serves every torch, and every Python that has the stable ABI. What comes out has the bits that the folds in Python
@@ -44,6 +45,7 @@ using Step = void (*)(const void *local, const void *received, void *out, size_t
 using Check = bool (*)(const void *total, size_t count);
 using Oddity = bool (*)(const void *local, const void *received, size_t count);
 using Scale = void (*)(const void *from, void *to, size_t count, double factor);
+using Search = bool (*)(const char *from, size_t bytes);  // for a value that is infinite or no number
 using Divide = void (*)(void *total, size_t count, double divisor);
 
 // What an operation on elements of a type is made of; without a step it is not there.
@@ -142,12 +144,18 @@ bool is_wide() {
 #endif
 
 Kernel kernels[kTypes][kOperations];
+Search searches[kTypes];
 
 void fill_kernels() {
     Kernel (*source)(int, int) = plain::kernel_of;
+    Search (*search)(int) = plain::search_of;
 #if defined(__x86_64__)
-    if (is_wide()) source = wide::kernel_of;
+    if (is_wide()) {
+        source = wide::kernel_of;
+        search = wide::search_of;
+    }
 #endif
+    for (int type = 0; type < kTypes; ++type) searches[type] = search(type);
     for (int type = 0; type < kTypes; ++type) {
         for (int operation = 0; operation < kOperations; ++operation) {
             kernels[type][operation] = source(type, operation);
@@ -575,12 +583,18 @@ PyObject *copy(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
     Py_RETURN_TRUE;
 }
 
+#include "memory.inc"
+
 PyMethodDef methods[] = {
     {"ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ring)), METH_FASTCALL, ring_doc},
     {"tree", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tree)), METH_FASTCALL, tree_doc},
     {"partial_ring", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(partial_ring)), METH_FASTCALL,
      partial_ring_doc},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copy)), METH_FASTCALL, copy_doc},
+    {"copied", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copied)), METH_FASTCALL, copied_doc},
+    {"holds", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(holds)), METH_FASTCALL, holds_doc},
+    {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
+     not_finite_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -595,7 +609,7 @@ PyModuleDef_Slot slots[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "simdist._native", "The folds of collectives, in C++.", 0, methods, slots,
+    PyModuleDef_HEAD_INIT, "simdist._native", "The folds of collectives and what judges read, in C++.", 0, methods, slots,
     nullptr, nullptr, nullptr,
 };
 

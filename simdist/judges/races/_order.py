@@ -55,8 +55,16 @@ class _Meeting:
     root: int = -1  # of the world; -1: all hear of all
     to_root: bool = False
     news: dict[int, News] = field(default_factory=dict)  # by rank
+    all_news: News | None = None  # of all members that have come
     left: int = 0  # how many members have gone on
-    all_news: News | None = None  # of all members, once all have come
+
+    def arrive(self, rank: int, news: News) -> None:
+        """A member comes, and brings what it knows."""
+        self.news[rank] = news
+        if self.all_news is None:
+            self.all_news = news.copy()
+        else:
+            np.maximum(self.all_news, news, out=self.all_news)
 
 
 class Order:
@@ -133,7 +141,7 @@ class Order:
             meeting = self._meetings[group, work.sequence] = _Meeting(to_root=name in _TO_ROOT)
             if event.root >= 0 and name in (*_FROM_ROOT, *_TO_ROOT):
                 meeting.root = _world_rank(group, event.root)
-        meeting.news[rank] = self.publish(rank)
+        meeting.arrive(rank, self.publish(rank))
 
     def _on_wait(self, event: WorkWaited) -> None:
         work = event.work
@@ -153,13 +161,7 @@ class Order:
         if meeting is None or rank not in meeting.news:
             return
         if meeting.root < 0 or (meeting.to_root and rank == meeting.root):
-            if meeting.all_news is None:
-                news = np.maximum.reduce([*meeting.news.values()])
-                if len(meeting.news) == group.size:
-                    meeting.all_news = news
-            else:
-                news = meeting.all_news
-            self.learn(rank, news)
+            self.learn(rank, meeting.all_news)
         elif not meeting.to_root:
             self.learn(rank, meeting.news.get(meeting.root))
         meeting.left += 1
@@ -170,7 +172,7 @@ class Order:
         rank = self.enter(event.process)
         if rank >= 0:
             meeting = self._meetings.setdefault((event.communicator, -2 - event.number), _Meeting())
-            meeting.news[rank] = self.publish(rank)
+            meeting.arrive(rank, self.publish(rank))
 
     def _on_meeting(self, event: MembersMet) -> None:
         rank = self.enter(event.process)

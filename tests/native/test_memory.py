@@ -1,0 +1,94 @@
+"""What judges read of memory, with the extension and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import pytest
+import torch
+
+from simdist.judges._bits import first_not_finite, flat_memory
+from simdist.native import NOT_LOOKED, _folds, copied, holds, place_not_finite
+
+Tensor = torch.Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+ODD = (float("inf"), -float("inf"), float("nan"), -float("nan"))
+
+
+@pytest.fixture(params=["native", "python"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the extension, and without it."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    else:
+        monkeypatch.setattr(_folds, "module", None)
+    return str(request.param)
+
+
+def lying(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int]]:
+    found = flat_memory(tensors)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("either")
+def test_memory_holds_its_copy_until_a_bit_changes() -> None:
+    tensors = [torch.arange(7.0), None, torch.ones(3, dtype=torch.bool)]
+    addresses, sizes = lying(tensors)
+
+    copies = copied(addresses, sizes)
+
+    assert copies == [bytes(torch.arange(7.0).view(torch.uint8).tolist()), None, b"\1\1\1"]
+    assert holds(addresses, copies)
+    tensors[2][1] = False  # type: ignore[index]
+    assert not holds(addresses, copies)
+
+
+@pytest.mark.usefixtures("either")
+def test_what_is_missing_is_like_nothing_else() -> None:
+    addresses, sizes = lying([torch.ones(2)])
+
+    assert not holds(addresses, [None])
+    assert not holds([0], copied(addresses, sizes))
+    assert holds([0], [None])
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9000])
+def test_a_value_that_is_no_number_is_found_wherever_it_is(dtype: torch.dtype, odd: float, place: int) -> None:
+    biggest = torch.full((9001,), torch.finfo(dtype).max, dtype=dtype)
+    with_odd = biggest.clone()
+    with_odd[place] = odd
+
+    assert first_not_finite([None, biggest, torch.tensor([2**31 - 1], dtype=torch.int32)]) is None
+    assert first_not_finite([None, biggest, with_odd, with_odd]) == 2
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2])
+def test_types_that_the_extension_does_not_know_are_looked_at_without_it(dtype: torch.dtype) -> None:
+    one, odd = torch.ones(4).to(dtype), torch.tensor([1.0, float("nan")]).to(dtype)
+
+    assert place_not_finite([one], *lying([one])) == NOT_LOOKED
+    assert first_not_finite([one]) is None
+    assert (first_not_finite([one, odd]) == 1) is dtype.is_floating_point  # of complex numbers nothing is said
+
+
+@pytest.mark.parametrize("odd", [torch.ones(2, 2).t(), torch.ones(2).to_sparse(), torch.ones(2, device="meta")])
+def test_only_plain_memory_has_a_place(odd: Tensor) -> None:
+    assert flat_memory([torch.ones(2), odd]) is None
+
+
+def test_bad_arguments_are_refused(native: ModuleType) -> None:
+    with pytest.raises(ValueError, match="each address has a size"):
+        native.copied([0], [])
+    with pytest.raises(ValueError, match="each address has a type and a size"):
+        native.not_finite([0], [0, 0], [0, 0])
+    with pytest.raises(TypeError, match="a list with a copy for each address"):
+        native.holds([0], [])
+    with pytest.raises(TypeError, match="expected bytes"):
+        native.holds(lying([torch.ones(1)])[0], ["x"])
