@@ -1,8 +1,8 @@
 """What a run leaves behind: plain frozen data, without torch, so that reports and workers can carry it around.
 
-`_result.py` has the records: `Event`, `RankResult`, `RunResult`. `_spans.py` makes spans of events: which operation ran
-on which rank from when to when. The rest is the report of a run that failed, one text for `raise_for_failure`, the
-pytest plugin, the command line and `spawn`:
+`_outcome.py` has the records, `_result.py` the whole of them, `RunResult`. `_spans.py` makes spans of events: which
+operation ran on which rank from when to when. The rest is the report of a run that failed, one text for
+`raise_for_failure`, the pytest plugin, the command line and `spawn`:
 
     4 ranks, backend gloo, seed 0 (fifo order), 950.008 us of virtual time
     ranks disagree on collective #1 of group '0': ranks 0, 2, 3 all_reduce of float32[6]; rank 1 all_reduce...
@@ -19,8 +19,9 @@ real processes has the same report. `report_of` (`_report.py`) makes it, within 
 number of ranks.
 """
 
+from simdist.result._outcome import Event, FaultResult, JudgeFinding, RankResult, Status
 from simdist.result._report import LINES, WIDTH, Report, report_of
-from simdist.result._result import Event, FaultResult, JudgeFinding, RankResult, RunResult, Status
+from simdist.result._result import RunResult
 from simdist.result._spans import Span, spans_of
 from simdist.result._words import exit_words, how_it_ended
 

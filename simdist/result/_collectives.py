@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simdist.result._result import Event
+from simdist.result._outcome import Event
 from simdist.values import rank_text
 
 __all__ = ["uneven_collectives"]

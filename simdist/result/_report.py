@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from simdist.result._collectives import uneven_collectives
-from simdist.result._result import RankResult, RunResult
+from simdist.result._outcome import Outcome, RankResult
 from simdist.result._stanzas import Ended, stanza_lines, stanzas_of
 from simdist.result._words import how_it_ended
 from simdist.values import format_duration, plain
@@ -55,7 +55,7 @@ class Report:
 
 
 def report_of(
-    result: RunResult,
+    result: Outcome,
     *,
     first: RankResult | None = None,
     tracebacks: Mapping[int, TracebackType] | None = None,
@@ -87,7 +87,7 @@ def report_of(
     )
 
 
-def _headline(result: RunResult, ended: Ended) -> str:
+def _headline(result: Outcome, ended: Ended) -> str:
     first = result.first_failure()
     if first is None and result.findings:
         return _found_headline(result)
@@ -97,7 +97,7 @@ def _headline(result: RunResult, ended: Ended) -> str:
     return f"{failed} of {len(result.ranks)} ranks failed, rank {first.rank} first: {_clipped(ended(first))}"
 
 
-def _found_headline(result: RunResult) -> str:
+def _found_headline(result: Outcome) -> str:
     finding = result.findings[0]
     who = f", rank {finding.rank}" if finding.rank >= 0 else ""
     return f"every rank came to its end, but judge {finding.judge} found{who}: {_clipped(finding.problem)}"
@@ -110,7 +110,7 @@ def _idle_headline(idle: int) -> str:
     return f"every rank did well, but what {who} for did not happen; one that need not strike is given optional=True"
 
 
-def _setting(result: RunResult) -> str:
+def _setting(result: Outcome) -> str:
     count = len(result.ranks)
     order = f" ({result.policy} order)" if result.policy else ""
     words = [
@@ -123,7 +123,7 @@ def _setting(result: RunResult) -> str:
     return ", ".join(words)
 
 
-def _fault_lines(result: RunResult) -> list[str]:
+def _fault_lines(result: Outcome) -> list[str]:
     struck = [event for event in result.events if event.kind == "fault"]
     lines = [f"fault at {format_duration(event.time_ns)}: {event.data.get('text')}" for event in struck]
     more = len(lines) - _FAULTS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from simdist.result._result import Event
+from simdist.result._outcome import Event
 
 __all__ = ["Span", "spans_of"]
 

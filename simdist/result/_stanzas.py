@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from simdist.frames import raising_line
-from simdist.result._result import Event, RankResult, RunResult
+from simdist.result._outcome import Event, Outcome, RankResult
 from simdist.result._spans import spans_of
 from simdist.values import format_duration, number_text, rank_text
 
@@ -52,7 +52,7 @@ class Stanza:
 
 
 def stanzas_of(
-    result: RunResult, first: RankResult | None, tracebacks: Mapping[int, TracebackType], ended: Ended
+    result: Outcome, first: RankResult | None, tracebacks: Mapping[int, TracebackType], ended: Ended
 ) -> list[Stanza]:
     """First the rank to blame, then other failures, then the rest."""
     entries = _entries(result)
@@ -90,7 +90,7 @@ def stanza_lines(stanzas: Sequence[Stanza], first: RankResult | None, room: int)
     return lines
 
 
-def _entries(result: RunResult) -> dict[int, list[_Entry]]:
+def _entries(result: Outcome) -> dict[int, list[_Entry]]:
     """What each rank did, in order."""
     found: dict[int, list[_Entry]] = {}
     for span in spans_of(result.events, result.virtual_time_ns):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from simdist.result._result import RankResult
+from simdist.result._outcome import RankResult
 from simdist.values import text_of, without_source
 
 __all__ = ["exit_words", "how_it_ended"]

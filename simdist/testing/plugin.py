@@ -144,7 +144,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.simdist_scheduler is not None:
         from simdist.testing._plugin._elsewhere import Elsewhere
 
-        config.pluginmanager.register(Elsewhere(config, config.option.simdist_scheduler), "simdist-elsewhere")
+        elsewhere = Elsewhere(config, config.option.simdist_scheduler, is_simulated)
+        config.pluginmanager.register(elsewhere, "simdist-elsewhere")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ import pytest
 from simdist.errors import ArgumentError
 from simdist.programs import Worker, Workers, workers_problems
 from simdist.testing._plugin._served import Observed, ServedTests
-from simdist.testing.plugin import is_simulated
 
 __all__ = ["Elsewhere"]
 
@@ -28,11 +27,13 @@ __all__ = ["Elsewhere"]
 class Elsewhere:
     """The loop over the tests of a session, some of which others run; a plugin.
 
+    `is_simulated` says of a test whether it drives worlds.
+
     Raises:
         pytest.UsageError: `address` is none, or another option does not go with it.
     """
 
-    def __init__(self, config: pytest.Config, address: str) -> None:
+    def __init__(self, config: pytest.Config, address: str, is_simulated: Callable[[pytest.Item], bool]) -> None:
         option = config.option
         problems = [each.replace("workers", "--simdist-scheduler", 1) for each in workers_problems(address)]
         problems += [
@@ -47,6 +48,7 @@ class Elsewhere:
         if problems:
             raise pytest.UsageError("\n".join(problems))
         self._address = address
+        self._is_simulated = is_simulated
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -57,7 +59,7 @@ class Elsewhere:
         there = {
             item.nodeid: item
             for item in session.items
-            if is_simulated(item) or item.get_closest_marker("simdist_sweep") is not None
+            if self._is_simulated(item) or item.get_closest_marker("simdist_sweep") is not None
         }
         here = [item for item in session.items if item.nodeid not in there]
         for item, following in zip(here, [*here[1:], None], strict=False):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from simdist.errors import SimdistError, StallError
 from simdist.faults import Fault
@@ -15,9 +15,7 @@ from simdist.process import SimProcess
 from simdist.result import RunResult
 from simdist.testing._plugin._frames import hides, traceback_of
 from simdist.testing._plugin._settings import Settings, nanoseconds
-
-if TYPE_CHECKING:
-    from simdist.testing._plugin._worlds import Worlds
+from simdist.testing._plugin._worlds import Worlds
 
 __all__ = ["LiveWorld", "RankView"]
 

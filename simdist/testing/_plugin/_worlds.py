@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import pytest
 
@@ -23,10 +23,7 @@ from simdist.testing._plugin._surroundings import pytest_on_ranks
 from simdist.testing._plugin._verdict import ended, failure_of, primary_of
 from simdist.world import World, WorldSpec
 
-if TYPE_CHECKING:
-    from simdist.testing._plugin._live import LiveWorld
-
-__all__ = ["Record", "Worlds", "add_to_report", "replay_command", "without_seed", "worlds_of"]
+__all__ = ["Record", "UnderWay", "Worlds", "add_to_report", "replay_command", "without_seed", "worlds_of"]
 
 _CAPTURING = ("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary")
 
@@ -41,6 +38,42 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
 
+class UnderWay(Protocol):
+    """A world between its start and its end, which the test drives: `LiveWorld`."""
+
+    @property
+    def now_ns(self) -> int:
+        """Virtual time."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def max_restarts(self) -> int:
+        """How often all ranks are started again."""
+        ...
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """What was given to it."""
+        ...
+
+    def bring_in(self, fault: Fault) -> None:
+        """Give it a fault now."""
+        ...
+
+    def lift(self, fault: Fault) -> None:
+        """End a fault now."""
+        ...
+
+    def close(self) -> None:
+        """End it where it stands."""
+        ...
+
+
 class Worlds:
     """All worlds of one test, in order."""
 
@@ -51,7 +84,7 @@ class Worlds:
         self.full_trace = bool(item.config.getoption("fulltrace", False))
         self.drives = "sim" in item.fixturenames  # from outside; else its body runs on each rank
         self.records: list[Record] = []
-        self.live: LiveWorld | None = None  # under way
+        self.live: UnderWay | None = None
         self.notes: list[str] = []
         self.schedule = 0  # the number of the one that is explored; 0 is the usual one
 
