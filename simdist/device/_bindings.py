@@ -20,13 +20,23 @@ from simdist.device._cuda_build import refused_bindings
 from simdist.device._history import allocation_traceback, record, recorded
 from simdist.device._memory import Account
 from simdist.device._pools import snapshot
-from simdist.device._state import account_of, count, invalid_device, present
+from simdist.device._state import account_of, count, invalid_device, present, present_or_none
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels._kernels import also_wrap
 from simdist.inside.torch import begin_cuda, compiled_base, cuda_variables, is_built_for_cuda
+from simdist.process import current_process
 
-__all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "runtime_library"]
+__all__ = [
+    "CUDA_VERSION",
+    "NAME",
+    "DeviceProperties",
+    "Markers",
+    "bindings",
+    "exchanging",
+    "finding",
+    "runtime_library",
+]
 
 NAME = "simdist virtual GPU"
 CUDA_VERSION = "13.0"
@@ -94,10 +104,34 @@ def _exchange_device(index: int) -> int:
         return -1
     if not cuda_variables["_initialized"]:  # hot
         begin_cuda()
-    before = core().current()
+    before = core().device().index
     if index != before:
         _set_device(index)
     return before
+
+
+def exchanging(original: Callable[[int], int]) -> Callable[[int], int]:
+    """What `torch.cuda.device` calls when it is entered and left. Hot, hence not `_exchange_device` alone."""
+
+    @functools.wraps(original)
+    def exchange(index: int) -> int:
+        if current_process() is None:
+            return original(index)
+        before = core().device().index
+        return before if index == before and cuda_variables["_initialized"] else _exchange_device(index)
+
+    return exchange
+
+
+def finding(original: Callable[[], bool]) -> Callable[[], bool]:
+    """`torch.cuda.is_available`. Hot: torch asks whenever it looks for the current device."""
+
+    @functools.wraps(original)
+    def is_available() -> bool:
+        devices = present_or_none()
+        return original() if devices is None else bool(devices.accounts)
+
+    return is_available
 
 
 def _can_access_peer(device: int, other: int) -> bool:
@@ -124,18 +158,18 @@ def _external_stream(handle: int, index: int) -> tuple[int, int, int]:
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-    if core().current() != device_index:
+    if core().device().index != device_index:
         _set_device(device_index)
     core().select_stream(device_index, stream_id)
 
 
 def _sleep(cycles: int) -> None:
-    index = core().current()
+    index = core().device().index
     present().streams.enqueue(index, core().stream(index), cycles * 1_000_000_000 // CYCLES_PER_SECOND)
 
 
 def _synchronize() -> None:
-    present().streams.synchronize_device(core().current())
+    present().streams.synchronize_device(core().device().index)
 
 
 def _stream_of(index: int | None) -> torch.Stream:
@@ -285,7 +319,7 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_CudaDeviceProperties": DeviceProperties,
         "_cuda_init": _init,
         "_cuda_getDeviceCount": count,
-        "_cuda_getDevice": lambda: core().current(),
+        "_cuda_getDevice": lambda: core().device().index,
         "_cuda_setDevice": _set_device,
         "_cuda_exchangeDevice": _exchange_device,
         "_cuda_maybeExchangeDevice": _exchange_device,

@@ -75,7 +75,7 @@ def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
             target = torch.device("cpu")
         size = source.numel() * source.element_size()
         devices = [place.index for place in (source.device, target) if place.type == "cuda"]
-        devices = [core().current() if index is None else index for index in devices]
+        devices = [core().device().index if index is None else index for index in devices]
         if len(devices) == 1:
             _take(devices[0], "copy", model.copy_ns(size))
         elif devices:

@@ -10,7 +10,7 @@ import torch
 
 from simdist.cluster import Cluster
 from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
-from simdist.device._bindings import CUDA_VERSION, Markers, bindings, runtime_library
+from simdist.device._bindings import CUDA_VERSION, Markers, bindings, exchanging, finding, runtime_library
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import Hardware, enter, there_are_devices
 from simdist.device._streams import torch_streams
@@ -100,7 +100,8 @@ class DeviceState:
                 if hasattr(module, name):
                     patches.replace(module, name, _kept_out(getattr(module, name), getattr(streams, name)))
         for name in ("_exchange_device", "_maybe_exchange_device"):
-            patches.wrap(torch.cuda, name, _on_ranks(names["_cuda_exchangeDevice"]))
+            patches.wrap(torch.cuda, name, exchanging)
+        patches.wrap(torch.cuda, "is_available", finding)
         patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
         patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
         patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _on_ranks(lambda: False))
@@ -194,7 +195,7 @@ def _with_the_current_device(original: Callable[..., object]) -> object:
     def prepare(mode: object, key: list[object], *args: object) -> None:
         original(mode, key, *args)
         if current_process() is not None:
-            key.append(core().current())  # at the end, for sizes without a number are found in it by their places
+            key.append(core().device().index)  # at the end, for sizes without a number are found in it by their places
 
     return prepare
 

@@ -35,13 +35,25 @@ class Mark:
         [5]
     """
 
-    __slots__ = ("_callbacks", "at_ns", "cause", "clock")
+    __slots__ = ("at_ns", "callbacks", "cause", "clock")
 
     def __init__(self, at_ns: int | None = None, cause: Cause | None = None) -> None:
         self.at_ns = at_ns
         self.cause = cause  # why it is not known
         self.clock: dict[tuple[int, int], int] | None = None  # what is over by then, in a world that looks for races
-        self._callbacks: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []  # for when it is known; see `when_known`
+
+    # -- for a task that parks until it is known -----------------------------------------------------------------
+
+    def describe(self) -> str:
+        """What the task does, and what that depends on."""
+        return "synchronize with a stream" + ("" if self.cause is None else f" that waits for {self.cause.describe()}")
+
+    def waits_for(self) -> Iterable[Task]:
+        """The tasks that could bring it about."""
+        return () if self.cause is None else self.cause.waits_for()
+
+    # -- the moment ----------------------------------------------------------------------------------------------
 
     def settle(self, at_ns: int) -> None:
         """It is known now. Does nothing the second time."""
@@ -49,7 +61,7 @@ class Mark:
             return
         self.at_ns = at_ns
         self.cause = None  # streams keep marks, and what caused them would be kept with its tensors
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self.callbacks = self.callbacks, []
         if _due:  # a callback has settled this one: what waits for it is next
             _due.append(callbacks[::-1])
             return
@@ -67,7 +79,7 @@ class Mark:
     def when_known(self, callback: Callable[[], None]) -> None:
         """Call `callback` when it is known; at once if it is."""
         if self.at_ns is None:
-            self._callbacks.append(callback)
+            self.callbacks.append(callback)
         else:
             callback()
 

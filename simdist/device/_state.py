@@ -176,7 +176,7 @@ def account_of(index: int | None) -> Account:
     if not devices.generators:
         begin_cuda()
     if index is None:
-        index = core().current()
+        index = core().device().index
     accounts = devices.accounts
     if index >= len(accounts):
         raise invalid_device()

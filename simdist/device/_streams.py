@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +25,6 @@ from simdist.device._marks import Mark, after, latest
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import begin_cuda, core_names
-from simdist.kernel import Task
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -38,21 +36,6 @@ __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_p
 _CUDA = 1
 _GREATEST_PRIORITY = -3  # of those that a device has, torch has pools for four
 CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
-
-
-class _StreamWait:
-    """A task waits on the host for a moment on a stream that nobody knows yet."""
-
-    def __init__(self, mark: Mark) -> None:
-        self._mark = mark
-
-    def describe(self) -> str:
-        cause = self._mark.cause
-        return "synchronize with a stream" + ("" if cause is None else f" that waits for {cause.describe()}")
-
-    def waits_for(self) -> Iterable[Task]:
-        cause = self._mark.cause
-        return () if cause is None else cause.waits_for()
 
 
 class Streams:
@@ -132,7 +115,7 @@ class Streams:
                 del self._tails[key]
                 self._ready_ns[key] = mark.at_ns or 0
 
-        mark.when_known(settled)
+        mark.callbacks.append(settled)
 
     def is_ready(self, index: int, number: int) -> bool:
         """True if a stream is done with everything."""
@@ -148,7 +131,10 @@ class Streams:
         if self.races is not None:
             self.races.order_host_after_all(index)
         if self._ready_ns or self._tails:
-            marks = [self.mark(*key) for key in {**self._ready_ns, **self._tails} if key[0] == index]
+            marks = []
+            for device, number in {**self._ready_ns, **self._tails}:
+                if device == index:
+                    marks.append(self.mark(device, number))
             self.wait_for(marks[0] if len(marks) == 1 else latest(marks))
 
     def synchronize_current(self, index: int) -> None:
@@ -166,11 +152,11 @@ class Streams:
         if self.races is not None:
             self.races.order_host(mark.clock)
         if mark.at_ns is None:
-            mark.when_known(process.wake)
-            wait = _StreamWait(mark)
+            mark.callbacks.append(process.wake)
             while mark.at_ns is None and not (heeds_errors and self.error is not None):
-                process.simulation.park(wait)
-                process.drain()
+                process.simulation.park(mark)
+                if process.inbox or process.pending:  # hot
+                    process.drain()
         if mark.at_ns is not None and mark.at_ns > process.simulation.now_ns:
             self.sleep_until(mark.at_ns)
         if heeds_errors and self.error is not None:
@@ -199,7 +185,7 @@ class StreamBase(torch.Stream):
             index, number = place["device_index"], place["stream_id"]
         else:
             begin_cuda()
-            index = core().current()
+            index = core().device().index
             number = of_this_process().new(index)
         made: StreamBase = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
         if priority > 0:

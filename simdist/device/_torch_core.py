@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 
 from simdist.device._cuda_build import require_unused
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import device_guard, device_hooks
+from simdist.inside.torch import CxxDevice, device_guard, device_hooks
 
 __all__ = ["Core", "core", "current_device", "current_stream", "select_stream", "why_no_devices"]
 
@@ -36,7 +36,7 @@ class Core:
     def __init__(self) -> None:
         guard, hooks = device_guard(), device_hooks()
         self._hooks = hooks
-        self.current: Callable[[], int] = guard.current
+        self.device: Callable[[], CxxDevice] = guard.device
         """The current device."""
         self.select: Callable[[int], None] = guard.select
         """Make a device the current one."""
@@ -80,7 +80,7 @@ def why_no_devices() -> str:
 
 def current_device() -> int:
     """The number of the calling thread's current device."""
-    return core().current()
+    return core().device().index
 
 
 def current_stream(index: int) -> int:

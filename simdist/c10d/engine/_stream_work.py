@@ -49,20 +49,20 @@ class StreamWork(SimWork):
         """It was issued, and is over at `end`."""
         self.index, self.streams, self.end = index, streams, end
         self.issued_ns, self.timeout_ns = issued_ns, timeout_ns
-        end.when_known(self._ended)
+        if end.at_ns is None:  # hot
+            end.callbacks.append(self._ended)
+        else:
+            self._ended()
 
     def _ended(self) -> None:
         simulation = self.process.simulation
         if self.end.at_ns is not None and self.end.at_ns > simulation.now_ns:
-            simulation.call_at(self.end.at_ns, self._finish)
-        else:
-            self._finish()
-
-    def _finish(self) -> None:
-        self.ended_ns = self.process.simulation.now_ns
+            simulation.call_at(self.end.at_ns, self._ended)
+            return
+        self.ended_ns = simulation.now_ns
         self.member.pending.pop(self, None)
         self.finish()
-        if self.waited:
+        if self.waited and self.process.simulation.bus.heard:
             self._tell()
 
     def _tell(self) -> None:

@@ -65,7 +65,7 @@ def _structural(op: Operator) -> Callable[..., object]:
 
     def kernel(*args: object, **kwargs: object) -> object:
         # C++ makes the parts of a new tensor on the current device, which the CUDA kernels of torch select first.
-        index, before = _index_of(args, kwargs), core().current()
+        index, before = _index_of(args, kwargs), core().device().index
         if index in (before, None):
             return redispatch(SPARSE_CPU, *args, **kwargs)
         core().select(index)

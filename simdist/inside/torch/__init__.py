@@ -84,6 +84,7 @@ from simdist.inside.torch._dispatch import (
     without_modes,
 )
 from simdist.inside.torch._guard import (
+    CxxDevice,
     device_guard,
     ensure_guard,
     guards_go_with_threads,
@@ -162,6 +163,7 @@ __all__ = [
     "BackendOptions",
     "BackendRequest",
     "BaseFuture",
+    "CxxDevice",
     "DispatchKey",
     "FakeTensorMode",
     "FileStore",

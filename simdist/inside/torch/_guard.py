@@ -21,6 +21,7 @@ from simdist.inside.torch._cxx import Pointer, Table, address_of, library, stand
 
 __all__ = [
     "CUDA_TYPE",
+    "CxxDevice",
     "DeviceGuard",
     "device_guard",
     "ensure_guard",
@@ -34,6 +35,14 @@ _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 # Places in the table of `DeviceGuardImplInterface`.
 _TYPE, _GET_DEVICE, _SET_DEVICE, _GET_STREAM, _EXCHANGE_STREAM = 0, 2, 3, 5, 9
 _WORDS = 64  # more than its table has
+
+
+class CxxDevice(ctypes.Structure):
+    """`c10::Device`."""
+
+    type: int
+    index: int
+    _fields_ = (("type", ctypes.c_int8), ("index", ctypes.c_int8))
 
 
 class _Stream(ctypes.Structure):
@@ -55,7 +64,9 @@ class DeviceGuard:
         self._old = self._registry[CUDA_TYPE]  # of a CUDA build
         self._guard = self._make()
         table = table_of(self._guard)
-        self._get = ctypes.CFUNCTYPE(ctypes.c_int16, Pointer)(table[_GET_DEVICE])
+        get = ctypes.CFUNCTYPE(CxxDevice, Pointer)(table[_GET_DEVICE])
+        self.device: Callable[[], CxxDevice] = functools.partial(get, self._guard)
+        """The current device. Hot, therefore no function of Python's."""
         self._set = ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int16)(table[_SET_DEVICE])
         self._get_stream = ctypes.CFUNCTYPE(_Stream, Pointer, ctypes.c_int16)(table[_GET_STREAM])
         self._set_stream = ctypes.CFUNCTYPE(_Stream, Pointer, _Stream)(table[_EXCHANGE_STREAM])
@@ -65,10 +76,6 @@ class DeviceGuard:
             self.give_back()
 
     # -- the current device and stream ---------------------------------------------------------------------------
-
-    def current(self) -> int:
-        """The current device."""
-        return int(self._get(self._guard)) >> 8
 
     def select(self, index: int) -> None:
         """Make a device the current one."""
@@ -126,10 +133,10 @@ class DeviceGuard:
         return address
 
     def _check(self) -> None:
-        before = self.current()
+        before = self.device().index
         for index in (3, before):
             self.select(index)
-            if self.current() != index:
+            if self.device().index != index:
                 raise unknown("keeps the current device elsewhere")
         for number in (5, 0):
             self.select_stream(2, number)

@@ -101,7 +101,7 @@ class DeviceHooks:
             _INIT: yes,
             _COUNT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: self.count()),
             _SET_CURRENT: ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int8)(lambda _, index: guard.select(index)),
-            _GET_CURRENT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: guard.current()),
+            _GET_CURRENT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: guard.device().index),
             _IS_PINNED: ctypes.CFUNCTYPE(ctypes.c_bool, Pointer, Pointer)(lambda _, data: data in self.pinned),
             _PINNED_ALLOCATOR: ctypes.CFUNCTYPE(Pointer, Pointer)(lambda _: allocator),
             _HAS_CUDA: yes,

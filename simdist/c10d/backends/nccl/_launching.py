@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from _thread import get_ident
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ class NcclGroup(NcclMember):
         member = self._member
         simulation = self._communicator.simulation
         current = simulation.current
-        if current is None or current.doomed or not simulation.owns_this_thread():
+        if current is None or current.doomed or get_ident() != simulation.current_ident:
             simulation.check()
         elif current.context is not member.process:
             member.refuse_stranger(current.context)

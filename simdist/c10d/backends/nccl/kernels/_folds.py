@@ -136,7 +136,7 @@ def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int =
     loops = list(_loops(data[0].numel(), data[0].element_size(), ranks, channels, loop_bytes))
     done = 0
     for place, end, size in loops:
-        done = _by_ring(operands, data, first=place, last=end, chunk=size)
+        done = _by_ring(operands, None, first=place, last=end, chunk=size)
         if done < end:
             break
     if done < data[0].numel():
@@ -161,7 +161,8 @@ def _loops(length: int, element: int, ranks: int, channels: int, loop_bytes: int
     """The loops of all channels over so many elements: from where to where, and how many the chunks have."""
     chunk = loop_bytes // element
     aligned = max(1, ALIGNED_BYTES // element)
-    for place, end in parts_of(length, channels, aligned):
+    parts = [(0, length)] if channels == 1 else parts_of(length, channels, aligned)  # hot
+    for place, end in parts:
         while place < end:
             left = end - place
             each = -(-left // ranks)
@@ -172,7 +173,7 @@ def _loops(length: int, element: int, ranks: int, channels: int, loop_bytes: int
 
 def _by_ring(
     operands: Sequence[Operand],
-    targets: Sequence[Tensor],
+    targets: Sequence[Tensor] | None,
     *,
     chunk: int,
     first: int = 0,
@@ -180,7 +181,7 @@ def _by_ring(
     owner: int = 0,
     each: bool = False,
 ) -> int:
-    """Let the extension do it; up to which element it has."""
+    """Let the extension do it, by default in place; up to which element it has."""
     named = _native_name(operands)
     if named is None:
         return first
