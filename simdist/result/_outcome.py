@@ -10,7 +10,7 @@ from typing import Any, Literal
 from simdist.errors import DeadlockError
 from simdist.values import repr_of, text_of
 
-__all__ = ["Event", "FaultResult", "JudgeFinding", "Outcome", "RankResult", "Status"]
+__all__ = ["Event", "FaultResult", "JudgeFinding", "Outcome", "RankResult", "Status", "first_to_fail"]
 
 Status = Literal["returned", "raised", "exited", "killed", "hung"]
 
@@ -188,22 +188,12 @@ class Outcome:
     findings: tuple[JudgeFinding, ...] = ()
     sometimes: tuple[tuple[str, bool], ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        """True if every rank returned or exited with code 0, every fault struck that is not optional, and no judge
-        found anything."""
-        return all(rank.ok for rank in self.ranks) and all(fault.ok for fault in self.faults) and not self.findings
 
-    @property
-    def values(self) -> list[Any]:
-        """What each rank's function returned, by rank."""
-        return [rank.value for rank in self.ranks]
-
-    def first_failure(self) -> RankResult | None:
-        """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
-        order = {"killed": 0, "exited": 1, "raised": 2, "hung": 3}
-        failed = [rank for rank in self.ranks if not rank.ok]
-        return min(failed, key=lambda r: (r.status == "hung", r.ended_ns, order[r.status], r.rank), default=None)
+def first_to_fail(ranks: Sequence[RankResult]) -> RankResult | None:
+    """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
+    order = {"killed": 0, "exited": 1, "raised": 2, "hung": 3}
+    failed = [rank for rank in ranks if not rank.ok]
+    return min(failed, key=lambda r: (r.status == "hung", r.ended_ns, order[r.status], r.rank), default=None)
 
 
 def _jsonable(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from simdist.result._collectives import uneven_collectives
-from simdist.result._outcome import Outcome, RankResult
+from simdist.result._outcome import Outcome, RankResult, first_to_fail
 from simdist.result._stanzas import Ended, stanza_lines, stanzas_of
 from simdist.result._words import how_it_ended
 from simdist.values import format_duration, plain
@@ -66,7 +66,7 @@ def report_of(
     `first` is the rank to blame, if it is not the one that failed first; `tracebacks` tell where the ranks stand that
     hang or were killed; `ended` has the words for how a rank ended.
     """
-    first = result.first_failure() if first is None else first
+    first = first_to_fail(result.ranks) if first is None else first
     faults = _fault_lines(result)
     findings = [line for finding in result.findings for line in finding.lines()][:_FINDINGS]
     deadlock = result.deadlock
@@ -88,7 +88,7 @@ def report_of(
 
 
 def _headline(result: Outcome, ended: Ended) -> str:
-    first = result.first_failure()
+    first = first_to_fail(result.ranks)
     if first is None and result.findings:
         return _found_headline(result)
     if first is None:

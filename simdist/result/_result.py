@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdist.errors import RunFailedError
-from simdist.result._outcome import Outcome
+from simdist.result._outcome import Outcome, RankResult, first_to_fail
 from simdist.result._report import report_of
 
 __all__ = ["RunResult"]
@@ -27,10 +27,25 @@ class RunResult(Outcome):
     whether it held.
     """
 
+    @property
+    def ok(self) -> bool:
+        """True if every rank returned or exited with code 0, every fault struck that is not optional, and no judge
+        found anything."""
+        return all(rank.ok for rank in self.ranks) and all(fault.ok for fault in self.faults) and not self.findings
+
+    @property
+    def values(self) -> list[Any]:
+        """What each rank's function returned, by rank."""
+        return [rank.value for rank in self.ranks]
+
     def __str__(self) -> str:
         """The run's report: how many ranks failed, each rank's end and last operations, faults, findings, replay."""
         report = report_of(self)
         return f"{report.headline}\n{report}" if report.headline else str(report)
+
+    def first_failure(self) -> RankResult | None:
+        """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
+        return first_to_fail(self.ranks)
 
     def raise_for_failure(self) -> None:
         """Do nothing if the run is `ok`.
