@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import networkx
 import pytest
 
 import simdist
-from tests.sources import source
+from tests.sources import Import, source
 
 HOME = Path(str(simdist.__file__)).parent
 MOST = 25
@@ -47,3 +48,35 @@ def test_only_the_doors_of_a_house_know_the_room_behind_them(house: str, room: s
     wrong = sorted({file for file, module in imported(HOME / house) if f"{module}.".startswith(f"{name}.")} - doors)
 
     assert wrong == []
+
+
+def test_files_that_import_each_other_say_why() -> None:
+    """One file of each circle does. Imports in functions and for the type checker count, those of packages do not."""
+    files = {module_of(path): path for path in HOME.rglob("*.py")}
+    graph = networkx.DiGraph(
+        (name, found)
+        for name, path in files.items()
+        if path.name != "__init__.py"
+        for each in source(path).imports
+        if (found := defining(each, files)) is not None and found != name
+    )
+
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
+
+    said = [[name for name in circle if "Circle of imports:" in files[name].read_text()] for circle in circles]
+    assert [circle for circle, names in zip(circles, said, strict=True) if len(names) != 1] == []
+
+
+def module_of(path: Path) -> str:
+    """The name under which a file is imported."""
+    return ".".join(path.relative_to(HOME.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def defining(found: Import, files: Mapping[str, Path]) -> str | None:
+    """The file that defines what is imported, behind the faces of packages; None if it is not ours."""
+    while found.module in files and found.full not in files and files[found.module].name == "__init__.py":
+        inner = next((each for each in source(files[found.module]).imports if each.as_name == found.name), None)
+        if inner is None:
+            break
+        found = inner
+    return found.full if found.full in files else found.module if found.module in files else None

@@ -1,4 +1,8 @@
-"""Whose devices: what each process has, and the hosts' devices under it, for the length of a world."""
+"""Whose devices: what each process has, and the hosts' devices under it, for the length of a world.
+
+Circle of imports: the devices of a process own its accounts, streams, history and races, and each of these asks for the
+devices of the process that calls.
+"""
 
 from __future__ import annotations
 

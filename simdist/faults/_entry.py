@@ -1,4 +1,7 @@
-"""One fault of a simulated run: its account, what it can do to the simulation, and to the rank that it strikes."""
+"""One fault of a simulated run: its account, what it can do to the simulation, and to the rank that it strikes.
+
+Circle of imports: the injector makes an entry for each fault, and an entry acts on the world through its injector.
+"""
 
 from __future__ import annotations
 

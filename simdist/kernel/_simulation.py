@@ -2,6 +2,9 @@
 
 What lies in the future is in `_timetable.py`, what tasks do in `_turns.py`; this is the world as its host sees it, who
 runs it, waits for it, looks at it, and unwinds what is left.
+
+Circle of imports: a task belongs to its simulation, and the simulation hands the baton to its tasks; policies, waits,
+reports and the watchdog look at both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One simulated process: a rank in one of its lives."""
+"""One simulated process: a rank in one of its lives.
+
+Circle of imports: a process owns its threads, programs, masks of signals and environment, and each of these acts on it.
+"""
 
 from __future__ import annotations
 

@@ -23,10 +23,11 @@ is said of it, `_cures.py` what usually helps, `_kept.py` how a sweep goes on th
 
 from simdist.sweeps._api import sweep
 from simdist.sweeps._crashes import CameBack, Crashes
+from simdist.sweeps._failure import Failure, Tried
 from simdist.sweeps._picture import picture
 from simdist.sweeps._points import STRIKES, Case, Point, Strike
 from simdist.sweeps._replays import test_text, write_replays
-from simdist.sweeps._report import Failure, Line, SweepReport, Tried, alike, counted, unseen_words
+from simdist.sweeps._report import Line, SweepReport, alike, counted, unseen_words
 from simdist.sweeps._sweep import sweep_plan, swept
 from simdist.sweeps._tries import Tries
 

@@ -10,8 +10,8 @@ from simdist.programs import Attempt, PlanProgram, Problems, Program, Ran, Seen,
 from simdist.result import RunResult
 from simdist.scenario import Expectations, Plan, difference, judge_training, lost_steps, lost_words, undisturbed
 from simdist.sweeps._calls import Call
+from simdist.sweeps._failure import Failure, Tried
 from simdist.sweeps._points import Case, Watcher
-from simdist.sweeps._report import Failure, Tried
 from simdist.sweeps._second_lives import KnownEndError, SecondLife, SecondLives, left_in
 from simdist.sweeps._tries import Tries
 from simdist.world import observed_by

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from simdist.errors import ArgumentError
+from simdist.sweeps._failure import Failure, Tried
 from simdist.sweeps._points import Case, Point
-from simdist.sweeps._report import Failure, Tried
 from simdist.sweeps._tries import Tries
 
 __all__ = ["Kept"]

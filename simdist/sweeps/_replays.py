@@ -10,8 +10,8 @@ from simdist.errors import ArgumentError
 from simdist.programs import PlanProgram
 from simdist.scenario import Expectations, Plan, run_scenario, scenario_text
 from simdist.sweeps._crashes import attempt_of
+from simdist.sweeps._failure import Failures
 from simdist.sweeps._picture import picture
-from simdist.sweeps._report import SweepReport
 
 __all__ = ["test_text", "write_replays", "write_tests"]
 
@@ -44,7 +44,7 @@ def test_{function}() -> None:
 '''
 
 
-def write_tests(report: SweepReport, folder: Path) -> Iterator[Path]:
+def write_tests(report: Failures, folder: Path) -> Iterator[Path]:
     """Write a test that replays it for each failure of a function's sweep that the report tells of; their paths.
 
     Raises:
@@ -88,7 +88,7 @@ def test_text(what: str, function: str, account: str, scenario: str) -> str:
     return _TEST.format(what=what, function=function, account=_quoted(account), scenario=scenario)
 
 
-def write_replays(report: SweepReport, plan: Plan, folder: Path) -> Iterator[Path]:
+def write_replays(report: Failures, plan: Plan, folder: Path) -> Iterator[Path]:
     """Write the files of each failure that the report tells of into `folder`; their paths, scenario, test, picture."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, failure in enumerate(report.shortest(), 1):

@@ -13,56 +13,14 @@ from simdist.programs import died_words
 from simdist.result import RunResult
 from simdist.sweeps._calls import Call
 from simdist.sweeps._cures import cures, renamed
-from simdist.sweeps._points import STRIKES, Case, Point
+from simdist.sweeps._failure import Failure
+from simdist.sweeps._points import Case, Point
 from simdist.trace import events_of
 
-__all__ = ["Failure", "Line", "SweepReport", "Tried", "alike", "counted", "unseen_in", "unseen_words"]
+__all__ = ["Line", "SweepReport", "alike", "counted", "unseen_in", "unseen_words"]
 
 _UNSEEN = 5  # paths that are named
-_SHOWN = 3  # paths of which is told what is left
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A crash after which the program did not do what it has to.
-
-    `left` tells of each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
-    """
-
-    case: Case
-    left: tuple[tuple[str, str], ...]
-    problems: tuple[tuple[str, str], ...]
-    replay: str
-
-    @property
-    def length(self) -> tuple[int, int, int, int]:
-        """How much it takes."""
-        crashes = len(self.case.faults)
-        return crashes, STRIKES.index(self.case.strike), len(self.left), self.case.outcome or 0
-
-    @property
-    def account(self) -> str:
-        """What happened, in one sentence."""
-        told = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
-        if len(self.left) > _SHOWN:
-            told.append(f"and {len(self.left) - _SHOWN} more")
-        disk = f": {', '.join(told)}" if told else ""
-        step = "" if self.case.point.step is None else f", in step {self.case.point.step}"
-        return f"{self.case.words}{step}{disk}; {self.problems[0][1]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """What became of a crash: None if it was survived.
-
-    `begun` names what the last life has begun with, if nothing else decides how it goes on. `sometimes` has the names
-    of `simdist.sometimes` that ranks passed, and whether they held.
-    """
-
-    failure: Failure | None
-    begun: str | None = None
-    sometimes: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from simdist.files import Looks
 from simdist.programs import PlanProgram, Workers, cores, no_logs_of_ranks
 from simdist.scenario import Plan, undisturbed
 from simdist.sweeps._crashes import Crashes, crashes_elsewhere
+from simdist.sweeps._failure import Failure, Tried
 from simdist.sweeps._kept import Kept
 from simdist.sweeps._points import STRIKES, Case, Point, Watcher, cases_of
-from simdist.sweeps._report import Failure, SweepReport, Tried, unseen_in
+from simdist.sweeps._report import SweepReport, unseen_in
 from simdist.sweeps._tries import Tries
 
 __all__ = ["sweep_plan", "swept"]

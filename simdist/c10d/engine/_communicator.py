@@ -4,6 +4,9 @@ Each member counts the collectives it issues; the n-th of one meets the n-th of 
 everyone: the last to arrive starts the clock of a closed-form cost, and all complete together. The rest, and every
 collective once anything is wrong (a dead member, a closed connection, a disturbed network, a timeout), is worked out
 message by message in a `Flow`, which also knows who is stuck in what.
+
+Circle of imports: members, works, collectives and messages belong to a communicator, and reach each other through it;
+the events of calls carry all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""What became of a crash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from simdist.sweeps._calls import Call
+from simdist.sweeps._points import STRIKES, Case
+
+__all__ = ["Failure", "Failures", "Tried"]
+
+_SHOWN = 3  # paths of which is told what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A crash after which the program did not do what it has to.
+
+    `left` tells of each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
+    """
+
+    case: Case
+    left: tuple[tuple[str, str], ...]
+    problems: tuple[tuple[str, str], ...]
+    replay: str
+
+    @property
+    def length(self) -> tuple[int, int, int, int]:
+        """How much it takes."""
+        crashes = len(self.case.faults)
+        return crashes, STRIKES.index(self.case.strike), len(self.left), self.case.outcome or 0
+
+    @property
+    def account(self) -> str:
+        """What happened, in one sentence."""
+        told = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
+        if len(self.left) > _SHOWN:
+            told.append(f"and {len(self.left) - _SHOWN} more")
+        disk = f": {', '.join(told)}" if told else ""
+        step = "" if self.case.point.step is None else f", in step {self.case.point.step}"
+        return f"{self.case.words}{step}{disk}; {self.problems[0][1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of a crash: None if it was survived.
+
+    `begun` names what the last life has begun with, if nothing else decides how it goes on. `sometimes` has the names
+    of `simdist.sometimes` that ranks passed, and whether they held.
+    """
+
+    failure: Failure | None
+    begun: str | None = None
+    sometimes: tuple[tuple[str, bool], ...] = ()
+
+
+class Failures(Protocol):
+    """Those of a sweep: its report."""
+
+    @property
+    def call(self) -> Call | None:
+        """That of the sweep, if it was of a function."""
+        ...
+
+    def shortest(self) -> tuple[Failure, ...]:
+        """The failure of each kind that is soonest told."""
+        ...
