@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch.nn.parallel import DistributedDataParallel
 
 from simdist.c10d.calls._events import WorkIssued
-from simdist.device import Mark, Streams, current_stream, devices_of_this_process
+from simdist.device import Mark, Streams, devices_of_this_process
 from simdist.inside.torch import backward_task, c10d_bindings, pass_by_subclasses
 from simdist.process import Patches, SimProcess, current_process
 
@@ -92,7 +92,7 @@ class Times:
 
     def _record(self, name: str) -> None:
         streams = _streams()
-        mark = streams.mark(self._index, current_stream(self._index))
+        mark = streams.mark(self._index, streams.current(self._index))
         self._marks[name] = mark, self._process.epoch_ns + self._process.simulation.now_ns
 
     def _stop(self) -> None:
@@ -116,7 +116,7 @@ class Times:
             streams = _streams()
             for work in works:
                 if hasattr(work, "end"):
-                    streams.wait(self._index, current_stream(self._index), work.end)
+                    streams.wait(self._index, streams.current(self._index), work.end)
             self._record("comm_end")
         shown: dict[str, int] = {}
         last = -1

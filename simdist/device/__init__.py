@@ -41,7 +41,7 @@ from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
 from simdist.device._streams import Streams
-from simdist.device._torch_core import current_device, current_stream, select_stream, why_no_devices
+from simdist.device._torch_core import current_device, select_stream, why_no_devices
 
 __all__ = [
     "Claimant",
@@ -59,7 +59,6 @@ __all__ = [
     "claim",
     "compiler",
     "current_device",
-    "current_stream",
     "devices_of_this_process",
     "latest",
     "memory_of",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,6 +48,8 @@ class Streams:
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
+        self.current: Callable[[int], int] = core().stream
+        """The number of the calling thread's current stream of a device."""
         self._ready_ns: dict[tuple[int, int], int] = {}  # by device and number
         self._tails: dict[tuple[int, int], Mark] = {}  # likewise
         self._made: dict[int, int] = {}  # how many beside the default one, by device
@@ -140,7 +143,7 @@ class Streams:
     def synchronize_current(self, index: int) -> None:
         """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
         if self._ready_ns or self._tails or self.races is not None:
-            self.synchronize(index, core().stream(index))
+            self.synchronize(index, self.current(index))
 
     def wait_for(self, mark: Mark, *, heeds_errors: bool = True) -> None:
         """Park until a moment has come.

@@ -15,7 +15,7 @@ import torch
 
 from simdist.c10d.calls._events import WorkWaited
 from simdist.c10d.calls._work import Future, SimFuture, SimWork
-from simdist.device import Mark, Streams, current_stream, memory_of, select_stream
+from simdist.device import Mark, Streams, memory_of, select_stream
 from simdist.inside.torch import backward_engine, backward_node, backward_task
 from simdist.kernel import Task
 from simdist.process import SimProcess
@@ -99,7 +99,7 @@ class StreamWork(SimWork):
         if limit_ns > 0:
             self._wait_on_host(limit_ns)
         elif self.blocks and not self._has_failed():
-            self.streams.synchronize(self.index, current_stream(self.index))
+            self.streams.synchronize(self.index, self.streams.current(self.index))
         self.waited = True
         if self.done:
             self._tell()
@@ -131,7 +131,7 @@ class StreamWork(SimWork):
 
     def synchronize(self) -> None:
         """Let the current stream wait for it."""
-        self.streams.wait(self.index, current_stream(self.index), self.end)
+        self.streams.wait(self.index, self.streams.current(self.index), self.end)
 
     def block_current_stream(self) -> None:
         """As `synchronize`."""
@@ -185,7 +185,7 @@ class StreamFuture(SimFuture):
     def then(self, callback: Callable[[SimFuture], object]) -> StreamFuture:
         """Call `callback` now, on a stream that waits for this one; a future of what it returns."""
         index, streams = self._index, self._streams
-        before, side = current_stream(index), streams.side(index)
+        before, side = streams.current(index), streams.side(index)
         child = StreamFuture(self._process, index, streams, self._mark)
         select_stream(index, side)
         try:
@@ -221,7 +221,7 @@ class StreamFuture(SimFuture):
 
     def _join(self) -> None:
         self._seen()
-        self._streams.wait(self._index, current_stream(self._index), self._mark)
+        self._streams.wait(self._index, self._streams.current(self._index), self._mark)
 
 
 def _join_all(streams: Streams, futures: list[StreamFuture]) -> None:

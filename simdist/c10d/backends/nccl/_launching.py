@@ -26,7 +26,7 @@ from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
-from simdist.device import current_stream, latest, memory_of
+from simdist.device import latest, memory_of
 from simdist.frames import foreign_lines, user_frame, user_line
 from simdist.inside.torch import NcclPlace
 from simdist.process import Strike
@@ -265,7 +265,7 @@ class NcclGroup(NcclMember):
             for stash in self.shelf:
                 stash.clear()
             self.shelf.clear()
-        current = current_stream(index)
+        current = streams.current(index)
         begin = streams.mark(index, current)
         number = current
         if asynchronous and own != current:
