@@ -18,7 +18,7 @@ from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
-from simdist.process import Patches, Replacement, SimProcess, current_process
+from simdist.process import Patches, Replacement, SimProcess, current_process, on_ranks
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -141,14 +141,6 @@ def _hash_tensors(tensors: list[torch.Tensor]) -> int:
     return found
 
 
-def _is_available(original: Callable[[], bool]) -> Callable[[], bool]:
-    @functools.wraps(original)
-    def is_nccl_available() -> bool:
-        return original() if current_process() is None else True
-
-    return is_nccl_available
-
-
 def _default_timeout(original: Callable[[str], timedelta]) -> Callable[[str], timedelta]:
     @functools.wraps(original)
     def get_default_timeout(backend: str) -> timedelta:
@@ -201,7 +193,7 @@ def _shrunk(original: Callable[..., object]) -> Callable[..., object]:
 _SIGNATURE_OF_BATCH = inspect.signature(c10d.batch_isend_irecv)
 _REPLACEMENTS = (
     Replacement(c10d, "_create_shrunk_process_group", _shrunk),
-    Replacement(c10d, "is_nccl_available", _is_available),
+    Replacement(c10d, "is_nccl_available", on_ranks(lambda: True)),
     Replacement(c10d, "batch_isend_irecv", _batch),
     Replacement(c10d, "_get_default_timeout", _default_timeout),
 )

@@ -18,7 +18,7 @@ from simdist.c10d.calls._work import SimFuture, safe_for_backward, wait_for_futu
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
 from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module
-from simdist.process import Patches, Replacement, current_process, current_runtime, when_imported
+from simdist.process import Patches, Replacement, current_process, current_runtime, on_ranks, when_imported
 
 if TYPE_CHECKING:
     from torch.futures import Future
@@ -39,7 +39,7 @@ def install(patches: Patches) -> None:
     """Replace it all."""
     patches.redirect(_OF_RPC)
     patches.redirect(_OF_RECORDERS)
-    patches.wrap(c10d_bindings, "_set_allow_inflight_collective_as_graph_input", _refusedc10d_bindings)
+    patches.wrap(c10d_bindings, "_set_allow_inflight_collective_as_graph_input", _refused_in_graphs)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     for module in (dist, c10d_bindings):
         patches.wrap(module, "_register_comm_hook", _register_hook)
@@ -67,7 +67,7 @@ def _refused_rpc(original: Callable[_P, _R]) -> Callable[_P, _R]:
     return init_rpc
 
 
-def _refusedc10d_bindings(original: Callable[[bool], None]) -> Callable[[bool], None]:
+def _refused_in_graphs(original: Callable[[bool], None]) -> Callable[[bool], None]:
     def allow(value: bool) -> None:
         process = current_process()
         if process is not None and value:
@@ -222,15 +222,7 @@ def _collect_all(original: Callable[[list[Future[object]]], object]) -> Callable
     return collect_all
 
 
-def _on_hosts_groups(original: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing."""
-
-    @functools.wraps(original)
-    def attach(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        return original(*args, **kwargs) if current_process() is None else None
-
-    return attach
-
-
+# Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing.
 _RECORDS = "_maybe_attach_flight_recorder"
-_OF_RECORDERS = (Replacement(c10d_module, _RECORDS, _on_hosts_groups),) if hasattr(c10d_module, _RECORDS) else ()
+_HOSTS_ALONE = on_ranks(lambda *_, **__: None)
+_OF_RECORDERS = (Replacement(c10d_module, _RECORDS, _HOSTS_ALONE),) if hasattr(c10d_module, _RECORDS) else ()

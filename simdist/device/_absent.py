@@ -22,7 +22,7 @@ from simdist.inside.torch import (
     compiled_base,
     is_built_for_cuda,
 )
-from simdist.process import Patches, current_process
+from simdist.process import Patches, current_process, on_ranks
 
 __all__ = ["BINDINGS", "install", "refuse_symmetric_memory"]
 
@@ -50,19 +50,9 @@ def _refusing(text: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _on_ranks(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    def make(original: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            return (original if current_process() is None else replacement)(*args, **kwargs)
-
-        return call
-
-    return make
-
-
 def _of_class(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], object]:
     def make(original: Callable[..., object]) -> object:
-        return staticmethod(_on_ranks(replacement)(original))
+        return staticmethod(on_ranks(replacement)(original))
 
     return make
 
@@ -266,15 +256,15 @@ def install(patches: Patches) -> None:
         raise UnsupportedError(_GRAPHS)
 
     patches.replace(graph, "__new__", staticmethod(new))
-    patches.wrap(torch, "_cufft_clear_plan_cache", _on_ranks(lambda index: None))
+    patches.wrap(torch, "_cufft_clear_plan_cache", on_ranks(lambda index: None))
     plans = vars(torch.backends.cuda.cuFFTPlanCache)  # of cuFFT, of which none is ever made
-    patches.wrap(plans["size"], "getter", _on_ranks(lambda index: 0))
-    patches.wrap(plans["max_size"], "getter", _on_ranks(lambda index: 4096))
-    patches.wrap(plans["max_size"], "setter", _on_ranks(lambda index, size: None))
-    patches.wrap(torch.cuda.graphs, "_graph_pool_handle", _on_ranks(_refusing(_GRAPHS)))
-    patches.wrap(torch.UntypedStorage, "_share_cuda_", _on_ranks(_refusing(_SHARING)))
-    patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", _on_ranks(_enter_nvtx))
-    patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", _on_ranks(_leave_nvtx))
+    patches.wrap(plans["size"], "getter", on_ranks(lambda index: 0))
+    patches.wrap(plans["max_size"], "getter", on_ranks(lambda index: 4096))
+    patches.wrap(plans["max_size"], "setter", on_ranks(lambda index, size: None))
+    patches.wrap(torch.cuda.graphs, "_graph_pool_handle", on_ranks(_refusing(_GRAPHS)))
+    patches.wrap(torch.UntypedStorage, "_share_cuda_", on_ranks(_refusing(_SHARING)))
+    patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", on_ranks(_enter_nvtx))
+    patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", on_ranks(_leave_nvtx))
     for name in _OF_SYMMETRIC_MEMORY:
         patches.wrap(SymmetricMemory, name, _of_class(refuse_symmetric_memory))
     patches.wrap(InductorWrapper, "__call__", _compiling)

@@ -28,7 +28,7 @@ from simdist.inside.torch import (
     is_built_for_cuda,
     says_cuda,
 )
-from simdist.process import Patches, SimProcess, call_all, current_process, when_imported
+from simdist.process import Patches, SimProcess, call_all, current_process, on_ranks, when_imported
 
 __all__ = ["DeviceState"]
 
@@ -102,9 +102,9 @@ class DeviceState:
         for name in ("_exchange_device", "_maybe_exchange_device"):
             patches.wrap(torch.cuda, name, exchanging)
         patches.wrap(torch.cuda, "is_available", finding)
-        patches.wrap(torch.cuda, "_device_count_nvml", _on_ranks(lambda: -1))
-        patches.wrap(torch.cuda, "is_current_stream_capturing", _on_ranks(lambda: False))
-        patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _on_ranks(lambda: False))
+        patches.wrap(torch.cuda, "_device_count_nvml", on_ranks(lambda: -1))
+        patches.wrap(torch.cuda, "is_current_stream_capturing", on_ranks(lambda: False))
+        patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
         patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
         _pools.install(patches)
@@ -116,7 +116,7 @@ class DeviceState:
         for name, version in _cuda_build.cudnn_versions().items():
             patches.replace(cudnn_bindings(), name, version)
         if not is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
-            patches.wrap(cudnn_module(), "is_acceptable", _on_ranks(lambda _: False))
+            patches.wrap(cudnn_module(), "is_acceptable", on_ranks(lambda _: False))
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -175,17 +175,6 @@ def _put_back_properties() -> None:
 
 def _is_on_a_rank() -> bool:
     return current_process() is not None
-
-
-def _on_ranks(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    def make(original: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(original)
-        def call(*args: object) -> object:
-            return original(*args) if current_process() is None else replacement(*args)
-
-        return call
-
-    return make
 
 
 def _with_the_current_device(original: Callable[..., object]) -> object:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from simdist.c10d import WorkIssued, issued_by_torch
+from simdist.c10d.calls import names_where
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._sites import site_of
 from simdist.judges._thread_order import ThreadOrder
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collectives"]
 
-_SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+_SAME_SIZE = names_where(lambda row: row.payload == "flat" and not row.is_message)
 _MOST_OPEN = 256  # collectives that some ranks have still to call
 
 

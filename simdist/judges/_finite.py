@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from simdist.c10d import OperationAdmitted
+from simdist.c10d.calls import names_where
 from simdist.judges._bits import first_not_finite, tensors_in
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
@@ -22,7 +23,7 @@ from simdist.kernel import PASS, Verdict
 
 __all__ = ["Finite"]
 
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "broadcast")
+_SPREAD = names_where(lambda row: row.reduces or (row.payload == "flat" and row.root == "gives"))
 
 
 class Finite(Judge):
@@ -69,7 +70,7 @@ class _Watch:
 
     def on_operation(self, event: OperationAdmitted) -> Verdict:
         """A reduction, before it happens."""
-        if self._done or event.operation not in _REDUCTIONS:
+        if self._done or event.operation not in _SPREAD:
             return PASS
         process = event.process
         signs = self._signs.get((process.life, process.rank))

@@ -34,7 +34,7 @@ from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, global_generators
-from simdist.process._runtime import Runtime, current_process, current_runtime
+from simdist.process._runtime import Runtime, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
@@ -95,6 +95,7 @@ __all__ = [
     "ignored_by_host",
     "imported_for_all",
     "moved_file",
+    "on_ranks",
     "original",
     "own",
     "patched_now",

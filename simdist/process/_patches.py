@@ -89,7 +89,7 @@ def _patched(files: Mapping[str, str], owner: object, name: str, how: str, repla
 
 def _module_of(replacement: object, files: Mapping[str, str]) -> str:
     """The module of simdist that has written it, "" if none has: `functools.wraps` gives a function another's name."""
-    code = getattr(replacement, "__code__", None)
+    code = getattr(getattr(replacement, "for_ranks", replacement), "__code__", None)  # see `on_ranks`
     if code is not None:
         return files.get(code.co_filename, "")
     kind = replacement if isinstance(replacement, type) else type(replacement)

@@ -27,6 +27,7 @@ __all__ = [
     "active_runtime",
     "current_process",
     "current_runtime",
+    "on_ranks",
 ]
 
 _active: Runtime | None = None
@@ -242,3 +243,22 @@ def current_process() -> SimProcess | None:
     task = simulation.current
     process: SimProcess | None = None if task is None else task.context  # hot: what else has a context is no rank's
     return process
+
+
+def on_ranks(replacement: Callable[..., object]) -> Make:
+    """For a patch: simulated ranks call `replacement`, and everybody else the original.
+
+    Example:
+        >>> patches.wrap(torch.cuda, "is_current_stream_capturing", on_ranks(lambda: False))
+    """
+
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def call(*args: object, **kwargs: object) -> object:
+            return (original if current_process() is None else replacement)(*args, **kwargs)
+
+        vars(call)["for_ranks"] = replacement  # whose module is the one that has replaced it
+        return call
+
+    vars(make)["for_ranks"] = replacement
+    return make

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from simdist.errors import UnsupportedError
 from simdist.kernel import Timer
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._signal_masks import MADE
 
 if TYPE_CHECKING:
@@ -249,15 +249,6 @@ def _set_wakeup_fd(original: Callable[..., int]) -> Callable[..., int]:
     return set_wakeup_fd
 
 
-def _siginterrupt(original: Callable[[int, bool], None]) -> Callable[[int, bool], None]:
-    @functools.wraps(original)
-    def siginterrupt(number: int, flag: bool) -> None:
-        if current_process() is None:
-            original(number, flag)
-
-    return siginterrupt
-
-
 _MADE: list[tuple[object, str, Make]] = [
     (os, "kill", _kill),
     (os, "killpg", _killpg),
@@ -269,7 +260,7 @@ _MADE: list[tuple[object, str, Make]] = [
     (signal, "getitimer", _getitimer),
     (signal, "pause", _pause),
     (signal, "set_wakeup_fd", _set_wakeup_fd),
-    (signal, "siginterrupt", _siginterrupt),
+    (signal, "siginterrupt", on_ranks(lambda *_, **__: None)),
     *((signal, name, make) for name, make in MADE.items()),
 ]
 _REPLACEMENTS = tuple(Replacement(owner, name, make) for owner, name, make in _MADE if hasattr(owner, name))

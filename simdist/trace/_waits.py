@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simdist.c10d.calls import MESSAGES
+from simdist.c10d.calls import FROM_ROOT, MESSAGES
 from simdist.result import Event, Span
 from simdist.trace._messages import Groups
 from simdist.trace._trace import Trace
 
 __all__ = ["Waiting", "moment_of", "waiting_at"]
-
-_FROM_ROOT = ("broadcast", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def _awaited(span: Span, called: dict[_Call, Span], groups: Groups, time_ns: int
     missing = [other for other in members if (other, group, name, number) not in called]
     if not missing:
         missing = [other for other in members if _is_dead(called[other, group, name, number], time_ns)]
-    if span.name in _FROM_ROOT and peer in missing:
+    if span.name in FROM_ROOT and peer in missing:
         missing = [peer]
     yield from missing
 

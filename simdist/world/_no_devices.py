@@ -21,7 +21,7 @@ from simdist.inside.torch import (
     is_built_for_cuda,
     physical_gpus,
 )
-from simdist.process import Patches, Replacement, current_process
+from simdist.process import Patches, Replacement, on_ranks
 from simdist.values import text_of
 
 __all__ = ["explain", "without_devices"]
@@ -44,11 +44,11 @@ def without_devices() -> Callable[[], None]:
     patches = Patches()
     if is_built_for_cuda() and physical_gpus():
         patches.redirect(_of_cuda())
-        patches.wrap(core_bindings, "_get_accelerator", _on_ranks(lambda: torch.device("cpu")))
-        patches.wrap(torch.cuda.Stream, "__new__", lambda original: staticmethod(_on_ranks(_refuse)(original)))
+        patches.wrap(core_bindings, "_get_accelerator", on_ranks(lambda *_: torch.device("cpu")))
+        patches.wrap(torch.cuda.Stream, "__new__", lambda original: staticmethod(on_ranks(_refuse)(original)))
         nccl = getattr(c10d_bindings, "ProcessGroupNCCL", None)
         if nccl is not None:
-            patches.wrap(nccl, "__init__", _on_ranks(_refuse_nccl))
+            patches.wrap(nccl, "__init__", on_ranks(_refuse_nccl))
     if guards_go_with_threads():
         patches.replace(core_bindings, "_ensureCUDADeviceGuardSet", ensure_guard)
     return patches.undo
@@ -56,31 +56,21 @@ def without_devices() -> Callable[[], None]:
 
 @functools.cache
 def _of_cuda() -> tuple[Replacement, ...]:
-    answers: dict[str, Callable[[], object]] = {
+    answers: dict[str, Callable[..., object]] = {
         "is_available": lambda: False,
         "device_count": lambda: 0,
         "is_initialized": lambda: False,
         "_lazy_init": _refuse,
-        "_lazy_call": lambda: None,  # what is to be done once CUDA has begun, such as seeding its generators
+        "_lazy_call": lambda *_, **__: None,  # what is to be done once CUDA has begun, such as seeding its generators
     }
-    return tuple(Replacement(torch.cuda, name, _on_ranks(answer)) for name, answer in answers.items())
+    return tuple(Replacement(torch.cuda, name, on_ranks(answer)) for name, answer in answers.items())
 
 
-def _on_ranks(answer: Callable[[], object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    def make(original: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            return original(*args, **kwargs) if current_process() is None else answer()
-
-        return call
-
-    return make
-
-
-def _refuse() -> NoReturn:
+def _refuse(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("No CUDA GPUs are available")  # as where CUDA_VISIBLE_DEVICES names none
 
 
-def _refuse_nccl() -> NoReturn:
+def _refuse_nccl(*_: object, **__: object) -> NoReturn:
     raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
 
 

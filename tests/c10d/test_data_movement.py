@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -325,3 +326,43 @@ def test_objects_in_a_sub_group() -> None:
         return gathered
 
     assert in_group(body, 3) == [[0, 2], [None, None], [0, 2]]
+
+
+def test_ranks_that_disagree_give_each_other_what_fits() -> None:
+    """What real Gloo 2.13 does with it: the root of each waits for those that called something else."""
+
+    def body(rank: int) -> list[float]:
+        tensor, parts = torch.full((2,), float(rank)), [torch.full((2,), 7.0 + place) for place in range(4)]
+        if rank < 2:
+            attempt(lambda: dist.gather(tensor, [torch.zeros(2) for _ in range(4)] if rank == 1 else None, dst=1))
+        else:
+            attempt(lambda: dist.scatter(tensor, parts if rank == 3 else None, src=3))
+        sleep_s(6)
+        return tensor.tolist()
+
+    result = simdist.run(lambda: in_timed_group(body), world_size=4)
+
+    assert [result.values[0], *result.values[1:3]] == [[0.0, 0.0], [1.0, 1.0], [9.0, 9.0]]
+    assert [(event.rank, event.data["op"]) for event in result.events if event.kind == "complete"] == [
+        (0, "gather"),
+        (2, "scatter"),
+    ]
+
+
+def in_timed_group(body: Callable[[int], list[float]]) -> list[float]:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+    return body(dist.get_rank())
+
+
+def test_what_has_completed_has_the_name_of_its_own_call() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        rank, tensor = dist.get_rank(), torch.ones(2)
+        if rank == 0:
+            dist.broadcast(tensor, 0)
+        else:
+            dist.scatter(tensor, [torch.ones(2)] * 4 if rank == 3 else None, src=3)
+
+    result = simdist.run(body, world_size=4)
+
+    assert {event.data["op"] for event in result.events if event.kind == "complete"} == {"scatter"}

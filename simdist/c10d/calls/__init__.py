@@ -11,6 +11,7 @@ The package itself imports nothing but the table, which knows neither torch nor 
 
 from simdist.c10d.calls._table import (
     COPIES,
+    FROM_ROOT,
     IN_PLACE,
     KERNELS,
     MESSAGES,
@@ -21,6 +22,7 @@ from simdist.c10d.calls._table import (
     ROOTED,
     SILENT,
     TABLE,
+    TO_ROOT,
     Collective,
     Method,
     names_where,
@@ -28,6 +30,7 @@ from simdist.c10d.calls._table import (
 
 __all__ = [
     "COPIES",
+    "FROM_ROOT",
     "IN_PLACE",
     "KERNELS",
     "MESSAGES",
@@ -38,6 +41,7 @@ __all__ = [
     "ROOTED",
     "SILENT",
     "TABLE",
+    "TO_ROOT",
     "Collective",
     "Method",
     "names_where",

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from simdist.c10d.calls import SILENT, names_where
+from simdist.c10d.calls import FROM_ROOT, SILENT
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Payload, Sparse
 from simdist.c10d.calls._unseen import unseen
@@ -22,12 +22,10 @@ __all__ = ["Change", "change_read", "read_by"]
 Change: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """What a verdict makes of the tensors that an operation reads."""
 
-_FROM_ROOT = names_where(lambda row: row.root == "gives")
-
 
 def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
     """The tensors that the operation reads of this rank; none for what it only receives."""
-    if operation.name in SILENT or (operation.name in _FROM_ROOT and rank != operation.root):
+    if operation.name in SILENT or (operation.name in FROM_ROOT and rank != operation.root):
         return []
     if payload is None or isinstance(payload, torch.Tensor):
         return [] if payload is None else [payload]

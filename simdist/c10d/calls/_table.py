@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COPIES", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS", "RENAMED", "RINGS", "ROOTED", "SILENT"]
-__all__ += ["TABLE", "Collective", "Method", "names_where"]
+__all__ = ["COPIES", "FROM_ROOT", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS", "RENAMED", "RINGS"]
+__all__ += ["ROOTED", "SILENT", "TABLE", "TO_ROOT", "Collective", "Method", "names_where"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,8 @@ IN_PLACE = names_where(lambda row: row.in_place)
 MESSAGES = names_where(lambda row: row.is_message)
 REDUCTIONS = names_where(lambda row: row.reduces)
 ROOTED = names_where(lambda row: row.root != "")
+FROM_ROOT = names_where(lambda row: row.root == "gives")
+TO_ROOT = names_where(lambda row: row.root == "takes")
 COPIES = names_where(lambda row: row.root != "" and not row.reduces)
 """Those with a root whose bytes only move."""
 

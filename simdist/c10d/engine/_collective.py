@@ -445,8 +445,8 @@ class Collective:
             if self.mismatched and arrival.operation.name not in IN_PLACE:
                 work.partial, crc = True, 0
             begin_ns = self.begin_ns if self.begin_ns >= 0 else arrival.time_ns
-            work.member.completed(self.operation.name, self.sequence, begin_ns, crc)
-            error = communicator.backend.algorithm.refused_result(self.operation)
+            work.member.completed(arrival.operation.name, self.sequence, begin_ns, crc)
+            error = communicator.backend.algorithm.refused_result(arrival.operation)
             if error is None:
                 work.finish()
             else:

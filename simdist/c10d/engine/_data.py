@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from simdist.c10d.calls import names_where
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Flat, Gathered, Payload, Scattered, Sparse
 from simdist.c10d.engine._strategies import Algorithm
@@ -34,8 +35,8 @@ CHECKSUM_BYTES = 1 << 12  # of a result that an event has the checksum of: its f
 
 def execute(algorithm: Algorithm, operation: Operation, payloads: Sequence[Payload], limit: int) -> int:
     """Do an operation that needs everyone, for all ranks; returns the checksum of its result."""
-    function = _EXECUTE.get(operation.name)
-    return 0 if function is None else function(algorithm, operation, payloads, limit)
+    name = operation.name
+    return 0 if name in _NOTHING_MOVES else _EXECUTE[name](algorithm, operation, payloads, limit)
 
 
 def divide(algorithm: Algorithm, operation: Operation, tensor: Tensor, ranks: int) -> None:
@@ -162,6 +163,7 @@ _EXECUTE: dict[str, Callable[[Algorithm, Operation, Sequence[Any], int], int]] =
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
 }
+_NOTHING_MOVES = names_where(lambda row: row.payload == "nothing")
 
 
 @functools.lru_cache(maxsize=8192)

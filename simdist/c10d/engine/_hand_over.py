@@ -6,19 +6,20 @@ four ways, in this order:
 
 - Its bytes are followed, and what the copies hold is put into its tensors, be it done or failed. See `Movement`, and
   `RingFlow` for large rings.
-- Ranks disagree and the bytes are not followed: only gather and scatter give what fits; the rest is left as it was.
+- Ranks disagree and the bytes are not followed: only gather and scatter give what fits to those that call the same
+  with the same root; the rest is left as it was.
 - A rooted operation moves a transfer's data when the first of its two ends is done (`Rooted`).
 - All have come: the first one to end does it for everyone. Or they have not, which only a reduce lets happen: see
   `leave_reduce`.
 
 Invariants: bytes are followed from the first rank's end on, or never, since later the tensors of those that are done
 may hold something else; and what is followed starts from copies that are taken once, when a rank's program is first
-made. `_executed` is made once: an operation is executed for everyone, or its transfers one by one, never both.
+made. An operation is executed for everyone, or its transfers one by one, never both.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.calls import COPIES, names_where
 from simdist.c10d.calls._events import CollectiveRead
@@ -44,16 +45,15 @@ _BYTES_FOLLOWED = names_where(lambda row: row.payload in ("flat", "exchanged") a
 class HandOver:
     """The data of one followed collective."""
 
-    __slots__ = ("_collective", "_executed", "follows_bytes", "movement")
+    __slots__ = ("_collective", "_executed", "_rooted", "follows_bytes", "movement")
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self.follows_bytes = False  # they are to be followed, if they can be; stays True once it is
         # The copies; they belong to the flow that is asked now. None: bytes are not followed. A ring keeps its own.
         self.movement: Movement | RingFlow | None = None
-        self._executed: int | _data.Rooted | None = (
-            None  # the checksum of the whole result, or a `Rooted`; None: nobody has ended yet
-        )
+        self._executed: int | None = None  # the checksum of the whole result; None: nobody has ended yet
+        self._rooted: dict[tuple[str, int], _data.Rooted] = {}  # by name and root: ranks may disagree
 
     def decide(self, wanted: bool) -> None:
         """Say whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
@@ -133,7 +133,7 @@ class HandOver:
                     bus.tell(CollectiveRead([arrival.work for arrival in arrivals.values()]))
                 payloads = [arrivals[other].payload for other in range(communicator.size)]
                 self._executed = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
-            return cast("int", self._executed)
+            return self._executed
         # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
         arrival = arrivals[rank]
         tensor = arrival.tensor
@@ -173,13 +173,25 @@ class HandOver:
         """Of ranks that do not agree, those that gather or scatter still get what fits."""
         arrivals = self._collective.arrivals
         operation = arrivals[rank].operation
-        if operation.name in ("gather", "scatter") and operation.root in arrivals:
+        root = arrivals.get(operation.root)
+        if operation.name in ("gather", "scatter") and root is not None and _meet(root.operation, operation):
             return self._finish_rooted(rank, operation)
         return 0
 
     def _finish_rooted(self, rank: int, operation: Operation) -> int:
-        arrivals = self._collective.arrivals
-        if not isinstance(self._executed, _data.Rooted):
-            self._executed = _data.Rooted(operation, self._collective.communicator.size)
-        payloads = {other: arrival.payload for other, arrival in arrivals.items()}
-        return self._executed.finish(rank, payloads, _data.CHECKSUM_BYTES)
+        collective = self._collective
+        rooted = self._rooted.get((operation.name, operation.root))
+        if rooted is None:
+            rooted = _data.Rooted(operation, collective.communicator.size)
+            self._rooted[operation.name, operation.root] = rooted
+        payloads = {
+            other: arrival.payload
+            for other, arrival in collective.arrivals.items()
+            if arrival.operation is operation or _meet(arrival.operation, operation)
+        }
+        return rooted.finish(rank, payloads, _data.CHECKSUM_BYTES)
+
+
+def _meet(one: Operation, other: Operation) -> bool:
+    """True if the calls are of one kind, with one root: they give each other data, though they may not fit."""
+    return one.name == other.name and one.root == other.root

@@ -104,10 +104,17 @@ def visible(group_class: type[_G]) -> type[_G]:
 
 def _methods(group_class: type) -> Iterator[tuple[str, Callable[..., SimWork | None]]]:
     for name, row in METHODS.items():
-        method = getattr(group_class, name)
+        method = getattr(group_class, name, None) or _lacking(name)
         yield name, method
         if row.old:
             yield row.old, method
+
+
+def _lacking(name: str) -> Callable[..., SimWork | None]:
+    def call(self: GroupBackend, *_: object, **__: object) -> SimWork | None:
+        raise RuntimeError(f"Backend {self.name()} does not support {name}")
+
+    return call
 
 
 def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Callable[..., object]:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simdist.c10d import MembersAwaited, MembersMet, StoreServed, WorkIssued, WorkWaited
+from simdist.c10d.calls import FROM_ROOT, TO_ROOT
 from simdist.c10d.engine import P2PWork
 from simdist.judges._judge import Hearing
 from simdist.process import SimProcess
@@ -35,8 +36,6 @@ __all__ = ["News", "Order", "rank_of"]
 
 News: TypeAlias = npt.NDArray[np.int64]  # of every rank, up to which of its counts somebody knew
 
-_FROM_ROOT = ("broadcast", "scatter")
-_TO_ROOT = ("reduce", "gather")
 _ASKS = ("get", "wait", "check", "multi_get", "queue_pop", "add", "compare_set")
 _TELLS = ("set", "append", "queue_push", "add", "compare_set")
 
@@ -138,8 +137,8 @@ class Order:
             return
         meeting = self._meetings.get((group, work.sequence))
         if meeting is None:
-            meeting = self._meetings[group, work.sequence] = _Meeting(to_root=name in _TO_ROOT)
-            if event.root >= 0 and name in (*_FROM_ROOT, *_TO_ROOT):
+            meeting = self._meetings[group, work.sequence] = _Meeting(to_root=name in TO_ROOT)
+            if event.root >= 0 and name in (*FROM_ROOT, *TO_ROOT):
                 meeting.root = _world_rank(group, event.root)
         meeting.arrive(rank, self.publish(rank))
 

@@ -6,12 +6,10 @@ holds. Ranks have pids of their own and share the module, so each would close th
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 
 from simdist.inside.python import Redirection
-from simdist.process._runtime import Patches, current_process
+from simdist.process._runtime import Patches, on_ranks
 
 __all__ = ["tell"]
 
@@ -25,13 +23,4 @@ def tell(patches: Patches) -> None:
     for module, name in _LOOK_AT_PID.items():
         function = getattr(sys.modules.get(module), name, None)
         if function is not None:  # the function itself: filelock's other modules have taken it by its name
-            patches.switch_on([Redirection.of(function, _of_host_alone)])
-
-
-def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def reset(**settings: object) -> None:
-        if current_process() is None:
-            original(**settings)
-
-    return reset
+            patches.switch_on([Redirection.of(function, on_ranks(lambda *_, **__: None))])

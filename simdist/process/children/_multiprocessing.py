@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot
 from simdist.process.children._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
 from simdist.process.children._listeners import accepting, connecting
@@ -254,22 +254,12 @@ def _duplicate_for_child(
     return duplicate_for_child
 
 
-def _detach(original: Callable[[object], int]) -> Callable[[object], int]:
-    @functools.wraps(original)
-    def detach(wrapper: Any) -> int:
-        return original(wrapper) if current_process() is None else int(wrapper.ind)
-
-    return detach
+def _detach(wrapper: Any) -> int:
+    return int(wrapper.ind)
 
 
-def _poll(original: Callable[[popen_fork.Popen, int], int | None]) -> Callable[..., int | None]:
-    @functools.wraps(original)
-    def poll(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | None:
-        if current_process() is None:
-            return original(popen, flag)
-        return popen_fork.Popen.poll(popen, flag)
-
-    return poll
+def _poll(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | None:
+    return popen_fork.Popen.poll(popen, flag)
 
 
 # -- pipes and locks -------------------------------------------------------------------------------------------------
@@ -352,14 +342,6 @@ def _duplicate(original: Callable[[int], object]) -> Callable[[int], object]:
     return DupFd
 
 
-def _of_host_alone(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
-    @functools.wraps(original)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        return original(*args, **kwargs) if current_process() is None else None
-
-    return call
-
-
 _Made = tuple[tuple[object, str, Make], ...]
 
 
@@ -390,12 +372,12 @@ _FROM_THEN_ON = _replacements(
         (popen_spawn_posix.Popen, "duplicate_for_child", _duplicate_for_child),
         (popen_forkserver.Popen, "_launch", _launching(launch_spawned)),
         (popen_forkserver.Popen, "duplicate_for_child", _duplicate_for_child),
-        (popen_forkserver.Popen, "poll", _poll),
-        (vars(popen_forkserver)["_DupFd"], "detach", _detach),
+        (popen_forkserver.Popen, "poll", on_ranks(_poll)),
+        (vars(popen_forkserver)["_DupFd"], "detach", on_ranks(_detach)),
         (connection, "rebuild_connection", _rebuild_connection),
         (synchronize.SemLock, "__getstate__", _get_lock_state),
         (synchronize.SemLock, "__setstate__", _set_lock_state),
-        (util, "_close_stdin", _of_host_alone),
+        (util, "_close_stdin", on_ranks(lambda *_, **__: None)),
     )
 )
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, AnyStr
 
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program, Spawned
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._stdio import STREAMS
 from simdist.process.children._ignored_signals import program_ignores
 from simdist.process.children._program_output import let_others_run_while_reading
@@ -169,15 +169,9 @@ def _send_signal(original: Callable[[AnyPopen, int], None]) -> Callable[[AnyPope
     return send_signal
 
 
-def _system(original: Callable[[StrOrBytesPath], int]) -> Callable[[StrOrBytesPath], int]:
-    @functools.wraps(original)
-    def system(command: StrOrBytesPath) -> int:
-        if current_process() is None:
-            return original(command)
-        code = subprocess.call(command, shell=True)
-        return code << 8 if code >= 0 else -code  # the status as `os.wait` gives it
-
-    return system
+def _system(command: StrOrBytesPath) -> int:
+    code = subprocess.call(command, shell=True)
+    return code << 8 if code >= 0 else -code  # the status as `os.wait` gives it
 
 
 def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
@@ -241,7 +235,7 @@ _MADE: tuple[tuple[object, str, Make], ...] = (
     (subprocess.Popen, "wait", _wait),
     (subprocess.Popen, "communicate", _communicate),
     (subprocess.Popen, "send_signal", _send_signal),
-    (os, "system", _system),
+    (os, "system", on_ranks(_system)),
     (os, "posix_spawn", _posix_spawn),
     (os, "posix_spawnp", _posix_spawn),
     (os, "_spawnvef", _spawnvef),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from simdist.errors import UnsupportedError
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
-from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process
+from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, on_ranks
 from simdist.process.children._child_processes import wait_for_child
 
 if TYPE_CHECKING:
@@ -99,12 +99,8 @@ def _waitpid(original: Callable[[int, int], _Ended]) -> Callable[[int, int], _En
     return waitpid
 
 
-def _wait(original: Callable[[], _Ended]) -> Callable[[], _Ended]:
-    @functools.wraps(original)
-    def wait() -> _Ended:
-        return original() if current_process() is None else os.waitpid(-1, 0)
-
-    return wait
+def _wait() -> _Ended:
+    return os.waitpid(-1, 0)
 
 
 def _usage(seconds: float) -> Usage:
@@ -183,7 +179,7 @@ def _pidfd_open(original: Callable[..., int]) -> Callable[..., int]:
 
 _WAITPID = (Replacement(os, "waitpid", _waitpid),) if hasattr(os, "waitpid") else ()
 _MADE: tuple[tuple[str, Make], ...] = (
-    ("wait", _wait),
+    ("wait", on_ranks(_wait)),
     ("wait3", _wait3),
     ("wait4", _wait4),
     ("waitid", _waitid),

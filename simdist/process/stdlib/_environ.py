@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process
+from simdist.process._runtime import Patches, Replacement, current_process, on_ranks
 
 __all__ = ["Encoded", "begin", "encoded", "encoded_name", "host_environ", "install", "variable_of"]
 
@@ -101,13 +101,4 @@ def begin(patches: Patches) -> None:
         patches.replace(os.environb, "_data", data)
 
 
-def _of_host_alone(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def change(*args: Encoded) -> None:
-        if current_process() is None:
-            original(*args)
-
-    return change
-
-
-_REPLACEMENTS = tuple(Replacement(os, name, _of_host_alone) for name in ("putenv", "unsetenv"))
+_REPLACEMENTS = tuple(Replacement(os, name, on_ranks(lambda *_, **__: None)) for name in ("putenv", "unsetenv"))

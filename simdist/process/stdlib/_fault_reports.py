@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 from simdist.frames import is_ours
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 
 if TYPE_CHECKING:
     from simdist.process._process import Handler
@@ -90,14 +90,6 @@ def _noting(original: Callable[_P, bool | None]) -> Callable[_P, bool | None]:
     return do
 
 
-def _not_at_all(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
-    @functools.wraps(original)
-    def do(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        return original(*args, **kwargs) if current_process() is None else None
-
-    return do
-
-
 def _register(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def register(signum: int, file: int | TextIO | None = None, all_threads: bool = True, chain: bool = False) -> None:
@@ -146,8 +138,8 @@ _MADE: tuple[tuple[str, Make], ...] = (
     ("enable", _noting),
     ("disable", _noting),
     ("is_enabled", _noting),
-    ("dump_traceback_later", _not_at_all),
-    ("cancel_dump_traceback_later", _not_at_all),
+    ("dump_traceback_later", on_ranks(lambda *_, **__: None)),
+    ("cancel_dump_traceback_later", on_ranks(lambda *_, **__: None)),
     ("register", _register),
     ("unregister", _unregister),
 )

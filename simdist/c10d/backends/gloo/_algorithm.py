@@ -10,6 +10,7 @@ from simdist.c10d.backends.gloo import _costs, _folds, _schedules
 from simdist.c10d.calls import RINGS
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.engine import Algorithm, Phase, Program, Ring, Sizes
+from simdist.errors import InternalError
 
 __all__ = ["GlooAlgorithm"]
 
@@ -129,4 +130,6 @@ def _schedule(operation: Operation, rank: int, ranks: int) -> Program:
         return _schedules.gather(rank, ranks, size, root)
     if name == "scatter":
         return _schedules.scatter(rank, ranks, size, root)
+    if name != "barrier":
+        raise InternalError(f"Gloo's way of {name} is not known")
     return _schedules.barrier(rank, ranks)
