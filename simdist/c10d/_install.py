@@ -137,7 +137,7 @@ class TorchState:
         self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, and nobody reads it
         _functional_outputs.install(self._patches, has_devices=self._has_devices)
         self._patches.install(_ALWAYS)
-        self._backends.install(self._patches, _makers.make_sim_group, default=self._backend)
+        self._backends.install(self._patches, _makers.make_simulated_group, default=self._backend)
         _meshes.install(self._patches)
         self._compiled.install(self._patches)
         if self._has_devices:

@@ -22,7 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from simdist._content import with_numbered_storages, with_zero_padding
 from simdist.c10d._dispatching import dispatching
 from simdist.c10d._rank_state import Making, RankState
-from simdist.c10d.backends import GLOO, IDEAL
+from simdist.c10d.backends import GLOO, SIMULATED
 from simdist.c10d.engine import Backend
 from simdist.c10d.engine._rendezvous import connect
 from simdist.c10d.surface._compat import is_duration, said_by, whole_ms, without_news
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from simdist.c10d.surface._identity import GroupBackend
     from simdist.inside.torch import Store, TCPStore
 
-__all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_sim_group", "serve"]
+__all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_simulated_group", "serve"]
 
 # `import ... as` would find the function of the same name in torch.distributed.
 _rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -226,7 +226,7 @@ class Makers:
         kwargs = without_news(c10d_bindings.ProcessGroupGloo, ("options", "timeout"), kwargs)
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
-        backend = IDEAL if self._backend == "sim" else GLOO
+        backend = SIMULATED.get(self._backend, GLOO)
         group = self.make_group(store, rank, size, timeout, backend, options)
         process = current_process()
         assert process is not None
@@ -235,7 +235,7 @@ class Makers:
             group.bound_device_id = state.making.device
         if not state.group_in_making:
             return group
-        checked = group if backend is IDEAL else self._checked(group, "gloo", store, rank, size, timeout)
+        checked = self._checked(group, "gloo", store, rank, size, timeout) if backend is GLOO else group
         return self.with_other_parts(checked, "gloo", store, rank, size)
 
     def _checked(
@@ -351,7 +351,7 @@ _STORES = {
     "FileStore": _in_present_world("file_store"),
     "HashStore": _in_present_world("hash_store"),
 }
-make_sim_group = group_maker(IDEAL)
+make_simulated_group = {name: group_maker(backend) for name, backend in SIMULATED.items()}
 _make_gloo_group = _in_present_world("gloo_group")
 make_nccl_group = _in_present_world("nccl_group")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from simdist._lazy import lazily
 from simdist.settings._settings import (
     ANYTHING,
+    BACKENDS,
     DISK,
     SETTINGS,
     START_TIME,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALWAYS",
     "ANYTHING",
+    "BACKENDS",
     "DISK",
     "SETTINGS",
     "START_TIME",

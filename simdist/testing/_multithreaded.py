@@ -20,6 +20,7 @@ from torch.testing._internal import common_distributed
 
 from simdist.process import current_process
 from simdist.result import RunResult
+from simdist.settings import BACKENDS
 from simdist.world import World, WorldSpec
 
 __all__ = ["MultiThreadedTestCase", "SimulatedThreads", "spawn_threads_and_init_comms"]
@@ -122,7 +123,7 @@ def _group(backend: str) -> Iterator[None]:
 
 
 def _run(call: Callable[[int], None], world_size: int, seed: int, stall_s: float, backend: str) -> RunResult:
-    made = backend if backend in ("gloo", "nccl", "sim") else "gloo"  # the world's; torch knows others
+    made = backend if backend in BACKENDS else "gloo"  # the world's; torch knows others
     result = World(WorldSpec(call=call, world_size=world_size, seed=seed, stall_s=stall_s, backend=made)).run()
     for rank in result.ranks:
         if rank.exception is not None and not isinstance(rank.exception, unittest.SkipTest):

@@ -5,6 +5,7 @@ It is all that a new backend takes: four strategies, and a name for torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -172,8 +173,6 @@ def test_a_dead_spoke_is_told_in_its_words(when: Any, text: str) -> None:
 def test_who_never_comes_is_waited_for_as_long_as_the_timeout_says() -> None:
     def body() -> None:
         if start() == 1:
-            import time
-
             time.sleep(10)
         dist.all_reduce(torch.ones(1), async_op=True).synchronize()
 

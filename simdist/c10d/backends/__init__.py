@@ -1,6 +1,7 @@
 """The backends: a folder each. They do not know each other, and the engine knows none by name.
 
-`ideal` is what its folder says, and Gloo's arguments and arithmetic; that is put together here.
+`ideal` is what its folder says, and Gloo's arguments and arithmetic; that is put together here. Another backend that
+exists in simulation only is a folder, an entry of `SIMULATED`, and its name in `simdist.settings.BACKENDS`.
 """
 
 import dataclasses
@@ -10,8 +11,10 @@ from simdist.c10d.backends.ideal import IdealFailure
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import Completion, P2PWork
 
-__all__ = ["GLOO", "IDEAL"]
+__all__ = ["GLOO", "IDEAL", "SIMULATED"]
 
 IDEAL = dataclasses.replace(
     GLOO, name="sim", failure=IdealFailure(), completion=Completion(work=SimWork, message=P2PWork)
 )
+SIMULATED = {each.name: each for each in (IDEAL,)}
+"""Those that torch knows nothing of, by name."""

@@ -62,7 +62,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
-        """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all, in bytes."""
+        """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all, in bytes.
+
+        Where ranks may be done one by one (`lets_some_go`), a broadcast has to go down Gloo's binomial tree, and a
+        gather and a scatter have no rank between the root and another: so their data is handed over.
+        """
 
     @abstractmethod
     def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
@@ -137,11 +141,11 @@ class Algorithm(ABC):
         *,
         paired: bool = False,
     ) -> None:
-        """Put into `tensor` what a reduce leaves with a rank that is done before all have come.
+        """Put into `tensor` what a reduce leaves with a rank that is done before all have come; by default what it had.
 
-        `inputs` are the flat tensors of those that have. Asked only if `lets_some_go` says so of a reduce.
+        `inputs` are the flat tensors of those that have.
         """
-        raise NotImplementedError(f"{type(self).__name__} lets ranks of a reduce go, and does not say with what")
+        tensor.copy_(inputs[rank])
 
     def slot(self, operation: Operation) -> str:
         """Under which name the messages of the operation are matched."""

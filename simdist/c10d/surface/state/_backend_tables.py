@@ -7,7 +7,7 @@ ranks, in this world and afterwards: the module is imported once, by whichever r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -36,7 +36,7 @@ class BackendTables:
 
     Example:
         >>> tables = BackendTables()
-        >>> tables.install(patches, make_group, default="gloo")
+        >>> tables.install(patches, {"sim": make_group}, default="gloo")
         >>> tables.load(None)               # what the running rank has registered, or None
         >>> patches.undo()
         >>> tables.uninstall()
@@ -46,32 +46,35 @@ class BackendTables:
         self.loaded: Tables | None = None  # those of the rank that runs, where it has its own
         self._shared: Tables = {}
         self._own: list[Tables] = []  # of all ranks that have them
-        self._begun = False  # something is registered
+        self._made: list[str] = []  # backends that torch does not know
         self._lasting: list[Callable[[], None]] = []  # what modules registered when they were imported
 
-    def install(self, patches: Patches, make_sim_group: Callable[..., object], *, default: str) -> None:
-        """Add the backend "sim", and keep apart what ranks register.
+    def install(self, patches: Patches, makers: Mapping[str, Callable[..., object]], *, default: str) -> None:
+        """Add backends, by name what makes their groups, and keep apart what ranks register.
 
         Raises:
             SimdistError: there is a backend of that name.
         """
         backend = c10d.Backend
-        if "sim" in backend.backend_list:
-            raise SimdistError("a backend named 'sim' is registered already; simdist needs that name")
+        for name in makers:
+            if name in backend.backend_list:
+                raise SimdistError(f"a backend named {name!r} is registered already; simdist needs that name")
         patches.replace_all(backend, {name: getattr(backend, name).copy() for name in _TABLES})
-        self._begun = True
-        backend.register_backend("sim", make_sim_group, devices=["cpu"])
-        if default == "sim":
-            backend.default_device_backend_map["cpu"] = "sim"
+        for name, make in makers.items():
+            self._made.append(name.upper())
+            backend.register_backend(name, make, devices=["cpu"])
+        if default in makers:
+            backend.default_device_backend_map["cpu"] = default
         elif "cpu" not in backend.default_device_backend_map:
             backend.default_device_backend_map["cpu"] = "gloo"
         self._shared = {name: getattr(backend, name) for name in _TABLES}
         patches.replace(backend, "register_backend", self._registering(backend.register_backend))
 
     def uninstall(self) -> None:
-        """Forget "sim" and what ranks registered. The patches are undone already."""
-        if self._begun and hasattr(c10d.Backend, "SIM"):
-            del c10d.Backend.SIM
+        """Forget what was added and what ranks registered. The patches are undone already."""
+        for name in self._made:
+            if hasattr(c10d.Backend, name):
+                delattr(c10d.Backend, name)
         while self._lasting:
             self._lasting.pop(0)()
 
