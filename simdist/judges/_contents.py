@@ -67,7 +67,8 @@ class Content:
     def is_there(self, wanted: Collection[int]) -> bool:
         """True if these of the parameters were to be seen."""
         if self._bits is None:
-            return self._copies is not None and None not in [self._copies[2 * place] for place in wanted]
+            copies = self._copies
+            return copies is not None and (None not in copies or None not in [copies[2 * place] for place in wanted])
         return None not in [self._bits[place][0] for place in wanted]
 
     def is_at(self, look: Look) -> bool:

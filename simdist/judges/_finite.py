@@ -105,7 +105,8 @@ class _Watch:
             return
         groups = event.optimizer.param_groups
         # Of ranks that hold the same one is looked at.
-        parameters = [each for group in groups for each in group["params"]]
+        one = len(groups) == 1  # hot
+        parameters = groups[0]["params"] if one else [each for group in groups for each in group["params"]]
         content = self._hearing.newest.of((event.process, event.index, event.number), parameters)
         if content is None or not content.finite:
             self._look(event, "parameter")

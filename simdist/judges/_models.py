@@ -34,7 +34,7 @@ class WrappedModel:
     def averages(self) -> bool:
         """True if DDP averages gradients in a backward pass now: not in `no_sync`, nor if a hook does it instead."""
         model = self.model()
-        return model is not None and model.require_backward_grad_sync and self.has_no_hook()
+        return model is not None and model.require_backward_grad_sync and not model._comm_hooks
 
     def has_no_hook(self) -> bool:
         """False with a communication hook, which may average later, or never."""

@@ -110,7 +110,7 @@ class Table:
 
     def shared_places(self, rank: int) -> Set[int]:
         """The places of a rank's copies that other ranks are meant to have as well."""
-        sets = self.sets()
+        sets = self._known[1] if self._known[0] == len(self.ranks) else self.sets()  # hot
         if self._shared[0] is not sets:
             self._shared = sets, {}
         known = self._shared[1]

@@ -148,9 +148,8 @@ class _Watch:
             return
         optimized = table.ranks[process.rank]
         optimized.steps = event.number + 1
-        models = self._models.get((process.life, process.rank))
-        if models and not optimized.joins:
-            optimized.joins = any(model.joins() for model in models)
+        for model in self._models.get((process.life, process.rank), ()):
+            optimized.joins = optimized.joins or model.joins()
         self._add(table, event.number, process, event)
 
     def _register(self, event: OptimizerBegins) -> Optimized:

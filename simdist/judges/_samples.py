@@ -156,7 +156,8 @@ class _Watch:
 
     def on_step(self, event: OptimizerStepped) -> None:
         """A step: what the rank iterates over now, it trains with."""
-        for each in self._rank(event.process).open.values():
+        rank = self._ranks.get((event.process.life, event.process.rank))
+        for each in () if rank is None else rank.open.values():
             each.trained = True
 
     def on_end(self, event: LoaderEnded) -> None:

@@ -86,17 +86,20 @@ class TwiceReduced:
         return rank
 
     def _on_backward(self, event: BackwardCalled) -> None:
-        rank = self._of(event.process)
-        rank.by_program.clear()
-        rank.averaged = [model for model in rank.models if model.averages()]
+        process = event.process
+        rank = self._ranks.get((process.life, process.rank))
+        if rank is not None:
+            rank.by_program.clear()
+            rank.averaged = [model for model in rank.models if model.averages()]
 
     def _on_model(self, event: ModelWrapped) -> None:
         models = self._of(event.process).models
         models.append(wrapped_model(event, len(models)))
 
     def _on_step(self, event: OptimizerBegins) -> None:
-        rank = self._of(event.process)
-        if self._found or not rank.by_program:
+        process = event.process
+        rank = self._ranks.get((process.life, process.rank))
+        if self._found or rank is None or not rank.by_program:
             return
         reductions, rank.by_program = rank.by_program, []
         for place, group in enumerate(event.optimizer.param_groups):

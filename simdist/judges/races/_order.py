@@ -123,7 +123,8 @@ class Order:
 
     def _on_issue(self, event: WorkIssued) -> None:
         work = event.work
-        rank = self.enter(work.process)
+        process = work.process
+        rank = process.rank if process.life == self.life and process.parent is None else self.enter(process)  # hot
         name = work.name
         if rank < 0 or name == "recv":
             return
@@ -144,7 +145,8 @@ class Order:
 
     def _on_wait(self, event: WorkWaited) -> None:
         work = event.work
-        rank = self.enter(work.process)
+        process = work.process
+        rank = process.rank if process.life == self.life and process.parent is None else self.enter(process)  # hot
         if rank < 0 or work.error is not None:
             return
         if isinstance(work, P2PWork):
@@ -152,7 +154,8 @@ class Order:
                 self.learn(rank, self._sent.pop(work.sender, None))
         else:
             group = work.member.communicator
-            self.learn(rank, self._on_devices.get(group))
+            if self._on_devices:
+                self.learn(rank, self._on_devices.get(group))
             self._go_on(rank, group, work.sequence)
 
     def _go_on(self, rank: int, group: Communicator, number: int) -> None:
