@@ -1,6 +1,7 @@
 """The one seam for everything that watches or interferes.
 
-*Judges* are asked before an effect: the layer that causes it announces a typed, frozen event and acts on the verdict.
+*Judges* are asked before an effect: the layer that causes it announces a typed event and acts on the verdict. Nobody
+changes an event; those that a training makes at each step are not frozen, for that takes five times as long to make.
 Every judge is asked, so that each can count what it sees, and what they say is added up. *Listeners* are told
 afterwards, in the order in which they came, on the thread that tells. There are two kinds of what they are told:
 records of `simdist.records`, which the log keeps, and events, which carry what lives only now (a process, a work) and
