@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -126,3 +128,12 @@ def test_a_plan_that_differs_elsewhere_is_a_finding(
 
     assert run_shipped(1, 1, 0) == 1
     assert "again: other" in capsys.readouterr().out
+
+
+def test_a_rank_that_asks_for_more_than_the_tool_may_have_fails() -> None:
+    program = "import torch, tools._fuzz_shipped as tool; tool.limit_memory(); torch.empty(16 << 30, dtype=torch.uint8)"
+
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert child.returncode == 1
+    assert "can't allocate memory: you tried to allocate 17179869184 bytes" in child.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -27,12 +28,13 @@ from simdist.scenario import load, undisturbed
 from simdist.searches import Attempt, PlanProgram, Trial, families_of, plan_of_faults
 from tools._fuzz_judge import LONGEST_S, Finding, host_state
 
-__all__ = ["ROOT", "Shipped", "digests", "run_shipped"]
+__all__ = ["ROOT", "Shipped", "digests", "limit_memory", "run_shipped"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUDGET = 2  # ranks that a plan strikes
 _AT_ONCE = 25  # plans of a process that repeats them
 _SHOW_S = 60.0
+_MOST_BYTES = 8 << 30  # a bit flip in the size of an object makes its ranks ask for multiples of 4 GiB
 
 
 @dataclass(slots=True)
@@ -106,6 +108,14 @@ def _drawn(trial: Trial, number: int) -> Attempt:
         has_local_disks=program.has_local_disks,
     )
     return plan_of_faults(number, 0, trial.facts, world, budget=_BUDGET, families=list(families_of(world)))
+
+
+def limit_memory() -> None:
+    """Give this process 8 GiB of addresses: a rank that asks for more fails, as it does on a machine without them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(
+        resource.RLIMIT_AS, (_MOST_BYTES if hard == resource.RLIM_INFINITY else min(_MOST_BYTES, hard), hard)
+    )
 
 
 def run_shipped(count: int, twice: int, first: int) -> int:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools._fuzz_judge import Case, Finding, Tally, judge, shrink  # the repository first
 from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import draw_program
-from tools._fuzz_shipped import digests, run_shipped
+from tools._fuzz_shipped import digests, limit_memory, run_shipped
 from tools._odd_tensors import draw_odd_program, fault_of
 
 HANG_S = 120  # real time without an end of a case after which the stacks are shown
@@ -55,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="for making a finding smaller")
     options = parser.parse_args(arguments)
     logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor's advice, once for each mesh
+    if options.digests is not None or options.shipped:
+        limit_memory()
     if options.digests is not None:
         return digests([int(number) for number in options.digests.split(",")])
     if options.shipped is not None:

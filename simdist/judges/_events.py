@@ -21,7 +21,7 @@ __all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "FileUsed", "LoaderBegan
 __all__ += ["OptimizerBegins", "OptimizerStepped"]
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OptimizerBegins:
     """Told: a rank is about to take an optimizer's step `number`, counted from 0.
 
@@ -36,7 +36,7 @@ class OptimizerBegins:
     where: str
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OptimizerStepped:
     """Told: the step is done. The fields are those of `OptimizerBegins`."""
 
@@ -47,7 +47,7 @@ class OptimizerStepped:
     where: str
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class BackwardCalled:
     """Told: a rank is about to go backward from these tensors, such as its loss."""
 

@@ -37,7 +37,7 @@ class OperationCalled:
     sequence: int  # that it will have
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OperationAdmitted:
     """Announced: the backend takes a collective's arguments, and its number is taken; no work exists yet.
 
@@ -73,7 +73,7 @@ class StoreRequested:
     launchers: bool
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class WorkIssued:
     """Told: there is a work for an operation that was issued, a part of a larger one included.
 
@@ -91,14 +91,14 @@ class WorkIssued:
     reduction: str = ""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class WorkWaited:
     """Told: a rank has waited for a work, which is over, or its future completes."""
 
     work: SimWork
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: not frozen
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class CollectiveRead:
     """Told: the tensors of a collective, of all its ranks that have come, are about to be read."""
 
