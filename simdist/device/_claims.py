@@ -17,7 +17,7 @@ import torch
 
 from simdist.device._aliases import NotYet, block_of, host, memory
 from simdist.device._memory import Block
-from simdist.device._state import account_of
+from simdist.device._state import account_of, note_claimed
 
 __all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release", "values_now"]
 
@@ -47,7 +47,7 @@ class Follower(Protocol):
 class Outstanding:
     """Stands for the CPU tensor of a block that operations have claimed."""
 
-    __slots__ = ("_block", "claims", "followers", "host")
+    __slots__ = ("__weakref__", "_block", "claims", "followers", "host")
 
     def __init__(self, block: Block) -> None:
         self._block = weakref.ref(block)
@@ -95,6 +95,11 @@ class Outstanding:
         if not self.claims and block is not None and block.host is self:
             block.host = self.host
 
+    def abandon(self) -> None:
+        """The world ends: refer to no claimant, for each holds tensors that the collector sees no way to."""
+        self.claims.clear()
+        self.followers.clear()
+
 
 def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
     """Say that an operation will read a device's tensor, or write it; for `release`."""
@@ -106,6 +111,7 @@ def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
     known = block.host
     if type(known) is not Outstanding:
         known = block.host = Outstanding(block)
+        note_claimed(known)
     known.claims[claimant] = writes or known.claims.get(claimant, False)
     return known
 

@@ -102,7 +102,7 @@ class DeviceState:
         for name in ("_exchange_device", "_maybe_exchange_device"):
             patches.wrap(torch.cuda, name, exchanging)
         patches.wrap(torch.cuda, "is_available", finding)
-        patches.wrap(torch.cuda, "_device_count_nvml", on_ranks(lambda: -1))
+        patches.replace(torch.cuda, "_device_count_nvml", lambda: -1)  # for other threads too: see `finding`
         patches.wrap(torch.cuda, "is_current_stream_capturing", on_ranks(lambda: False))
         patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])

@@ -89,7 +89,8 @@ def test_nothing_is_left_of_a_world_with_devices() -> None:
         torch.empty(1, pin_memory=True)
 
 
-def test_another_thread_finds_no_device_while_a_world_has_some() -> None:
+def test_another_thread_finds_no_device_while_a_world_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 1)  # as on a machine with a GPU
     seen: list[object] = []
 
     def look() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -158,6 +159,23 @@ def test_layers_and_drawn_numbers_hold_up_nobody(name: str) -> None:
         return ahead
 
     assert run(body) == [0.0, 0.0]
+
+
+def tensors() -> int:
+    gc.collect()
+    return sum(type(each) is Tensor for each in gc.get_objects())
+
+
+def test_a_world_that_ends_before_its_operations_leaves_no_tensor() -> None:
+    def body() -> None:
+        begin()
+        _ = reduced() * 2
+
+    run(body)
+    before = tensors()
+    run(body)
+
+    assert tensors() == before
 
 
 def test_statistics_of_a_batch_norm_are_read_when_they_are_there() -> None:
