@@ -194,7 +194,7 @@ def test_spawn_checks_its_arguments() -> None:
 
 def test_check_determinism_checks_its_arguments_before_anything_runs() -> None:
     with pytest.raises(ArgumentError) as caught:
-        simdist.check_determinism(nothing, world_size=0, sed=3, env=[])
+        simdist.check_determinism(nothing, world_size=0, sed=3, env=[])  # type: ignore[call-arg, arg-type]
 
     assert str(caught.value) == (
         "simdist.check_determinism: 3 problems\n"

@@ -79,7 +79,7 @@ def test_the_replay_says_it() -> None:
 
 def test_comparisons_of_values_refuse_it() -> None:
     with pytest.raises(ArgumentError, match="values: what layouts train is compared; leave it out"):
-        simdist.agree(lambda layout: sums(), layouts=[2], values="shapes")
+        simdist.agree(lambda layout: sums(), layouts=[2], values="shapes")  # type: ignore[call-arg]
     with pytest.raises(ArgumentError, match="judges: 'trails' compares values"):
         simdist.resume(lambda folder: sums(), world_size=2, values="shapes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.api import run
 from simdist.comparisons._layouts import (
@@ -22,6 +22,8 @@ from simdist.result import RunResult, report_of
 
 if TYPE_CHECKING:
     import torch
+
+    from simdist.settings import AgreeSettings
 
 __all__ = ["AgreeReport", "LayoutDifference", "agree"]
 
@@ -83,7 +85,7 @@ def agree(
     *,
     layouts: Iterable[Layout | int | Mapping[str, int]],
     tolerance: float | None = None,
-    **settings: Any,
+    **settings: Unpack[AgreeSettings],
 ) -> AgreeReport:
     """Run one training on one rank and in each layout, and compare what the ranks return, step by step.
 
@@ -116,6 +118,8 @@ def agree(
             lines.append(f"layouts[{index}]: {error}")
     if "world_size" in settings:
         lines.append("world_size: follows from the layout; leave it out")
+    if "args" in settings:
+        lines.append("args: the layout is the only one; bind others with functools.partial")
     if settings.get("values", "all") != "all":
         lines.append("values: what layouts train is compared; leave it out")
     if lines:

@@ -6,12 +6,16 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.api import run
 from simdist.errors import ArgumentError, RunFailedError
 from simdist.judges import JUDGES, Step, Trails
 from simdist.result import RunResult, report_of
+from simdist.settings import check_settings
+
+if TYPE_CHECKING:
+    from simdist.settings import ResumeSettings
 
 __all__ = ["ResumeDifference", "ResumeReport", "resume"]
 
@@ -72,7 +76,7 @@ def resume(
     *,
     world_size: int,
     crashes: Sequence[int] | None = None,
-    **settings: Any,
+    **settings: Unpack[ResumeSettings],
 ) -> ResumeReport:
     """Kill a training before each of its steps, let it go on from its checkpoints, and compare it with one that ran on.
 
@@ -119,7 +123,7 @@ def _run(
     train: Callable[[str], object], world_size: int, crash: int | None, settings: Mapping[str, Any]
 ) -> tuple[RunResult, Trails]:
     given = dict(settings)
-    judges = given.pop("judges", ())
+    judges = check_settings("simdist.resume", {"judges": given.pop("judges", False)})["judges"]
     if isinstance(judges, bool):
         judges = tuple(JUDGES) if judges else ()
     trails = Trails(crash)

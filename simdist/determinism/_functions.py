@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.api import run
 from simdist.determinism._check import check, require_host
@@ -18,13 +18,18 @@ from simdist.determinism._report import DeterminismReport
 from simdist.errors import SimdistError
 from simdist.settings import SETTINGS, check_settings
 
+if TYPE_CHECKING:
+    from simdist.settings import SettingsOfRun
+
 __all__ = ["call_function", "check_determinism"]
 
 _WATCHING = ("echo", "progress", "replay")
 _KNOWN = {name: SETTINGS[name] for name in inspect.signature(run).parameters}
 
 
-def check_determinism(fn: Callable[..., object], *, world_size: int, **arguments: Any) -> DeterminismReport:
+def check_determinism(
+    fn: Callable[..., object], *, world_size: int, **arguments: Unpack[SettingsOfRun]
+) -> DeterminismReport:
     """Run `fn` on simulated ranks twice, the second time in a fresh process under another hash seed, and compare.
 
     Every event, payload and returned value must be the same. If they are not, both versions of the first event that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.errors import ArgumentError
 from simdist.programs import FunctionProgram, PlanProgram, count_problems, setting_problems, workers_problems
@@ -14,6 +14,7 @@ from simdist.searches._search import Progress, Search
 
 if TYPE_CHECKING:
     from simdist.judges import Judge
+    from simdist.settings import ExploreSettings
 
 __all__ = ["explore", "explore_plan", "function_program", "judged"]
 
@@ -34,7 +35,7 @@ def explore(
     inevitable: bool = True,
     workers: int | str = 1,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[ExploreSettings],
 ) -> ExploreReport:
     """Run `fn` under many schedules, and report those under which it fails.
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
@@ -22,10 +22,12 @@ from simdist.searches._swarm import FAMILIES, families_of, plan_of_faults
 from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
+from simdist.settings import check_settings
 from simdist.values import guess_or_list
 
 if TYPE_CHECKING:
     from simdist.judges import Judge
+    from simdist.settings import FuzzSettings
 
 __all__ = ["Tries", "fuzz", "fuzz_plan"]
 
@@ -68,7 +70,7 @@ def fuzz(
     judges: bool | Sequence[str | Judge] = True,
     workers: int | str = 1,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[FuzzSettings],
 ) -> FuzzReport:
     """Run `fn` under many plans of faults, and report the runs that fail as no fault explains.
 
@@ -105,7 +107,8 @@ def fuzz(
     given = {"world_size": world_size, "judges": judges, **settings}
     problems = [*tries.problems(), *workers_problems(workers)]
     program = function_program("simdist.fuzz", fn, given, problems, taken=("faults", "disk"))
-    return _Fuzz(program, tries, int(settings.get("max_restarts", 0))).run(workers, progress)
+    restarts = check_settings("simdist.fuzz", {"max_restarts": settings.get("max_restarts", 0)})["max_restarts"]
+    return _Fuzz(program, tries, restarts).run(workers, progress)
 
 
 def fuzz_plan(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.programs import (
@@ -37,6 +37,9 @@ from simdist.searches._tokens import token_of
 from simdist.settings import SETTINGS, check_fitting, misfits
 from simdist.values import PYTHON, Unfit, items_of, text_of
 
+if TYPE_CHECKING:
+    from simdist.settings import RunManySettings
+
 __all__ = ["run_many", "run_plan_many"]
 
 Progress = Callable[[int, int, int], None]
@@ -62,7 +65,7 @@ def run_many(
     until_failure: bool = False,
     workers: int | str | None = None,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[RunManySettings],
 ) -> ManyReport:
     """Run `fn` once for each seed, over all cores, and report the runs that failed.
 

@@ -1,7 +1,7 @@
 """The settings of a run, said once: what each has to be, and which do not go together.
 
 `_settings.py` has them: the keyword arguments of `simdist.run` and the rest, the keys of a scenario, a marker's.
-`_replay.py` writes the call that repeats a run.
+`_keywords.py` types those that relatives of `simdist.run` take. `_replay.py` writes the call that repeats a run.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,15 @@ from simdist.settings._settings import (
 )
 
 if TYPE_CHECKING:
+    from simdist.settings._keywords import (
+        AgreeSettings,
+        ExploreSettings,
+        FuzzSettings,
+        ResumeSettings,
+        RunManySettings,
+        SettingsOfRun,
+        SweepSettings,
+    )
     from simdist.settings._replay import ALWAYS, call_text
 
 __all__ = [
@@ -30,7 +39,14 @@ __all__ = [
     "DISK",
     "SETTINGS",
     "START_TIME",
+    "AgreeSettings",
+    "ExploreSettings",
+    "FuzzSettings",
+    "ResumeSettings",
+    "RunManySettings",
     "RunSettings",
+    "SettingsOfRun",
+    "SweepSettings",
     "call_text",
     "check_fitting",
     "check_settings",
@@ -40,4 +56,16 @@ __all__ = [
 
 # Loaded on first use: to check settings takes no cluster.
 _HOMES = {"ALWAYS": "_replay", "call_text": "_replay"}
+_HOMES |= dict.fromkeys(
+    (
+        "AgreeSettings",
+        "ExploreSettings",
+        "FuzzSettings",
+        "ResumeSettings",
+        "RunManySettings",
+        "SettingsOfRun",
+        "SweepSettings",
+    ),
+    "_keywords",
+)
 __getattr__ = lazily(__name__, _HOMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.errors import ArgumentError
 from simdist.faults import Fault
@@ -19,6 +19,9 @@ from simdist.sweeps._points import Strike
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
 from simdist.sweeps._tries import Tries
+
+if TYPE_CHECKING:
+    from simdist.settings import SweepSettings
 
 __all__ = ["sweep"]
 
@@ -64,7 +67,7 @@ def sweep(
     expect: Mapping[str, Any] | None = None,
     check: Callable[[RunResult, str], str | None] | None = None,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[SweepSettings],
 ) -> SweepReport:
     """Crash `fn` at every moment of its run, start it again each time, and tell where it does not come back.
 
@@ -141,20 +144,21 @@ def sweep(
         problems.append(f"profile: {profile!r} is none of {', '.join(PROFILES)}")
     if problems:
         raise ArgumentError("simdist.sweep", problems)
-    settings["world_size"], mount = world_size, {"profile": profile}
+    given_to_run = {**settings, "world_size": world_size}
+    mount = {"profile": profile}
     name = getattr(fn, "__qualname__", repr(fn))
     crashes = Crashes(
         FunctionProgram(
             caller="simdist.sweep",
             function=fn,
-            settings={**settings, "args": tuple(args), "kwargs": dict(kwargs or {})},
+            settings={**given_to_run, "args": tuple(args), "kwargs": dict(kwargs or {})},
             mount={**mount, "local": local_disks},
             oracle=CameBack(max_steps_lost, Expectations(outcomes=(), **wanted) if wanted else None, check),
         ),
         steps_lost=max_steps_lost,
         merge=merge and check is None,
         call=call_of(fn, given),
-        called=f"{name} {sorted(settings.items(), key=str)} {args} {kwargs} {mount}",
+        called=f"{name} {sorted(given_to_run.items(), key=str)} {args} {kwargs} {mount}",
     )
     report = swept(crashes, tries, keep=keep, progress=progress)
     return replace(report, call=crashes.call)

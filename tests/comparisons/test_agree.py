@@ -134,7 +134,7 @@ def test_bad_arguments_are_told_at_once() -> None:
     wrong: Any = [0, {"tp": "2"}]
 
     with pytest.raises(ArgumentError) as caught:
-        simdist.agree(train, layouts=wrong, world_size=3)
+        simdist.agree(train, layouts=wrong, world_size=3)  # type: ignore[call-arg]
 
     assert str(caught.value).count("layouts[") == 2
     assert "world_size: follows from the layout" in str(caught.value)

@@ -98,6 +98,6 @@ def test_no_test_is_written_for_a_function_that_no_file_could_import(tmp_path: P
 
 def test_an_argument_that_nothing_has_is_named() -> None:
     with pytest.raises(ArgumentError, match="sed: unknown argument; did you mean 'seed'") as caught:
-        simdist.sweep(print, world_size=2, sed=3, wokers=2)
+        simdist.sweep(print, world_size=2, sed=3, wokers=2)  # type: ignore[call-arg]
 
     assert len(str(caught.value).splitlines()) == 3

@@ -229,8 +229,10 @@ def test_what_cannot_be_seen_is_named() -> None:
 
 
 def test_bad_arguments_are_told_all_at_once() -> None:
+    wrong: Any = {"strikes": ["cat"], "disk": "x"}
+
     with pytest.raises(ArgumentError) as caught:
-        simdist.sweep(count, world_size=1, profile="zfs", strikes=["cat"], outcomes=0, limit=0, disk="x")  # type: ignore[list-item]
+        simdist.sweep(count, world_size=1, profile="zfs", outcomes=0, limit=0, **wrong)
 
     text = str(caught.value)
     for name in ("profile", "strikes", "outcomes", "limit", "disk"):

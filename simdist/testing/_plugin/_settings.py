@@ -6,7 +6,7 @@ import datetime
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MARKER",
     "Settings",
+    "StartWords",
+    "WorldWords",
     "item_settings",
     "nanoseconds",
     "parametrize_seeds",
@@ -99,6 +101,35 @@ class Settings:
             raise ArgumentError("the function for cluster", lines)
         cluster: Cluster | None = found["cluster"]
         return cluster
+
+
+class StartWords(TypedDict, total=False):
+    """The keywords of the marker that `sim.start` takes as they are."""
+
+    world_size: int
+    backend: str
+    faults: Sequence[Fault] | Callable[[int], Sequence[Fault]]
+    strict: bool | None
+    judges: bool | Sequence[str | Judge]
+    values: str
+    policy: str | None
+    init: bool | None
+    timeout: str | int | datetime.timedelta | None
+    max_restarts: int
+    cluster: Cluster | Callable[[int], Cluster] | None
+    env: Mapping[str, str] | None
+    start_time: datetime.date
+    isolate: bool | Sequence[str]
+    share: Sequence[str]
+    program_ns: int
+    stall_s: float
+
+
+class WorldWords(StartWords, total=False):
+    """Those of `sim.run`."""
+
+    seed: int | None
+    argv: Sequence[str] | None
 
 
 def nanoseconds(value: object, name: str = "time") -> int:

@@ -26,7 +26,7 @@ from simdist.result import RunResult
 from simdist.settings import misfits
 from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, TriggerWords, fields_from
 from simdist.testing._plugin._live import LiveWorld
-from simdist.testing._plugin._settings import Settings, nanoseconds, settings_from
+from simdist.testing._plugin._settings import Settings, StartWords, WorldWords, nanoseconds, settings_from
 from simdist.testing._plugin._worlds import Worlds, worlds_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Sim:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
         check: bool = True,
-        **settings: Any,
+        **settings: Unpack[WorldWords],
     ) -> RunResult:
         """Call `fn(*args, **kwargs)` on every rank of a world, and run it to its end.
 
@@ -112,7 +112,7 @@ class Sim:
         kwargs: Mapping[str, object] | None = None,
         seed: int | None = None,
         argv: Sequence[str] | None = None,
-        **settings: Any,
+        **settings: Unpack[StartWords],
     ) -> LiveWorld:
         """Start a world like `run`'s at virtual time 0, and hand it over before anything has happened in it.
 

@@ -327,7 +327,7 @@ def test_passes_with_bad_faults_refused(sim: Sim) -> None:
 
 def test_passes_with_bad_keywords_refused(sim: Sim) -> None:
     with pytest.raises(SimdistError, match="world_siz: unknown keyword; did you mean 'world_size'") as caught:
-        sim.run(train, world_siz=2, policy="lifo", seeds=3)
+        sim.run(train, world_siz=2, policy="lifo", seeds=3)  # type: ignore[call-arg]
     assert "3 problems" in str(caught.value)
     assert "seeds: a world has one seed" in str(caught.value)
 

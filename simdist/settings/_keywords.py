@@ -1,0 +1,104 @@
+"""The keyword arguments of `simdist.run` that its relatives take as `**settings`, as types, for checkers and editors.
+
+Each relative leaves out what it has itself. `tests/settings/test_keywords.py` holds names and types to `simdist.run`'s,
+and to what each relative takes. Unknown names are refused when it is called, by the checks of `_settings`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from simdist.cluster import Cluster
+    from simdist.faults import Fault
+    from simdist.judges import Judge
+    from simdist.storage import Mount
+
+__all__ = [
+    "AgreeSettings",
+    "ExploreSettings",
+    "FuzzSettings",
+    "ResumeSettings",
+    "RunManySettings",
+    "SettingsOfRun",
+    "SweepSettings",
+]
+
+
+class _Common(TypedDict, total=False):
+    backend: str
+    cluster: Cluster | None
+    max_restarts: int
+    min_hosts: int | None
+    env: Mapping[str, str] | None
+    argv: Sequence[str] | None
+    start_time: datetime.date
+    isolate: bool | Sequence[str]
+    share: Sequence[str]
+    program_ns: int
+    strict: bool | None
+    stall_s: float
+
+
+class _OneSeed(TypedDict, total=False):
+    seed: int
+
+
+class _Values(TypedDict, total=False):
+    values: str
+
+
+class _Judged(TypedDict, total=False):
+    policy: str
+    judges: bool | Sequence[str | Judge]
+    record_results: bool
+
+
+class FuzzSettings(_Common, _OneSeed, _Values, total=False):
+    """Of `simdist.fuzz`, which has the faults, the schedules and the judges itself."""
+
+    args: Sequence[object]
+    kwargs: Mapping[str, object] | None
+
+
+class ExploreSettings(FuzzSettings, total=False):
+    """Of `simdist.explore`, which has the schedules and the judges itself."""
+
+    faults: Sequence[Fault]
+    disk: Mount | str | os.PathLike[str] | None
+
+
+class SweepSettings(_Common, _OneSeed, _Values, _Judged, total=False):
+    """Of `simdist.sweep`, which has the arguments, the faults and the disk itself."""
+
+
+class RunManySettings(_Common, _Values, _Judged, total=False):
+    """Of `simdist.run_many`, each run of which has a seed of its own."""
+
+    args: Sequence[object]
+    kwargs: Mapping[str, object] | None
+    faults: Sequence[Fault]
+
+
+class AgreeSettings(_Common, _OneSeed, _Judged, total=False):
+    """Of `simdist.agree`, which has the number of ranks and the arguments itself, and compares values."""
+
+    kwargs: Mapping[str, object] | None
+    faults: Sequence[Fault]
+    disk: Mount | str | os.PathLike[str] | None
+    echo: Callable[[int, int, str, str], None] | None
+    progress: Callable[[int, int], None] | None
+    replay: str | None
+
+
+class ResumeSettings(AgreeSettings, _Values, total=False):
+    """Of `simdist.resume`."""
+
+    args: Sequence[object]
+
+
+class SettingsOfRun(ResumeSettings, total=False):
+    """All, but for the function and the number of ranks."""
