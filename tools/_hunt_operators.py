@@ -70,7 +70,7 @@ def operators() -> list[str]:
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether a call draws random numbers. The state of the generator does not show it: torch's database puts it back."""
+    """Whether a call draws. The state of the generator does not show it: torch's database puts it back."""
 
     seen = False
 
