@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ __all__ = [
     "bits_of",
     "bits_of_each",
     "first_not_finite",
-    "flat_memory",
     "is_constant",
     "local_part",
     "place_in_memory",
@@ -73,11 +71,9 @@ def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
     What is None is left out.
     """
     tensors = list(tensors)
-    there = list(filter(_is_there, tensors))
-    lying = flat_memory(there)
-    found = NOT_LOOKED if lying is None else place_not_finite(there, *lying)
+    found = place_not_finite(tensors)
     if found != NOT_LOOKED:
-        return None if found < 0 else next(place for place, each in enumerate(tensors) if each is there[found])
+        return None if found < 0 else found
     for place, seen in enumerate(_readable(tensors)):
         if seen is None:
             continue
@@ -89,36 +85,6 @@ def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
         if data.is_floating_point() and not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
             return place
     return None
-
-
-def flat_memory(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int]] | None:
-    """The addresses and the sizes of plain, dense tensors of the CPU; 0 and 0 for None.
-
-    None if one of them is another kind of tensor, or has no memory.
-    """
-    # Hot: filtered and mapped they take half the time of a loop.
-    there = list(filter(_is_there, tensors))
-    try:
-        if not _PLAIN.issuperset(map(type, there)) or any(map(_is_cuda, there)) or not all(map(_is_dense, there)):
-            return None
-        addresses, sizes = list(map(_address, there)), list(map(_size, there))
-        if 0 in addresses or any(map(_is_negated, there)):
-            return None
-    except (RuntimeError, NotImplementedError):
-        return None  # sparse, or a tensor of a mode
-    if len(there) < len(tensors):
-        places = iter(zip(addresses, sizes, strict=True))
-        found = [(0, 0) if each is None else next(places) for each in tensors]
-        return [address for address, _ in found], [size for _, size in found]
-    return addresses, sizes
-
-
-_is_there = cast("Callable[[Tensor | None], TypeGuard[Tensor]]", functools.partial(operator.is_not, None))
-_is_cuda: Callable[[Tensor], bool] = operator.attrgetter("is_cuda")
-_is_dense: Callable[[Tensor], bool] = Tensor.is_contiguous
-_is_negated: Callable[[Tensor], bool] = Tensor.is_neg
-_address: Callable[[Tensor], int] = Tensor.data_ptr
-_size: Callable[[Tensor], int] = operator.attrgetter("nbytes")
 
 
 def place_in_memory(tensor: Tensor) -> int:

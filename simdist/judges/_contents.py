@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from simdist.judges._bits import bits_of, bits_of_each, flat_memory
-from simdist.native import copied, holds
+from simdist.judges._bits import bits_of, bits_of_each
+from simdist.native import copied, holds, lying
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,8 +107,8 @@ def look_at(parameters: Sequence[Tensor | None], kept: States) -> Look | None:
         states = tuple(
             _state_of(() if each is None else (kept.get(each) or {}).values(), tensors) for each in parameters
         )
-    lying = flat_memory(tensors)
-    return None if lying is None else Look(*lying, states)
+    places = lying(tensors)
+    return None if places is None else Look(*places, states)
 
 
 def _state_of(values: Iterable[Any], tensors: list[Tensor | None]) -> _State:

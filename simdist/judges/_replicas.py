@@ -192,7 +192,10 @@ class _Watch:
                 note_first_gradients(optimized.copies)
             optimizer = optimized.optimizer()
             states = {} if optimizer is None else optimizer.state
-            tensors = [copy.tensor() if place in wanted else None for place, copy in enumerate(optimized.copies)]
+            if len(wanted) == len(optimized.copies):  # hot
+                tensors = [copy.tensor() for copy in optimized.copies]
+            else:
+                tensors = [copy.tensor() if place in wanted else None for place, copy in enumerate(optimized.copies)]
             content = table.content_after(number, tensors, states)
             self._hearing.newest.note((process, event.index, number), tensors, content)
         row = Row(self._hearing.moment(process, event.where), content, process.operations, optimized.last)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from simdist.inside.python import copied_bytes, holds_bytes
 from simdist.native import _folds
 
-__all__ = ["NOT_LOOKED", "copied", "holds", "place_not_finite"]
+__all__ = ["NOT_LOOKED", "copied", "holds", "lying", "place_not_finite"]
 
 NOT_LOOKED = -2
 
@@ -19,7 +18,34 @@ _FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _KINDS: dict[torch.dtype, int] = {dtype: _folds.TYPES[dtype] for dtype in _FLOATING}
 _KINDS |= dict.fromkeys(_WHOLE, _INTEGER)
-_dtype: Callable[[torch.Tensor], torch.dtype] = operator.attrgetter("dtype")
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def lying(tensors: list[torch.Tensor | None]) -> tuple[list[int], list[int]] | None:
+    """The addresses and the sizes, in bytes, of plain, dense tensors of the CPU; 0 and 0 for None.
+
+    None if one of them is another kind of tensor, or has no memory.
+    """
+    if _folds.module is not None:
+        found: tuple[list[int], list[int]] | None = _folds.module.lying(tensors, _PLAIN)
+        return found
+    places = []
+    for each in tensors:
+        place = (0, 0) if each is None else _place(each)
+        if place is None:
+            return None
+        places.append(place)
+    return [address for address, _ in places], [size for _, size in places]
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int] | None:
+    try:
+        if type(tensor) not in _PLAIN or tensor.is_cuda or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return None  # sparse, or a tensor of a mode
+    return (address, tensor.nbytes) if address else None
 
 
 def copied(addresses: Sequence[int], sizes: Sequence[int]) -> list[bytes | None]:
@@ -40,12 +66,10 @@ def holds(addresses: Sequence[int], copies: list[bytes | None]) -> bool:
     )
 
 
-def place_not_finite(tensors: Sequence[torch.Tensor], addresses: Sequence[int], sizes: Sequence[int]) -> int:
+def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
     """The place of the first tensor with an element that is infinite or no number; -1 if there is none.
 
-    `NOT_LOOKED`: the caller has to look, as the extension is not there or does not know a type.
+    None is passed over. `NOT_LOOKED`: the caller has to look, as the extension is not there, or does not know a type, or
+    a tensor has no place in `lying`.
     """
-    kinds = list(map(_KINDS.get, map(_dtype, tensors)))  # hot: mapped it takes half the time of a loop
-    if _folds.module is None or None in kinds:
-        return NOT_LOOKED
-    return int(_folds.module.not_finite(kinds, addresses, sizes))
+    return NOT_LOOKED if _folds.module is None else int(_folds.module.not_finite(tensors, _PLAIN, _KINDS))

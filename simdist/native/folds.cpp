@@ -1,7 +1,7 @@
 // simdist._native: the folds of collectives, each input read once and each output written once; and their copies.
 // What judges read of memory is in memory.inc.
 //
-// The module knows neither torch nor ranks: it is given addresses, types and orders of additions, so that one build
+// Folds know neither torch nor ranks: they are given addresses, types and orders of additions, so that one build
 // serves every torch, and every Python that has the stable ABI. What comes out has the bits that the folds in Python
 // give, which stay: they are what it is compared with, and what does where it is not built.
 //
@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
 
 #if defined(__x86_64__)
@@ -592,6 +593,7 @@ PyMethodDef methods[] = {
      partial_ring_doc},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copy)), METH_FASTCALL, copy_doc},
     {"copied", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copied)), METH_FASTCALL, copied_doc},
+    {"lying", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(lying)), METH_FASTCALL, lying_doc},
     {"holds", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(holds)), METH_FASTCALL, holds_doc},
     {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
      not_finite_doc},

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
 import torch
 
-from simdist.judges._bits import first_not_finite, flat_memory
-from simdist.native import NOT_LOOKED, _folds, copied, holds, place_not_finite
+from simdist.judges._bits import first_not_finite
+from simdist.native import NOT_LOOKED, _folds, copied, holds, lying, place_not_finite
 
 Tensor = torch.Tensor
 
@@ -27,8 +26,8 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def lying(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int]]:
-    found = flat_memory(tensors)
+def places(*tensors: Tensor | None) -> tuple[list[int], list[int]]:
+    found = lying(list(tensors))
     assert found is not None
     return found
 
@@ -36,7 +35,7 @@ def lying(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[int]]:
 @pytest.mark.usefixtures("either")
 def test_memory_holds_its_copy_until_a_bit_changes() -> None:
     numbers, flags = torch.arange(7.0), torch.ones(3, dtype=torch.bool)
-    addresses, sizes = lying([numbers, None, flags])
+    addresses, sizes = places(numbers, None, flags)
 
     copies = copied(addresses, sizes)
 
@@ -49,7 +48,7 @@ def test_memory_holds_its_copy_until_a_bit_changes() -> None:
 @pytest.mark.usefixtures("either")
 def test_what_is_missing_is_like_nothing_else() -> None:
     numbers = torch.ones(2)
-    addresses, sizes = lying([numbers])
+    addresses, sizes = places(numbers)
 
     assert not holds(addresses, [None])
     assert not holds([0], copied(addresses, sizes))
@@ -74,21 +73,48 @@ def test_a_value_that_is_no_number_is_found_wherever_it_is(dtype: torch.dtype, o
 def test_types_that_the_extension_does_not_know_are_looked_at_without_it(dtype: torch.dtype) -> None:
     one, odd = torch.ones(4).to(dtype), torch.tensor([1.0, float("nan")]).to(dtype)
 
-    assert place_not_finite([one], *lying([one])) == NOT_LOOKED
+    assert place_not_finite([one]) == NOT_LOOKED
     assert first_not_finite([one]) is None
     assert (first_not_finite([one, odd]) == 1) is dtype.is_floating_point  # of complex numbers nothing is said
 
 
-@pytest.mark.parametrize("odd", [torch.ones(2, 2).t(), torch.ones(2).to_sparse(), torch.ones(2, device="meta")])
+class Odd(Tensor):
+    """A tensor that may have operators of its own."""
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(2, 2).t(),
+        torch.ones(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.empty(0),
+        torch.ones(1, dtype=torch.complex64).conj().imag,
+        torch.ones(2).as_subclass(Odd),
+    ],
+    ids=["strided", "sparse", "meta", "empty", "negated", "subclass"],
+)
 def test_only_plain_memory_has_a_place(odd: Tensor) -> None:
-    assert flat_memory([torch.ones(2), odd]) is None
+    assert lying([torch.ones(2), odd]) is None
+    assert place_not_finite([torch.ones(2), odd]) == NOT_LOOKED
+
+
+@pytest.mark.usefixtures("either")
+def test_a_tensor_lies_where_torch_says() -> None:
+    whole, parameter = torch.arange(6.0), torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    assert lying([whole[2:], None, parameter]) == ([whole.data_ptr() + 8, 0, parameter.data_ptr()], [16, 0, 24])
+    assert lying([]) == ([], [])
 
 
 def test_bad_arguments_are_refused(native: ModuleType) -> None:
     with pytest.raises(ValueError, match="each address has a size"):
         native.copied([0], [])
-    with pytest.raises(ValueError, match="each address has a type and a size"):
-        native.not_finite([0], [0, 0], [0, 0])
+    for call in (native.lying, lambda *given: native.not_finite(*given, {})):
+        for tensors, plain in (((), frozenset()), ([], set())):
+            with pytest.raises(TypeError, match="a list of tensors and a frozenset of their types"):
+                call(tensors, plain)
     with pytest.raises(TypeError, match="a list with a copy for each address"):
         native.holds([0], [])
     with pytest.raises(TypeError, match="expected bytes"):
