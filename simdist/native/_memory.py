@@ -69,7 +69,7 @@ def holds(addresses: Sequence[int], copies: list[bytes | None]) -> bool:
 def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
     """The place of the first tensor with an element that is infinite or no number; -1 if there is none.
 
-    None is passed over. `NOT_LOOKED`: the caller has to look, as the extension is not there, or does not know a type, or
-    a tensor has no place in `lying`.
+    None is passed over. `NOT_LOOKED`: the caller has to look, as the extension is not there, or does not know a type,
+    or a tensor has no place in `lying`.
     """
     return NOT_LOOKED if _folds.module is None else int(_folds.module.not_finite(tensors, _PLAIN, _KINDS))
