@@ -6,8 +6,9 @@
   that a replay needs. `_attempts.py` draws schedules.
 - `_outcomes.py` says what became of a run: an outcome that runs may share, and the cause of a failure, by which
   failures are merged.
-- `_swarm.py` draws plans of faults; `_fuzz.py` tries them, `_verdicts.py` says which failures the faults explain,
-  `_shrinking.py` makes the others smaller, `_tokens.py` writes them as one word, `_database.py` keeps them.
+- `_swarm.py` draws plans of faults, `_guide.py` changes those that reached something new; `_fuzz.py` tries them,
+  `_verdicts.py` says which failures the faults explain, `_shrinking.py` makes the others smaller, `_tokens.py` writes
+  them as one word, `_database.py` keeps them.
 - `_explore.py` and `_fuzz.py` are what users call. `_search.py` draws schedules, or has them from `_depth_first.py`,
   which tries all that differ; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
 - `_run_many.py` draws nothing: it runs a program with the seeds that it is given; `_many_report.py` says what they

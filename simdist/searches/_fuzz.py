@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,10 @@ from simdist.scenario import Plan, undisturbed
 from simdist.searches._database import Database
 from simdist.searches._explore import function_program, judged
 from simdist.searches._fuzz_report import Bug, FuzzReport
+from simdist.searches._guide import GENERATION, Guide, Reached, reached_by
 from simdist.searches._outcomes import Cause
 from simdist.searches._shrinking import Shrunk, shrunk
-from simdist.searches._swarm import FAMILIES, families_of, plan_of_faults
+from simdist.searches._swarm import FAMILIES, families_of
 from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
@@ -78,6 +80,10 @@ def fuzz(
     every rank returned what it returns without faults, or returned at all after a restart; it is explained if a rank is
     gone for good, or communication failed while a fault was at work; all else is found: a hang after everything has
     healed, another exception, another result, what a judge reports.
+
+    After the first 64 plans every other one is a change of an earlier plan that reached something new: a fault at
+    another operation or on another side of it, an operation, an error or a line of the program that only faults lead
+    to.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -150,12 +156,22 @@ class _Drawn:
     path: Path | None = None
 
 
-class _Judge(Judging[_Drawn, Verdict]):
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What became of a plan, and what its run reached."""
+
+    verdict: Verdict
+    reached: frozenset[Reached]
+
+
+class _Judge(Judging[_Drawn, _Tried]):
     """Runs plans of faults."""
 
-    def do(self, task: _Drawn) -> Verdict:
+    def do(self, task: _Drawn) -> _Tried:
         """Run one, and judge it."""
-        return self.trial.verdict(task.attempt)
+        ran = self.trial.run(task.attempt)
+        reached = frozenset[Reached]() if ran.result is None else reached_by(ran.result)
+        return _Tried(self.trial.judge(ran, task.attempt), reached)
 
 
 @dataclass(slots=True)
@@ -178,6 +194,7 @@ class _Fuzz:
     kept: Database | None = field(default=None, kw_only=True)
     over: Callable[[], bool] | None = field(default=None, kw_only=True)
     _found: dict[str, _Found] = field(default_factory=dict, init=False)
+    _over: bool = field(default=False, init=False)  # no more plans are to be tried
     _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
 
     def run(self, workers: int | str, progress: Progress | None) -> FuzzReport:
@@ -190,30 +207,43 @@ class _Fuzz:
                 return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
             start = partial(elsewhere, _Judge, self.program.fresh())
             pool = stack.enter_context(Workers(_Judge(trial), start, workers, warm=self.program.fresh().warm))
-            done = 0
-            for drawn, verdict in pool.run(self._drawn(trial), self.tries.runs):
-                self._note(trial, drawn, verdict)
-                done += 1
-                if progress is not None:
-                    progress(done, len(self._found))
-            return replace(self._report(done), died=pool.died)
+            guide, done = self._guide(trial), 0
+            for generation in self._generations(guide):
+                for drawn, tried in pool.run(generation, self.tries.runs):
+                    self._note(trial, drawn, tried.verdict)
+                    if drawn.number >= 0:
+                        guide.learn(drawn.number, tried.reached)
+                    done += 1
+                    if progress is not None:
+                        progress(done, len(self._found))
+            return replace(self._report(done, len(guide.reached)), died=pool.died)
 
-    def _drawn(self, trial: Trial) -> Iterator[_Drawn]:
-        for path, attempt in [] if self.kept is None else list(self.kept.entries()):
-            yield _Drawn(-1, attempt, path)
-        facts, program, tries = trial.facts, self.program, self.tries
+    def _guide(self, trial: Trial) -> Guide:
+        program, tries = self.program, self.tries
         about: dict[str, Any] = {
             "has_disk": program.has_disk,
             "has_local_disks": program.has_local_disks,
             "moves_payloads": program.moves_payloads,
         }
-        world = Surroundings(facts.world_size, self.max_restarts, **about)
-        families = list(tries.families or families_of(world))
-        number = 0
-        while (tries.runs is None or number < tries.runs) and not (self.over is not None and self.over()):
-            attempt = plan_of_faults(number, tries.seed, facts, world, budget=tries.budget, families=families)
-            yield _Drawn(number, attempt)
-            number += 1
+        world = Surroundings(trial.facts.world_size, self.max_restarts, **about)
+        return Guide(tries.seed, trial.facts, world, tries.budget, list(tries.families or families_of(world)))
+
+    def _generations(self, guide: Guide) -> Iterator[Iterator[_Drawn]]:
+        """What is in the database; then plans, so many at a time."""
+        if self.kept is not None:
+            yield (_Drawn(-1, attempt, path) for path, attempt in list(self.kept.entries()))
+        for first in itertools.count(0, GENERATION):
+            yield self._plans(guide, first)
+            guide.end_generation()
+            if self._over:
+                return
+
+    def _plans(self, guide: Guide, first: int) -> Iterator[_Drawn]:
+        for number in range(first, first + GENERATION):
+            self._over = number == self.tries.runs or (self.over is not None and self.over())
+            if self._over:
+                return
+            yield _Drawn(number, guide.plan(number))
 
     def _note(self, trial: Trial, drawn: _Drawn, verdict: Verdict) -> None:
         self._counts[verdict.kind] += 1
@@ -249,9 +279,10 @@ class _Fuzz:
 
         return shrunk(trial.program, attempt, fails)
 
-    def _report(self, runs: int) -> FuzzReport:
+    def _report(self, runs: int, reached: int) -> FuzzReport:
         return FuzzReport(
             runs=runs,
+            reached=reached,
             passed=self._counts["passed"],
             explained=self._counts["explained"],
             bugs=tuple(map(_bug, self._found.values())),

@@ -49,6 +49,8 @@ class Bug:
 class FuzzReport(SearchReport):
     """How many runs passed, how many failed as their faults explain, and what was found.
 
+    `reached` counts what the runs came to: an operation and a fault with the phase in which it struck, what ranks
+    called and met afterwards, and the lines at which they failed. Plans that reach something new lead to others.
     `wrong` is what is wrong with the program without any fault; nothing else was tried then. `died` counts worker
     processes that did.
     """
@@ -57,6 +59,7 @@ class FuzzReport(SearchReport):
     passed: int
     explained: int
     bugs: tuple[Bug, ...]
+    reached: int = 0
     wrong: Cause | None = None
     died: int = field(default=0, compare=False)
 
@@ -84,6 +87,7 @@ class FuzzReport(SearchReport):
             "runs": self.runs,
             "passed": self.passed,
             "explained": self.explained,
+            "reached": self.reached,
             "wrong": None if self.wrong is None else str(self.wrong),
             "bugs": [
                 {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simdist.faults import KINDS, RANK, Fault, RankFault, Surroundings, fields_of, problems_of
@@ -18,7 +19,7 @@ from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
-__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "families_of", "fitting_fault", "plan_of_faults"]
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "drawn_plan", "families_of", "fitting_fault", "plan_of_faults"]
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "crash": ("crash",),
@@ -45,10 +46,25 @@ _TIMES = ("at_ns", "at_step", "at_point", "op", "nth", "every", "period_ns", "pr
 _AGAIN = ("name", "after", "optional")
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A plan, and the ranks that its faults may strike."""
+
+    attempt: Attempt
+    victims: tuple[int, ...]
+
+
 def plan_of_faults(
     number: int, seed: int, facts: Facts, world: Surroundings, *, budget: int, families: Sequence[str]
 ) -> Attempt:
     """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck."""
+    return drawn_plan(number, seed, facts, world, budget=budget, families=families).attempt
+
+
+def drawn_plan(
+    number: int, seed: int, facts: Facts, world: Surroundings, *, budget: int, families: Sequence[str]
+) -> Drawn:
+    """As `plan_of_faults`, with the ranks that may be struck."""
     source = random.Random(f"plan {seed} {number}")
     policy = source.choice(("fifo", f"random@{source.randrange(2**31)}", f"pct:3@{source.randrange(2**31)}"))
     struck = min(budget, facts.world_size)
@@ -65,7 +81,7 @@ def plan_of_faults(
         if fault is not None:
             deadly -= kind in DEADLY
             faults.append(fault)
-    return Attempt(policy=policy, faults=tuple(faults))
+    return Drawn(Attempt(policy=policy, faults=tuple(faults)), tuple(victims))
 
 
 def families_of(world: Surroundings) -> Iterator[str]:

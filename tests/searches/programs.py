@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import simdist
 from simdist import RunResult
 
 stores: Any = dist  # torch's stubs leave them out
@@ -148,3 +149,18 @@ def never_above_two(result: RunResult) -> str | None:
 def asserts(result: RunResult) -> None:
     """The same as an assertion."""
     assert result.ranks[0].value <= 1.8, "above 1.8"
+
+
+def begins_again() -> None:
+    """Begin again after a restart with what rank 0 hands out; who can't get it goes on all the same."""
+    dist.init_process_group("gloo")
+    state = torch.zeros(1)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        try:
+            dist.broadcast(state, 0)
+        except RuntimeError:
+            simdist.always("a rank that begins again gets the state", False)
+            raise
+    for _ in range(4):
+        dist.all_reduce(state)
+    dist.destroy_process_group()
