@@ -1,4 +1,4 @@
-"""Plans that reach something new lead to others, the same whoever runs them."""
+"""Plans that reach something new lead to others, the same with any number of workers."""
 
 from __future__ import annotations
 
