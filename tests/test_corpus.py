@@ -52,3 +52,12 @@ def test_the_tool_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         "1 programs, 1 of them silent: found with judges off 0, on 1, on other schedules 1; rank and line right for "
         "1 of the 1 that have to name one; false alarms 0"
     )
+
+
+def test_the_smallest_run_of_a_bug_is_repeated_by_its_token_and_its_test(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--shrink", "nobody_waits_for"])
+
+    found, total = capsys.readouterr().out.splitlines()
+    assert found.endswith("6 ranks -> 2")
+    assert total == "1 programs: nothing can be left out, and token and test fail alike, for 1"
+    assert code == 0

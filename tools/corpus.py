@@ -3,6 +3,7 @@
     python tools/corpus.py                  # a table; exit code 1 if a bug is missed or a fixed program reported
     python tools/corpus.py replicas nobody  # entries with one of these words in their name, file or source
     python tools/corpus.py --seeds 20       # the fixed programs with so many seeds
+    python tools/corpus.py --shrink         # the smallest run of each bug, repeated by its token and by its test
 
 No fault is injected, and nothing is said of the bug. "off" is what the run itself shows; "on" is what judges,
 `simdist.agree` and `simdist.resume` add; "right" says whether the finding names the rank and the line. "schedules" is
@@ -21,6 +22,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.corpus import ENTRIES, Entry, outcome_of
+from tools._corpus_shrinking import can_be_shrunk, shrink
 
 __all__ = ["SCHEDULES", "Row", "main", "rows_of"]
 
@@ -76,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of names, files or sources; default: all entries")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the fixed programs")
+    parser.add_argument("--shrink", action="store_true", help="make each bug's run smaller, and repeat that")
     options = parser.parse_args(arguments)
     chosen = [
         entry
@@ -83,10 +86,24 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.words
         or any(word in f"{entry.program.__module__} {entry.name} {entry.source}" for word in options.words)
     ]
+    return _shrink(chosen) if options.shrink else _look(chosen, options.seeds)
+
+
+def _shrink(chosen: Sequence[Entry]) -> int:
+    smallest = []
+    for entry in filter(can_be_shrunk, chosen):
+        smallest.append(shrink(entry))
+        print(smallest[-1].line(), flush=True)
+    good = sum(not each.problem for each in smallest)
+    print(f"{len(smallest)} programs: nothing can be left out, and token and test fail alike, for {good}")
+    return 0 if good == len(smallest) else 1
+
+
+def _look(chosen: Sequence[Entry], seeds: int) -> int:
     print(f"{'program':<51} {'off':<8} {'on':<12} {'schedules':<12} {'right':<6} source")
     rows = []
     for entry in chosen:
-        rows.append(_row(entry, options.seeds))
+        rows.append(_row(entry, seeds))
         print(rows[-1].line(), flush=True)
     silent = [row for row in rows if row.entry.is_silent]
     placed = [row for row in rows if row.entry.names_a_place]

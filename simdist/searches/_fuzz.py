@@ -204,7 +204,7 @@ class _Fuzz:
             stack.enter_context(self.program.ready())
             trial = Trial(self.program)
             if trial.wrong is not None:
-                return FuzzReport(runs=1, passed=0, explained=0, bugs=(), wrong=trial.wrong)
+                return self._without_faults(trial, trial.wrong)
             start = partial(elsewhere, _Judge, self.program.fresh())
             pool = stack.enter_context(Workers(_Judge(trial), start, workers, warm=self.program.fresh().warm))
             guide, done = self._guide(trial), 0
@@ -217,6 +217,14 @@ class _Fuzz:
                     if progress is not None:
                         progress(done, len(self._found))
             return replace(self._report(done, len(guide.reached)), died=pool.died)
+
+    def _without_faults(self, trial: Trial, cause: Cause) -> FuzzReport:
+        """The program fails already: its smallest run that does."""
+        small = Shrunk(self.program, Attempt(), 0, False)
+        if self.tries.shrink:
+            small = self._smallest(trial, Attempt(), cause)
+        bug = _bug(_Found(cause, 0, small, count=1))
+        return FuzzReport(runs=1, passed=0, explained=0, bugs=(bug,), wrong=cause)
 
     def _guide(self, trial: Trial) -> Guide:
         program, tries = self.program, self.tries
@@ -273,7 +281,7 @@ class _Fuzz:
                     known = Trial(program)
                     trials.append(known)
                 if known.wrong is not None:
-                    return False
+                    return tried.is_plain and known.wrong.key == cause.key
                 verdict = known.verdict(tried)
             return verdict.kind == "found" and verdict.cause is not None and verdict.cause.key == cause.key
 

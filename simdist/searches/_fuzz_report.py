@@ -42,7 +42,11 @@ class Bug:
             yield f"  fault: {fault!r}"
         if self.attempt.policy != "fifo":
             yield f"  schedule: {self.attempt.policy}"
-        yield f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
+        yield self.last_line()
+
+    def last_line(self) -> str:
+        """How to repeat it."""
+        return f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +55,8 @@ class FuzzReport(SearchReport):
 
     `reached` counts what the runs came to: an operation and a fault with the phase in which it struck, what ranks
     called and met afterwards, and the lines at which they failed. Plans that reach something new lead to others.
-    `wrong` is what is wrong with the program without any fault; nothing else was tried then. `died` counts worker
-    processes that did.
+    `wrong` is what is wrong with the program without any fault; nothing else was tried then, and the one bug is the
+    smallest run that fails so. `died` counts worker processes that did.
     """
 
     runs: int
@@ -72,6 +76,7 @@ class FuzzReport(SearchReport):
         """The report."""
         if self.wrong is not None:
             yield f"without any fault: {self.wrong}"
+            yield from (bug.last_line() for bug in self.bugs)
             return
         failed = self.runs - self.passed - self.explained
         yield f"{self.runs} runs: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"

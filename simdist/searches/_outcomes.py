@@ -1,7 +1,7 @@
 """What became of a run: an outcome that two runs may share, and the cause of a failure, by which failures are merged.
 
-Both are independent of times: an outcome says how each rank ended and what it returned, and numbers in a text are no
-part of a cause.
+Both are independent of times: an outcome says how each rank ended and what it returned. Numbers in a text, and how many
+ranks it lists, are no part of a cause.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from simdist.programs import EndlessError, Ran
 from simdist.result import RankResult, RunResult, how_it_ended
 from simdist.values import rank_text, repr_of, shortened, text_of, without_source
 
-__all__ = ["Cause", "cause_of", "outcome_of"]
+__all__ = ["Cause", "cause_of", "outcome_of", "shape_of"]
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+_FOLDER = re.compile(r"simdist-\w{8}(?=/)")  # of one run, under the folder of temporary files
+_RANKS = re.compile(r"\branks? N((, |-| and )N)*")
 _LONGEST = 200  # letters of a value
 
 
@@ -107,5 +109,10 @@ def _cause_of_end(rank: RankResult) -> Cause:
     return Cause(rank.status, shortened(text, _LONGEST), key, rank.rank, rank.where)
 
 
+def shape_of(text: str) -> str:
+    """A text without what differs between runs that fail alike, and between worlds of more and of fewer ranks."""
+    return _RANKS.sub("ranks N", _NUMBER.sub("N", _FOLDER.sub("simdist-", text)))
+
+
 def _key(*parts: str) -> str:
-    return shortened(" | ".join(_NUMBER.sub("N", part) for part in parts), 300)
+    return shortened(shape_of(" | ".join(parts)), 300)

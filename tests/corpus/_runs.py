@@ -14,7 +14,7 @@ import torch.distributed as dist
 import simdist
 from tests.corpus._entries import Entry
 
-__all__ = ["Outcome", "outcome_of"]
+__all__ = ["Outcome", "outcome_of", "ranks_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Out
         return Outcome("" if result.ok else "failure")
     with tempfile.TemporaryDirectory() as folder:
         result = simdist.run(
-            _runs(entry, buggy),
+            ranks_of(entry, buggy=buggy),
             world_size=entry.world_size,
             judges=judges,
             env={"CORPUS_FOLDER": folder},
@@ -79,7 +79,9 @@ def _place_of(entry: Entry) -> str:
     return f"{inspect.getfile(entry.program).rpartition('/')[2]}:{number}"
 
 
-def _runs(entry: Entry, buggy: bool) -> Callable[[], Any]:
+def ranks_of(entry: Entry, *, buggy: bool) -> Callable[[], Any]:
+    """What each rank runs of an entry that is neither trained in layouts nor resumed."""
+
     @functools.wraps(entry.program)
     def ranks() -> Any:
         dist.init_process_group(entry.settings.get("backend", "gloo"))

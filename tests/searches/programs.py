@@ -164,3 +164,11 @@ def begins_again() -> None:
     for _ in range(4):
         dist.all_reduce(state)
     dist.destroy_process_group()
+
+
+def falls_out(steps: int) -> None:
+    """The last rank of a half raises in the second step."""
+    dist.init_process_group("gloo")
+    for step in range(steps):
+        if step == 1 and dist.get_rank() == dist.get_world_size() // 2:
+            raise ValueError(f"step {step} of rank {dist.get_rank()}")

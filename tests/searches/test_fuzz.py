@@ -13,7 +13,8 @@ from simdist.errors import ArgumentError, RunFailedError, ScenarioError
 from simdist.faults import KINDS, Crash, Fault, Partition, Surroundings
 from simdist.scenario import Plan, load, run_scenario
 from simdist.searches import FAMILIES, Attempt, Facts, Tries, fuzz_plan, plan_of_faults, read_token, token_of
-from tests.searches.programs import all_together, gives_up
+from simdist.searches._outcomes import shape_of
+from tests.searches.programs import all_together, falls_out, gives_up
 
 PROGRAMS = Path(__file__).parent
 
@@ -111,6 +112,26 @@ def test_what_the_database_holds_is_tried_first_and_forgotten_when_it_is_mended(
     assert {bug.first for bug in again.bugs} == {-1}
     assert mended.ok
     assert not list((kept / "saving").iterdir())
+
+
+def test_a_program_that_fails_without_faults_is_made_small_too() -> None:
+    report = simdist.fuzz(falls_out, world_size=6, kwargs={"steps": 4})
+
+    assert str(report) == (
+        "without any fault: rank 3 raised ValueError: step 1 of rank 3 (programs.py:"
+        f"{falls_out.__code__.co_firstlineno + 5} in falls_out)\n"
+        "  replay: simdist.run(falls_out, world_size=2, judges=True, kwargs={'steps': 2})"
+    )
+    assert report.bugs[0].minimal
+    assert not report.ok
+
+
+def test_causes_are_the_same_in_smaller_worlds_and_other_folders() -> None:
+    one = "ranks 0, 2-5 differ from rank 1 in /dev/shm/simdist-ab12_z9k/model.pt after 3.5 s"
+    two = "rank 0 differ from ranks 1 and 2 in /tmp/simdist-q0q0q0q0/model.pt after 12 s"
+
+    assert shape_of(one).replace("/dev/shm", "") == shape_of(two).replace("/tmp", "")
+    assert shape_of(one) != shape_of(one.replace("differ", "agree"))
 
 
 def test_a_token_holds_a_whole_attempt(tmp_path: Path) -> None:
