@@ -167,7 +167,7 @@ def begins_again() -> None:
 
 
 def falls_out(steps: int) -> None:
-    """The last rank of a half raises in the second step."""
+    """The rank in the middle raises in the second step."""
     dist.init_process_group("gloo")
     for step in range(steps):
         if step == 1 and dist.get_rank() == dist.get_world_size() // 2:

@@ -120,7 +120,7 @@ def test_a_program_that_fails_without_faults_is_made_small_too() -> None:
     assert str(report) == (
         "without any fault: rank 3 raised ValueError: step 1 of rank 3 (programs.py:"
         f"{falls_out.__code__.co_firstlineno + 5} in falls_out)\n"
-        "  replay: simdist.run(falls_out, world_size=2, judges=True, kwargs={'steps': 2})"
+        "  replay: simdist.run(falls_out, world_size=1, judges=True, kwargs={'steps': 2})"
     )
     assert report.bugs[0].minimal
     assert not report.ok
