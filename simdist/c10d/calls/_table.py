@@ -27,6 +27,8 @@ class Method:
     returns_tensors: bool = False  # its operator also returns the tensors that it fills
     recorded: str = ""  # by NCCL's flight recorder, if not as the collective
     compared: bool = True  # by debug level DETAIL
+    alike: tuple[int, ...] = ()  # which of its tensors ranks compare then, by place
+    if_alike: int | None = None  # only if those of this list have one shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ TABLE = (
     Collective(
         "all_reduce",
         (
-            Method("allreduce", "allreduce_", "ALLREDUCE", 1, returns_tensors=True),
+            Method("allreduce", "allreduce_", "ALLREDUCE", 1, returns_tensors=True, alike=(0,)),
             Method(
                 *("allreduce_coalesced", "allreduce_coalesced_", "ALLREDUCE_COALESCED", 1),
                 recorded="allreduce_coalesced",
@@ -79,7 +81,7 @@ TABLE = (
     ),
     Collective(
         "reduce",
-        (Method("reduce", "reduce_", "REDUCE", 1),),
+        (Method("reduce", "reduce_", "REDUCE", 1, alike=(0,)),),
         root="takes",
         reduces=True,
         in_place=True,
@@ -88,7 +90,7 @@ TABLE = (
     ),
     Collective(
         "broadcast",
-        (Method("broadcast", "broadcast_", "BROADCAST", 1, returns_tensors=True),),
+        (Method("broadcast", "broadcast_", "BROADCAST", 1, returns_tensors=True, alike=(0,)),),
         root="gives",
         kernel="Broadcast",
         functions=("broadcast_object_list",),
@@ -97,12 +99,13 @@ TABLE = (
     Collective(
         "all_gather",
         (
-            Method("allgather", "allgather_", "ALLGATHER", returns_tensors=True),
+            Method("allgather", "allgather_", "ALLGATHER", returns_tensors=True, alike=(1,), if_alike=0),
             Method(
                 *("all_gather_single", "_allgather_base_", "_ALLGATHER_BASE"),
                 old="_allgather_base",
                 returns_tensors=True,
                 recorded="_all_gather_base",
+                alike=(1,),
             ),
             Method("allgather_coalesced", "allgather_coalesced_", "ALLGATHER_COALESCED"),
             Method(
@@ -124,12 +127,13 @@ TABLE = (
     Collective(
         "reduce_scatter",
         (
-            Method("reduce_scatter", "reduce_scatter_", "REDUCE_SCATTER", returns_tensors=True),
+            Method("reduce_scatter", "reduce_scatter_", "REDUCE_SCATTER", returns_tensors=True, alike=(0,), if_alike=1),
             Method(
                 *("reduce_scatter_single", "_reduce_scatter_base_", "_REDUCE_SCATTER_BASE"),
                 old="_reduce_scatter_base",
                 returns_tensors=True,
                 recorded="_reduce_scatter_base",
+                alike=(1, 0),
             ),
             Method(
                 "reduce_scatter_single_coalesced",
@@ -151,14 +155,14 @@ TABLE = (
     ),
     Collective(
         "gather",
-        (Method("gather", "gather_", "GATHER"),),
+        (Method("gather", "gather_", "GATHER", alike=(1,)),),
         payload="gathered",
         root="takes",
         functions=("gather_into_tensor", "gather_object", "gather_single"),
     ),
     Collective(
         "scatter",
-        (Method("scatter", "scatter_", "SCATTER", returns_tensors=True),),
+        (Method("scatter", "scatter_", "SCATTER", returns_tensors=True, alike=(0,)),),
         payload="scattered",
         root="gives",
         functions=("scatter_object_list",),

@@ -9,7 +9,7 @@ single tensors are not compared.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -110,29 +110,15 @@ def _are_alike(tensors: Lists) -> bool:
     return all(tensor.shape == last[0].shape for tensor in last)
 
 
-# Of the tensors that a method is given those that ranks compare; of other methods they compare none.
-_TENSORS: dict[str, Callable[..., Sequence[Tensor]]] = {
-    "allreduce": _listed,
-    "reduce": _listed,
-    "broadcast": _listed,
-    "allgather": lambda outputs, inputs: _listed(inputs) if _are_alike(outputs) else [],
-    "all_gather_single": lambda output, tensor: [tensor],
-    "gather": lambda outputs, inputs: _listed(inputs),
-    "scatter": lambda outputs, inputs: _listed(outputs),
-    "reduce_scatter": lambda outputs, inputs: _listed(outputs) if _are_alike(inputs) else [],
-    "reduce_scatter_single": lambda output, tensor: [tensor, output],
-}
-
-
 def _comparing(name: str, method: Method) -> Callable[..., object]:
     signature = inspect.signature(getattr(SimProcessGroup, method.name))
     names = list(signature.parameters)[1 : 1 + method.tensors]
-    compared = _TENSORS.get(method.name)
 
     def call(self: CheckedProcessGroup, *args: object, **kwargs: object) -> object:
-        tensors: Sequence[Tensor] = ()
-        if compared is not None:
-            tensors = compared(*args[: len(names)], *(kwargs[each] for each in names[len(args) :] if each in kwargs))
+        given: Mapping[str, Lists] = signature.bind(self, *args, **kwargs).arguments
+        tensors: list[Tensor] = []
+        if method.if_alike is None or _are_alike(given[names[method.if_alike]]):
+            tensors = [tensor for place in method.alike for tensor in _listed(given[names[place]])]
         sparse = method.name == "allreduce" and tensors and tensors[0].layout is not torch.strided
         self.wrapped_pg.announce("sparse_all_reduce" if sparse else name)  # a fault strikes before any of this
         try:

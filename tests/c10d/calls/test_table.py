@@ -19,7 +19,6 @@ from simdist.c10d.engine._data import _EXECUTE as ENGINE_EXECUTES
 from simdist.c10d.surface._coverage import FUNCTIONS
 from simdist.c10d.surface._coverage import METHODS as COVERED
 from simdist.c10d.surface._group import SimProcessGroup
-from simdist.c10d.watch._checked import _TENSORS
 from simdist.faults import ALIASES, OPERATIONS
 from simdist.hardware.compare._match import _OURS
 from simdist.hardware.rank._recorder import _DESCRIBE
@@ -97,7 +96,10 @@ def test_traits_follow_from_the_rows() -> None:
     assert REDUCTIONS == ("all_reduce", "reduce", "reduce_scatter")
     assert RINGS == ("all_reduce", "all_gather", "reduce_scatter")
     assert ROOTED == ("reduce", "broadcast", "gather", "scatter")
-    assert {*_TENSORS} <= {method.name for method in METHODS.values() if method.compared}
+    for method in METHODS.values():
+        places = {*method.alike, *([] if method.if_alike is None else [method.if_alike])}
+        assert places <= {*range(method.tensors)}
+        assert method.compared or not places
 
 
 def test_the_table_needs_no_torch() -> None:
