@@ -102,7 +102,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "shared": {"inside", "kernel", "torch", "world"},
     "api": {"cluster", "errors", "faults", "judges", "process", "records", "result", "settings", "storage", "world"},
-    "comparisons": {"api", "errors", "judges", "result", "torch"},
+    "comparisons": {"api", "errors", "judges", "result", "settings", "torch"},
     "determinism": {
         "_content",
         "api",
@@ -174,6 +174,7 @@ LAYERS: dict[str, set[str]] = {
         "programs",
         "result",
         "scenario",
+        "settings",
         "storage",
         "trace",
         "values",
