@@ -14,6 +14,7 @@ from simdist.cli._console import say
 from simdist.cli._interrupts import interruption
 from simdist.cli._nodes import (
     Count,
+    Ranks,
     given_node_options,
     node_options,
     options_given,
@@ -348,6 +349,9 @@ def explore(
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="For how long, in real time.")
 @click.option("--budget", type=Count(least=1), default=1, show_default=True, help="Ranks that one run may strike.")
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only faults of this family; may repeat.")
+@click.option(
+    "--spare", type=Ranks(), multiple=True, metavar="RANKS", help="No run strikes all of these: 0,2; may repeat."
+)
 @click.option("--database", metavar="DIR", help="Keep what is found there, and try it first the next time.")
 @click.option("--no-shrink", is_flag=True, help="Report what is found as it was drawn.")
 @worker_options
@@ -364,6 +368,7 @@ def fuzz(
     minutes: float | None,
     budget: int,
     families: tuple[str, ...],
+    spare: tuple[tuple[int, ...], ...],
     database: str | None,
     workers: int | str | None,
     json_path: str | None,
@@ -385,6 +390,7 @@ def fuzz(
         seed=seed,
         budget=budget,
         families=families or None,
+        spare=spare,
         shrink=not no_shrink,
     )
     code = fuzz_file(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Count",
+    "Ranks",
     "given_node_options",
     "node_options",
     "options_given",
@@ -29,8 +30,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     _WholeType = click.ParamType[int]
+    _RanksType = click.ParamType[tuple[int, ...]]
 else:  # older ones take no parameter
-    _WholeType = click.ParamType
+    _WholeType = _RanksType = click.ParamType
 
 
 class Count(_WholeType):
@@ -56,6 +58,20 @@ class Count(_WholeType):
         except ValueError:
             self.fail(f"expected a whole number, found {shown(value)}", param, ctx)
         return number
+
+
+class Ranks(_RanksType):
+    """Ranks with commas between them: "0,2"."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The ranks.
+
+        Raises:
+            BadParameter: one is no whole number.
+        """
+        return tuple(Count().convert(each.strip(), param, ctx) for each in str(value).split(","))
 
 
 _NAMES = (

@@ -213,6 +213,10 @@ class Fault:
         rank = getattr(self, "rank", None)
         return rank if isinstance(rank, int) else None
 
+    def struck_ranks(self, hosts: Sequence[str]) -> frozenset[int]:
+        """The ranks that it strikes; `hosts` has the host of each rank of the world."""
+        return frozenset() if self.target is None else frozenset({self.target})
+
     def begins(self) -> str:
         """What is told when it strikes or begins."""
         words = self.kind.replace("_", " ")

@@ -44,13 +44,17 @@ class Facts:
     world_size: int
     virtual_time_ns: int
     moments: tuple[tuple[Moment, ...], ...]  # by rank
+    hosts: tuple[str, ...] = ()  # by rank; none if nobody knows
 
     @classmethod
     def of(cls, result: RunResult) -> Facts:
         """Those of a run."""
         moments: dict[int, list[Moment]] = {rank.rank: [] for rank in result.ranks}
+        hosts: dict[int, str] = {}
         counts: Counter[tuple[int, str, str]] = Counter()
         for event in result.events:
+            if event.kind == "start":
+                hosts.setdefault(event.rank, str(event.data["host"]))
             found = moments.get(event.rank)
             if found is None or len(found) >= _MOST_MOMENTS:
                 continue
@@ -60,7 +64,8 @@ class Facts:
                 counts[event.rank, kind, each] += 1
             nth, nth_of_name = counts[event.rank, kind, ""], counts[event.rank, kind, name]
             found.append(Moment(kind, name, nth, nth_of_name, event.time_ns))
-        return cls(len(result.ranks), result.virtual_time_ns, tuple(map(tuple, moments.values())))
+        of_ranks = tuple(hosts.get(rank, "") for rank in moments)
+        return cls(len(result.ranks), result.virtual_time_ns, tuple(map(tuple, moments.values())), of_ranks)
 
 
 def schedule(number: int, seed: int, facts: Facts) -> Attempt:

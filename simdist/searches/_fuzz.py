@@ -25,7 +25,7 @@ from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
 from simdist.settings import check_settings
-from simdist.values import guess_or_list
+from simdist.values import guess_or_list, items_of
 
 if TYPE_CHECKING:
     from simdist.judges import Judge
@@ -42,8 +42,9 @@ class Tries:
     """What a search over faults tries.
 
     `runs` is how many plans, or None: until the caller ends it. `seed` is that of the plans, `budget` how many ranks
-    may be struck in one run, `families` which of the families of faults are drawn from (None: all that can strike).
-    Without `shrink` what is found is reported as it was drawn.
+    may be struck in one run, `families` which of the families of faults are drawn from (None: all that can strike). Of
+    each group of ranks in `spare` one is left alone in each run. Without `shrink` what is found is reported as it was
+    drawn.
     """
 
     runs: int | None = 200
@@ -51,12 +52,19 @@ class Tries:
     budget: int = 1
     families: Sequence[str] | None = None
     shrink: bool = True
+    spare: Sequence[Sequence[int]] = ()
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with them."""
+    def problems(self, world_size: int | None = None) -> Iterator[str]:
+        """What is wrong with them, in a world of so many ranks."""
         for name in self.families or ():
             if name not in FAMILIES:
                 yield f"families: {name!r} is none{guess_or_list(name, FAMILIES)}"
+        for group in self.spare:
+            ranks = items_of(group) or ("",)
+            if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks):
+                yield f"spare: {group!r} is no group of ranks, such as (0, 2)"
+            elif isinstance(world_size, int) and max(ranks) >= world_size:
+                yield f"spare: rank {max(ranks)} is outside the world of {world_size} ranks"
         yield from count_problems(budget=self.budget, **({} if self.runs is None else {"runs": self.runs}))
 
 
@@ -68,6 +76,7 @@ def fuzz(
     seed_of_plans: int = 0,
     budget: int = 1,
     families: Sequence[str] | None = None,
+    spare: Sequence[Sequence[int]] = (),
     shrink: bool = True,
     judges: bool | Sequence[str | Judge] = True,
     workers: int | str = 1,
@@ -93,6 +102,8 @@ def fuzz(
         budget: at most so many ranks are struck in one run.
         families: of faults: "crash", "host", "hang", "signal", "exception", "slow", "network", "store", "corruption".
             None: all that can strike.
+        spare: groups of ranks that no run strikes all of, such as the ranks that have copies of one shard: `[(0, 2),
+            (1, 3)]`. A host that goes down strikes all ranks on it.
         shrink: make what is found smaller: fewest faults, ranks and steps, the plainest schedule.
         judges: as in `simdist.run`; all of them by default.
         workers: in how many processes plans are tried, this one and others, if there are 40 or more. What is found does
@@ -109,9 +120,9 @@ def fuzz(
     Raises:
         ArgumentError: arguments are not what they have to be.
     """
-    tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink)
+    tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink, spare=spare)
     given = {"world_size": world_size, "judges": judges, **settings}
-    problems = [*tries.problems(), *workers_problems(workers)]
+    problems = [*tries.problems(world_size), *workers_problems(workers)]
     program = function_program("simdist.fuzz", fn, given, problems, taken=("faults", "disk"))
     restarts = check_settings("simdist.fuzz", {"max_restarts": settings.get("max_restarts", 0)})["max_restarts"]
     return _Fuzz(program, tries, restarts).run(workers, progress)
@@ -137,7 +148,7 @@ def fuzz_plan(
         ArgumentError: `tries` make no sense.
     """
     tries = tries or Tries()
-    if problems := list(tries.problems()):
+    if problems := list(tries.problems(plan.world_size)):
         raise ArgumentError("a search", problems)
     plan = judged(plan)
     if plan.faults:
@@ -234,7 +245,8 @@ class _Fuzz:
             "moves_payloads": program.moves_payloads,
         }
         world = Surroundings(trial.facts.world_size, self.max_restarts, **about)
-        return Guide(tries.seed, trial.facts, world, tries.budget, list(tries.families or families_of(world)))
+        families = list(tries.families or families_of(world))
+        return Guide(tries.seed, trial.facts, world, tries.budget, families, tries.spare)
 
     def _generations(self, guide: Guide) -> Iterator[Iterator[_Drawn]]:
         """What is in the database; then plans, so many at a time."""

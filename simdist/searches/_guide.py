@@ -23,7 +23,7 @@ from simdist.faults import KINDS, Fault, RankFault, Surroundings, When, problems
 from simdist.programs import Attempt
 from simdist.result import RunResult
 from simdist.searches._attempts import Facts, trigger
-from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, drawn_plan, fitting_fault
+from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, drawn_plan, fitting_fault, leaves_one
 
 __all__ = ["GENERATION", "Guide", "Reached", "reached_by"]
 
@@ -82,6 +82,7 @@ class Guide:
     world: Surroundings
     budget: int
     families: Sequence[str]
+    spare: Sequence[Sequence[int]] = ()  # groups of ranks of which one is left alone
     reached: set[Reached] = field(default_factory=set)
     _called: list[str] = field(default_factory=list)  # operations that ranks called after a strike
     _kept: list[Drawn] = field(default_factory=list)  # plans of earlier generations that reached something new
@@ -95,7 +96,8 @@ class Guide:
             drawn = self._changed(source, source.choice(self._kept))
         else:
             facts, world = self.facts, self.world
-            drawn = drawn_plan(number, self.seed, facts, world, budget=self.budget, families=self.families)
+            about: dict[str, Any] = {"budget": self.budget, "families": self.families, "spare": self.spare}
+            drawn = drawn_plan(number, self.seed, facts, world, **about)
         self._drawn[number] = drawn
         return drawn.attempt
 
@@ -126,7 +128,9 @@ class Guide:
     def _fits(self, faults: Sequence[Fault]) -> bool:
         deadly = sum(fault.kind in DEADLY for fault in faults)
         world = self.world
-        return deadly <= max(1, world.max_restarts or 0) and not problems_of(
+        if deadly > max(1, world.max_restarts or 0) or not leaves_one(faults, self.facts, self.spare):
+            return False
+        return not problems_of(
             faults,
             self.facts.world_size,
             max_restarts=world.max_restarts,

@@ -10,7 +10,7 @@ to recover.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
-__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "drawn_plan", "families_of", "fitting_fault", "plan_of_faults"]
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "drawn_plan", "families_of", "fitting_fault", "leaves_one"]
+__all__ += ["plan_of_faults"]
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "crash": ("crash",),
@@ -55,14 +56,39 @@ class Drawn:
 
 
 def plan_of_faults(
-    number: int, seed: int, facts: Facts, world: Surroundings, *, budget: int, families: Sequence[str]
+    number: int,
+    seed: int,
+    facts: Facts,
+    world: Surroundings,
+    *,
+    budget: int,
+    families: Sequence[str],
+    spare: Sequence[Sequence[int]] = (),
 ) -> Attempt:
-    """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck."""
-    return drawn_plan(number, seed, facts, world, budget=budget, families=families).attempt
+    """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck.
+
+    `spare` has groups of ranks; of each group one at least is left alone.
+    """
+    return drawn_plan(number, seed, facts, world, budget=budget, families=families, spare=spare).attempt
+
+
+def leaves_one(faults: Iterable[Fault], facts: Facts, spare: Sequence[Sequence[int]]) -> bool:
+    """True if of each group of ranks in `spare` the faults together leave one alone."""
+    if not spare:
+        return True
+    struck = frozenset[int]().union(*(fault.struck_ranks(facts.hosts) for fault in faults))
+    return not any(struck.issuperset(group) for group in spare)
 
 
 def drawn_plan(
-    number: int, seed: int, facts: Facts, world: Surroundings, *, budget: int, families: Sequence[str]
+    number: int,
+    seed: int,
+    facts: Facts,
+    world: Surroundings,
+    *,
+    budget: int,
+    families: Sequence[str],
+    spare: Sequence[Sequence[int]] = (),
 ) -> Drawn:
     """As `plan_of_faults`, with the ranks that may be struck."""
     source = random.Random(f"plan {seed} {number}")
@@ -78,7 +104,7 @@ def drawn_plan(
         if kind in DEADLY and deadly == 0:
             continue
         fault = fitting_fault(source, KINDS[kind], facts, victims, world)
-        if fault is not None:
+        if fault is not None and leaves_one([*faults, fault], facts, spare):
             deadly -= kind in DEADLY
             faults.append(fault)
     return Drawn(Attempt(policy=policy, faults=tuple(faults)), tuple(victims))

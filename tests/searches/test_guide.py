@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import simdist
+from simdist.cluster import build
 from simdist.faults import Crash, Hang, Surroundings, problems_of
 from simdist.searches import Attempt, Facts, FuzzReport, _fuzz
 from simdist.searches._guide import GENERATION, Guide, Reached, reached_by
@@ -60,6 +61,18 @@ def test_changed_plans_fit_the_world_and_strike_no_more_ranks() -> None:
         assert len(plan.faults) <= 4
     assert any(getattr(fault, "life", 0) for plan in plans[GENERATION:] for fault in plan.faults)
     assert not any(getattr(fault, "life", 0) for plan in plans[:GENERATION] for fault in plan.faults)
+
+
+def test_no_plan_strikes_all_of_a_group_that_is_spared() -> None:
+    facts = Facts.of(simdist.run(all_together, world_size=4, cluster=build(4, hosts=2)))
+    world = Surroundings(4, max_restarts=2, has_disk=False, has_local_disks=False)
+    drawn = Guide(3, facts, world, budget=4, families=("crash", "host"), spare=[(0, 1), (0, 2)])
+    plans = [plan for first in range(0, 4 * GENERATION, GENERATION) for plan in generation(drawn, first)]
+    struck = [frozenset().union(*(fault.struck_ranks(facts.hosts) for fault in plan.faults)) for plan in plans]
+
+    assert facts.hosts == ("host0", "host0", "host1", "host1")
+    assert not [ranks for ranks in struck if ranks >= {0, 1} or ranks >= {0, 2}]
+    assert {frozenset({2, 3}), frozenset({1, 2, 3})} <= {*struck}
 
 
 def test_a_run_reaches_operations_with_faults_and_phases() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from simdist.faults._death import DeathFault
@@ -59,6 +59,10 @@ class HostCrash(DeathFault):
     def real_obstacle(self, machine: Machine) -> str:
         """The ranks of a real run share machines with the run itself."""
         return "no machine is switched off for a run"
+
+    def struck_ranks(self, hosts: Sequence[str]) -> frozenset[int]:
+        """Those on its host, or all."""
+        return frozenset(rank for rank, host in enumerate(hosts) if self.all_hosts or host == hosts[self.rank])
 
     def begins(self) -> str:
         """For how long."""
