@@ -108,6 +108,11 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "local_bandwidth": "Bandwidth between GPUs of a host; default: that of the cluster.",
         "bandwidth": "Bandwidth between hosts; default: that of the cluster.",
     },
+    "jitter": {
+        "start": "Under a policy that draws, each rank begins up to so much late.",
+        "disk": "Under a policy that draws, an effect on the simulated disk takes up to so many times as long in addition.",
+        "compute": "Under a policy that draws, what a virtual device does takes up to so many times as long in addition.",
+    },
     "disk": {
         "profile": 'What the file system promises: "ext4", "xfs", "btrfs", "posix" or "nfs".',
         "bandwidth": "Bytes that the disk writes a second.",
@@ -457,7 +462,7 @@ def _common_fields() -> dict[str, object]:
 
 def scenario_keys() -> dict[str, dict[str, str]]:
     """Every key that a scenario can have, by section, with what its value has to be."""
-    from simdist.cluster import TOPOLOGIES, NcclModel, _devices
+    from simdist.cluster import TOPOLOGIES, Jitter, NcclModel, _devices
     from simdist.scenario import _schema
     from simdist.values import specs_of
 
@@ -473,6 +478,7 @@ def scenario_keys() -> dict[str, dict[str, str]]:
         "cluster": cluster,
         "device": dict.fromkeys(("model", *_devices._KEYS), ""),
         "nccl": {name.removesuffix("_bytes_per_s"): "" for name in specs_of(NcclModel)},
+        "jitter": {name.removesuffix("_ns"): "" for name in specs_of(Jitter)},
         "disk": wanted(_schema.DISK_SECTION),
         "expect": wanted(_schema.Expect),
     }

@@ -15,8 +15,9 @@ from simdist.cluster._devices import DEVICE_MODELS, DeviceModel, DeviceModelSpec
 from simdist.cluster._flows import Flow, Link, Load
 from simdist.cluster._graph import BUILD, Cluster, build
 from simdist.cluster._host import Host, Resident
+from simdist.cluster._jitter import Jitter
 from simdist.cluster._links import Path
-from simdist.cluster._nccl import NcclModel, NcclModelSpec
+from simdist.cluster._nccl import NcclModel
 from simdist.cluster._network import Clock, Condition, Network
 from simdist.cluster._pace import Pace
 from simdist.cluster._topologies import TOPOLOGIES, Topology, fat_tree, make, one_host, rail_optimised, switched
@@ -33,10 +34,10 @@ __all__ = [
     "DeviceModelSpec",
     "Flow",
     "Host",
+    "Jitter",
     "Link",
     "Load",
     "NcclModel",
-    "NcclModelSpec",
     "Network",
     "Pace",
     "Path",

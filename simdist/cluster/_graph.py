@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import networkx as nx
 
 from simdist.cluster._devices import DeviceModel, DeviceModelSpec
-from simdist.cluster._nccl import NcclModel, NcclModelSpec
+from simdist.cluster._jitter import Jitter
+from simdist.cluster._model_spec import ModelSpec
+from simdist.cluster._nccl import NcclModel
 from simdist.errors import TopologyError
 from simdist.values import (
     PYTHON,
@@ -98,6 +100,8 @@ class Cluster:
     unless there is a `device_model`, which may be the name of one: "a100", "h100". NCCL adds up and costs what one
     ring over all ranks does, or with an `nccl` model what it would choose itself.
 
+    With a `jitter` times vary under the policies that draw.
+
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
             argument is not what it has to be.
@@ -121,7 +125,8 @@ class Cluster:
     devices_per_host: Annotated[int | str, _DEVICES] = 0
     device_memory_bytes: Annotated[int, Size()] = DEVICE_MEMORY_BYTES
     device_model: Annotated[DeviceModel | None, DeviceModelSpec()] = None
-    nccl: Annotated[NcclModel | None, NcclModelSpec()] = None
+    nccl: Annotated[NcclModel | None, ModelSpec(NcclModel)] = None
+    jitter: Annotated[Jitter | None, ModelSpec(Jitter)] = None
 
     def __post_init__(self) -> None:
         problems = settle_fields(self)
@@ -215,7 +220,8 @@ BUILD: Mapping[str, Spec] = {
     "devices_per_host": _DEVICES,
     "device_memory_bytes": Size(),
     "device_model": DeviceModelSpec(),
-    "nccl": NcclModelSpec(),
+    "nccl": ModelSpec(NcclModel),
+    "jitter": ModelSpec(Jitter),
 }
 
 
@@ -234,6 +240,7 @@ def build(
     device_memory_bytes: int = DEVICE_MEMORY_BYTES,
     device_model: Any = None,  # a DeviceModel or a name; Any, for callers that hand over a dict of numbers
     nccl: Any = None,  # an NcclModel
+    jitter: Any = None,  # a Jitter
 ) -> Cluster:
     """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
@@ -256,6 +263,7 @@ def build(
         "device_memory_bytes": device_memory_bytes,
         "device_model": device_model,
         "nccl": nccl,
+        "jitter": jitter,
     }
     said = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
     findings = [
@@ -293,6 +301,7 @@ def build(
         device_memory_bytes=device_memory_bytes,
         device_model=device_model,
         nccl=nccl,
+        jitter=jitter,
     )
 
 

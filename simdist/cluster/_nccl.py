@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated
 
 from simdist.errors import TopologyError
-from simdist.values import (
-    PYTHON,
-    Bandwidth,
-    Dialect,
-    Finding,
-    Maybe,
-    OneOf,
-    Spec,
-    Unfit,
-    Whole,
-    guess_or_list,
-    settle_fields,
-    specs_of,
-)
+from simdist.values import Bandwidth, Maybe, OneOf, Whole, settle_fields
 
-__all__ = ["NcclModel", "NcclModelSpec"]
+__all__ = ["NcclModel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -62,29 +48,3 @@ class NcclModel:
             if getattr(self, each.name) != each.default
         )
         return f"simdist.cluster.NcclModel({', '.join(said)})"
-
-
-@dataclass(frozen=True, slots=True)
-class NcclModelSpec(Spec):
-    """None, an `NcclModel`, or a table of its fields without their units: [nccl] in a scenario."""
-
-    def check(self, value: object, dialect: Dialect = PYTHON) -> NcclModel | None:
-        if value is None or isinstance(value, NcclModel):
-            return value
-        if not isinstance(value, Mapping):
-            expected = dialect.table if dialect.units else "a simdist.cluster.NcclModel"
-            raise Unfit([Finding((), f"expected {expected}, found {dialect.found(value)}")])
-        names = {name.removesuffix("_bytes_per_s"): name for name in specs_of(NcclModel)}
-        findings: list[Finding] = []
-        said = {}
-        for key, given in value.items():
-            if key not in names:
-                findings.append(Finding((str(key),), f"unknown key{guess_or_list(str(key), names)}"))
-                continue
-            try:
-                said[names[key]] = specs_of(NcclModel)[names[key]].check(given, dialect)
-            except Unfit as unfit:
-                findings += [Finding((key, *finding.path), finding.text) for finding in unfit.findings]
-        if findings:
-            raise Unfit(findings)
-        return NcclModel(**said)

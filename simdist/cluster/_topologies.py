@@ -164,8 +164,8 @@ def fat_tree(
     return _cluster("fat_tree", said, graph, _blocks(world_size, hosts))
 
 
-# What every topology takes: how reductions, devices and NCCL are.
-_COMMON = {name: BUILD[name] for name in BUILD if name.startswith(("reduction_", "device", "nccl"))}
+# What every topology takes: how reductions, devices and NCCL are, and what varies.
+_COMMON = {name: BUILD[name] for name in BUILD if name.startswith(("reduction_", "device", "nccl", "jitter"))}
 _WIDTH, _SPAN = Bandwidth(), Duration()
 _LOCAL = {"local_latency_ns": _SPAN, "local_bandwidth_bytes_per_s": _WIDTH, "bus_bandwidth_bytes_per_s": Maybe(_WIDTH)}
 _NICS = {"latency_ns": _SPAN, "bandwidth_bytes_per_s": _WIDTH}

@@ -30,15 +30,15 @@ Kernel = Callable[..., object]
 _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_dense.default")
 
 
-def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
-    """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream."""
+def timed(model: DeviceModel, varies: float = 0.0) -> Callable[[Operator, Kernel], Kernel]:
+    """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream, and up to so much more of it."""
     from torch.utils.flop_counter import flop_registry  # which nobody else needs
 
     def wrap(op: Operator, kernel: Kernel) -> Kernel:
         if is_idle(op):
             return kernel
         if str(op) in _COPIES:
-            return _copy(kernel, model, reads_value=str(op) == _COPIES[-1])
+            return _copy(kernel, model, varies, reads_value=str(op) == _COPIES[-1])
         count = flop_registry.get(op.overloadpacket)
         schema = schema_of(op)
         makes = not all(each.alias_info is not None for each in schema.returns)
@@ -57,7 +57,8 @@ def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
                 first = (*read, *written)[0]
                 flops = 0 if count is None else count(*args, **kwargs, out_val=result)
                 size = _bytes_of(read) + _bytes_of(written)
-                _take(first.get_device(), name, model.kernel_ns(flops, size, element_bytes=first.element_size()))
+                duration_ns = model.kernel_ns(flops, size, element_bytes=first.element_size())
+                _take(first.get_device(), name, duration_ns, varies)
             return result
 
         return call
@@ -65,7 +66,7 @@ def timed(model: DeviceModel) -> Callable[[Operator, Kernel], Kernel]:
     return wrap
 
 
-def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
+def _copy(kernel: Kernel, model: DeviceModel, varies: float, *, reads_value: bool) -> Kernel:
     """A copy takes its time before the values are there: to wait for them is to wait for it."""
 
     def call(*args: object, **kwargs: Any) -> object:
@@ -77,21 +78,23 @@ def _copy(kernel: Kernel, model: DeviceModel, *, reads_value: bool) -> Kernel:
         devices = [place.index for place in (source.device, target) if place.type == "cuda"]
         devices = [core().device().index if index is None else index for index in devices]
         if len(devices) == 1:
-            _take(devices[0], "copy", model.copy_ns(size))
+            _take(devices[0], "copy", model.copy_ns(size), varies)
         elif devices:
-            _take(devices[0], "copy", model.kernel_ns(0, 2 * size), and_then=devices[1])
+            _take(devices[0], "copy", model.kernel_ns(0, 2 * size), varies, and_then=devices[1])
         return kernel(*args, **kwargs)
 
     return call
 
 
-def _take(index: int, name: str, duration_ns: int, and_then: int | None = None) -> None:
-    """Let the current stream of a device be busy for so long; and that of another wait for it."""
+def _take(index: int, name: str, duration_ns: int, varies: float, and_then: int | None = None) -> None:
+    """Let the current stream of a device be busy for so long, or longer if it varies; and that of another wait."""
     devices = present_or_none()
     if devices is None or not duration_ns:
         return
     number = core().stream(index)
     streams = devices.streams
+    if varies:
+        duration_ns += streams.process.simulation.policy.jitter_ns(round(duration_ns * varies))
     bus = streams.process.simulation.bus
     if bus.heard and bus.hears(KernelQueued):
         begin = streams.mark(index, number)

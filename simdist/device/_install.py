@@ -59,6 +59,7 @@ class DeviceState:
         self._strict = strict  # races between streams are errors
         self._judged = judged  # they are told of
         self._model = cluster.device_model  # what computing takes
+        self._varies = 0.0 if cluster.jitter is None else cluster.jitter.compute
         self._patches = Patches()
         self._host: dict[str, object] = {}
 
@@ -73,7 +74,7 @@ class DeviceState:
         if self._model is not None:
             from simdist.device._compute import timed
 
-            wrappers.append(timed(self._model))
+            wrappers.append(timed(self._model, self._varies))
         if self._strict or self._judged:
             from simdist.device._races import Races, watched
 

@@ -23,8 +23,11 @@ _REPLACEMENTS = tuple(
 _LOOKS = tuple(Replacement(os, name, make) for name, make in LOOKS)
 
 
-def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) -> Disks:
-    """Put a disk at its folder, for all ranks, and those of hosts, until the runtime's patches are undone."""
+def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int, jitter: float = 0.0) -> Disks:
+    """Put a disk at its folder, for all ranks, and those of hosts, until the runtime's patches are undone.
+
+    `jitter` is how much effects vary, as a share of their time.
+    """
 
     @functools.cache
     def watch() -> None:
@@ -32,6 +35,8 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int) ->
 
     times: FileTimes = runtime.extras[FileTimes]
     disks = Disks(what, runtime.simulation, hosts, times, seed=seed, leave=_opening.flush_all, watch=watch)
+    for disk in disks:
+        disk.jitter = jitter
     _present.put(disks)
     runtime.patches.on_undo(_present.forget)
     runtime.patches.on_undo(disks.close)

@@ -98,6 +98,7 @@ class MountedDisk(WatchedFolder):
         self._seed = seed
         self._serial = f" of {owner}" if owner else ""
         self._crashes = 0
+        self.jitter = 0.0  # by how much effects vary, as a share of their time
         self.busy = False  # what is done now is no rank's doing
         self.looks: Looks | None = None  # who looks at what, if that is noted
         self.clients: Clients | None = None  # what each host sees of a file server's disk; None: all see the same
@@ -206,6 +207,8 @@ class MountedDisk(WatchedFolder):
         if waits_for and self._mount.bandwidth:
             duration_ns += int(waits_for / self._mount.bandwidth * 1e9)
         if duration_ns:
+            if self.jitter:
+                duration_ns += simulation.policy.jitter_ns(round(duration_ns * self.jitter))
             simulation.sleep(duration_ns)
         self.changes += 1
         if any(each.life > process.life for each, _ in self._processes()):

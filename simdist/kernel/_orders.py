@@ -90,5 +90,9 @@ class OrderPolicy:
         """All of it less: nothing takes time."""
         return -usual_ns
 
+    def jitter_ns(self, most_ns: int) -> int:
+        """None: orders are all that differs."""
+        return 0
+
     def __len__(self) -> int:
         return len(self._tasks)

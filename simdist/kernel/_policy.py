@@ -44,6 +44,10 @@ class Policy(Protocol):
         """How much longer than usual something is on its way; for what would meet others at one instant."""
         ...
 
+    def jitter_ns(self, most_ns: int) -> int:
+        """How much later than usual something begins or ends that may be up to `most_ns` late; see `cluster.Jitter`."""
+        ...
+
     def __len__(self) -> int: ...
 
 
@@ -56,6 +60,10 @@ class FifoPolicy(deque[Task]):
     pop = deque.popleft  # the other end of the deque, on purpose
 
     def extra_ns(self, usual_ns: int) -> int:
+        """None."""
+        return 0
+
+    def jitter_ns(self, most_ns: int) -> int:
         """None."""
         return 0
 
@@ -90,6 +98,10 @@ class RandomPolicy:
         """A random part of eight times the usual length, or none."""
         drawn = int(self._jitter.integers(-self._LONGEST * usual_ns, self._LONGEST * usual_ns + 1))
         return max(0, drawn)
+
+    def jitter_ns(self, most_ns: int) -> int:
+        """A random part of it."""
+        return int(self._jitter.integers(0, most_ns + 1))
 
     def pop(self) -> Task:
         """Take a runnable task at random."""
@@ -169,6 +181,10 @@ class PriorityPolicy:
         above = sum(priority > own for priority in self._priorities.values())
         return usual_ns * min(above, self._LONGEST)
 
+    def jitter_ns(self, most_ns: int) -> int:
+        """A random part of it."""
+        return self._generator.randint(0, most_ns)
+
     def __len__(self) -> int:
         return len(self._tasks)
 
@@ -203,6 +219,11 @@ class _TurningPolicy:
         """As the policy says."""
         self._decide()
         return self._policy.extra_ns(usual_ns)
+
+    def jitter_ns(self, most_ns: int) -> int:
+        """As the policy says."""
+        self._decide()
+        return self._policy.jitter_ns(most_ns)
 
     def __len__(self) -> int:
         return len(self._policy)

@@ -185,8 +185,12 @@ class _Loader:
         return arguments
 
     def _models(self) -> Mapping[str, object]:
-        """How devices compute, and what NCCL makes of the cluster."""
-        return {**self._model("device", "device_model"), **self._model("nccl", "nccl")}
+        """How devices compute, what NCCL makes of the cluster, and what varies."""
+        return {
+            **self._model("device", "device_model"),
+            **self._model("nccl", "nccl"),
+            **self._model("jitter", "jitter"),
+        }
 
     def _model(self, key: str, setting: str) -> Mapping[str, object]:
         raw = self.table.get(key)
@@ -197,7 +201,8 @@ class _Loader:
             return {}
         model = check_spec(model_spec(setting), raw, (key,), self.problems)
         cluster = self.table.get("cluster")
-        if self.table.get("backend") != "nccl" and not (isinstance(cluster, dict) and cluster.get("devices_per_host")):
+        no_devices = self.table.get("backend") != "nccl" and key != "jitter"
+        if no_devices and not (isinstance(cluster, dict) and cluster.get("devices_per_host")):
             self._problem((key,), "the world has no devices; say devices_per_host in [cluster]")
         return {} if model is None else {setting: model}
 

@@ -39,7 +39,7 @@ __all__ = ["DISK_SECTION", "ENV", "HEADER", "RANK_RANGES", "SECTIONS", "Expect",
 __all__ += ["check_spec", "cluster_keys", "cluster_section", "model_spec", "section", "topology_spec"]
 
 Path = tuple[str | int, ...]
-SECTIONS = ("workload", "cluster", "device", "nccl", "disk", "env", "faults", "expect")
+SECTIONS = ("workload", "cluster", "device", "nccl", "jitter", "disk", "env", "faults", "expect")
 RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.ASCII)
 
 
@@ -157,8 +157,8 @@ def cluster_keys(topology: str) -> Mapping[str, str]:
     return {
         name.removesuffix("_ns").removesuffix("_bytes_per_s").removesuffix("_bytes"): name
         for name in settings
-        # Reductions come with a calibration; devices' and NCCL's models are sections of their own.
-        if not name.startswith("reduction_") and name not in ("device_model", "nccl")
+        # Reductions come with a calibration; models are sections of their own.
+        if not name.startswith("reduction_") and name not in ("device_model", "nccl", "jitter")
     }
 
 
@@ -180,7 +180,7 @@ DISK_SECTION = section("Disk", {key: (spec, _DISK_DEFAULTS.get(key)) for key, sp
 
 @functools.cache
 def model_spec(setting: str) -> Spec:
-    """What [device] or [nccl] has to be."""
+    """What [device], [nccl] or [jitter] has to be."""
     from simdist.cluster import BUILD  # networkx comes with it
 
     return BUILD[setting]

@@ -266,7 +266,9 @@ class World:
             from simdist.files import mount
 
             assert isinstance(self._spec.disk, Mount)  # the settings were checked
-            self._disk = mount(self._spec.disk, self._runtime, self._hosts.values(), seed=self._spec.seed)
+            varies = 0.0 if self._cluster.jitter is None else self._cluster.jitter.disk
+            hosts, seed = self._hosts.values(), self._spec.seed
+            self._disk = mount(self._spec.disk, self._runtime, hosts, seed=seed, jitter=varies)
         self._injector = Injector(
             self._simulation,
             self._network,
@@ -442,9 +444,11 @@ class World:
             processes.append(process)
         self._lives.append(processes)
         self._agent.watch(processes)
+        jitter = self._cluster.jitter
         for process in processes:
             name = f"rank {process.rank}" if life == 0 else f"rank {process.rank} (life {life})"
-            process.spawn(functools.partial(self._main, process), name)
+            late_ns = simulation.policy.jitter_ns(jitter.start_ns) if jitter is not None and jitter.start_ns else 0
+            process.spawn(functools.partial(self._main, process, late_ns), name)
             simulation.bus.record(started(simulation.now_ns, process.rank, life, process.pid, process.host.name))
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
@@ -501,9 +505,11 @@ class World:
             return said
         return {**said, **encoded(dict(self._spec.rank_env(life, rank, local_rank, host_index)))}
 
-    def _main(self, process: SimProcess) -> None:
-        """A rank's life: the user's function, and how a process ends after it."""
+    def _main(self, process: SimProcess, late_ns: int) -> None:
+        """A rank's life, which begins so late: the user's function, and how a process ends after it."""
         _prepare_thread(process)
+        if late_ns:
+            self._simulation.sleep(late_ns)
         if self._simulation.bus.hears(RankBegan):
             self._simulation.bus.tell(RankBegan(process))
         status: Literal["returned", "raised", "exited"] = "returned"
