@@ -19,7 +19,7 @@ from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
-from simdist.faults._fields import OPERATION, RANK, fields_of, file_key, ranks_in
+from simdist.faults._fields import OPERATION, RANK, SHARE, fields_of, file_key, ranks_in
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_fault import LinkEffect, LinkFault
@@ -56,6 +56,7 @@ __all__ = [
     "OPERATION",
     "OPERATIONS",
     "RANK",
+    "SHARE",
     "STORAGE",
     "STORE",
     "BitFlip",

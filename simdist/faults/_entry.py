@@ -41,6 +41,7 @@ class Entry:
     ended: list[tuple[int, int, str]] = field(default_factory=list)  # rank, life, and what became of it
     conditions: list[Condition] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)  # that it has brought down
+    draws: dict[tuple[int, int], Callable[[], float]] = field(default_factory=dict)  # by life and rank
 
     @property
     def now_ns(self) -> int:
@@ -103,6 +104,13 @@ class Entry:
         ended = (process.rank, process.life, how)
         if ended not in self.ended:
             self.ended.append(ended)
+
+    def draw(self, rank: int) -> float:
+        key = self.injector.life, rank
+        found = self.draws.get(key)
+        if found is None:
+            found = self.draws[key] = self.injector.draws_for(self, rank)
+        return found()
 
     def keep(self, condition: Condition) -> None:
         self.conditions.append(condition)

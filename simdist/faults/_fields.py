@@ -44,8 +44,8 @@ __all__ = [
     "PERIOD",
     "POINT",
 ]
-__all__ += ["PROBABILITY", "RANK", "SIDE", "STEP", "TRUTH", "Field", "Life", "Rank", "fields_of", "file_key"]
-__all__ += ["kind_name", "ranks_in"]
+__all__ += ["PROBABILITY", "RANK", "SHARE", "SIDE", "STEP", "TRUTH", "Field", "Life", "Rank", "Share", "fields_of"]
+__all__ += ["file_key", "kind_name", "ranks_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,17 @@ class _Probability(Number):
 
 
 @dataclass(frozen=True, slots=True)
+class Share(Number):
+    """A number from 0 to 1."""
+
+    def check(self, value: object, dialect: Dialect = PYTHON) -> float:
+        number = Number.check(self, value, dialect)
+        if not 0 <= number <= 1:
+            raise Unfit([Finding((), f"{number:g} is no share; expected a number from 0 to 1")])
+        return number
+
+
+@dataclass(frozen=True, slots=True)
 class _Anything(Spec):
     """Any value; the fault's class checks it."""
 
@@ -101,6 +112,7 @@ POINT = Maybe(Text(title=True))
 NAME = Text(title=True)
 SIDE = OneOf(("before", "during", "after"))
 PROBABILITY = Maybe(_Probability())
+SHARE = Share()
 LIFE = Life()
 EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` takes
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")

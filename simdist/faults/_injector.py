@@ -77,7 +77,7 @@ class Injector:
         self.late_effects: list[tuple[Entry, Lateness]] = []
         self.said = 0  # events of faults in the log
         self._seed = seed
-        self._life = 0
+        self.life = 0
         self._entries: list[Entry] = []
         self._released: dict[str, int] = {}  # when faults with a name struck first
         self._watches: dict[int, Watches[Entry]] = {}  # of the present life, by rank
@@ -92,7 +92,7 @@ class Injector:
 
     def start_life(self, life: int, processes: dict[int, SimProcess]) -> None:
         """Watch for what strikes in this life of the world."""
-        self._life = life
+        self.life = life
         self._processes = processes
         self._watches = {}
         for entry in self._entries:
@@ -163,13 +163,12 @@ class Injector:
 
     def _watch(self, entry: Entry, *, at_once: bool = False) -> None:
         fault = entry.fault
-        if not isinstance(fault, RankFault) or fault.life not in (self._life, None) or entry.lifted:
+        if not isinstance(fault, RankFault) or fault.life not in (self.life, None) or entry.lifted:
             return
         if fault.rank not in self._processes:  # a life with fewer ranks
             return
         now_ns = self.simulation.now_ns
-        earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
-        watch = Watch(fault.trigger, draws_for(fault, earlier, seed=self._seed, life=self._life), now_ns)
+        watch = Watch(fault.trigger, self.draws_for(entry), now_ns)
         if fault.after is not None and fault.after in self._released:
             watch.released(self._released[fault.after], now_ns)
         self._watches.setdefault(fault.rank, Watches()).add(entry, watch)
@@ -177,6 +176,11 @@ class Injector:
             self._alarm(entry, watch, self._processes[fault.rank])
         else:
             self._set_alarm(entry, watch)
+
+    def draws_for(self, entry: Entry, rank: int | None = None) -> Callable[[], float]:
+        """The numbers that a fault draws in the present life, for what a rank does or (None) for its trigger."""
+        earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
+        return draws_for(entry.fault, earlier, seed=self._seed, life=self.life, rank=rank)
 
     def _set_alarm(self, entry: Entry, watch: Watch) -> None:
         if watch.alarm_ns is None or watch.spent:

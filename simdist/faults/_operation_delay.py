@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from simdist.faults._fault import Machine
@@ -14,6 +15,9 @@ __all__ = ["OperationDelay"]
 
 class OperationDelay(LastingFault):
     """Operations of `rank` start late while it lasts. A subclass says how late, in `lateness_ns`.
+
+    What is drawn of the lateness it says in `drawn_ns`, which is asked at each operation of the rank, also while the
+    fault is off: so the n-th operation of a life draws the same numbers in a simulation and on a real process.
 
     Example:
         >>> class Overheating(OperationDelay):
@@ -29,13 +33,26 @@ class OperationDelay(LastingFault):
         """How late an operation starts that is called when the fault has lasted for so long."""
         raise NotImplementedError(f"{type(self).__name__} has no lateness_ns(self, lasted_ns)")
 
+    def drawn_ns(self, draw: Callable[[], float]) -> int:
+        """How much later an operation starts by chance; `draw` gives numbers from 0 to 1, drawn from the run's seed.
+
+        An override calls `draw` equally often for each operation.
+        """
+        return 0
+
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Ask before each operation."""
 
+        def draw() -> float:
+            return stage.draw(self.rank)
+
         def lateness_ns(rank: int, now_ns: int) -> int:
-            if rank != self.rank or now_ns < start_ns or (until_ns is not None and now_ns >= until_ns):
+            if rank != self.rank:
                 return 0
-            return self.lateness_ns(now_ns - start_ns)
+            drawn_ns = self.drawn_ns(draw)
+            if now_ns < start_ns or (until_ns is not None and now_ns >= until_ns):
+                return 0
+            return self.lateness_ns(now_ns - start_ns) + drawn_ns
 
         stage.delay_operations(lateness_ns)
 

@@ -93,6 +93,10 @@ class Stage(Protocol):
         """The fault is over now: the run's events say what it `ends` with."""
         ...
 
+    def draw(self, rank: int) -> float:
+        """The next number from 0 to 1 of the fault's own stream for a rank in the present life, drawn from the seed."""
+        ...
+
     def keep(self, condition: Condition) -> None:
         """The fault has laid this on the network; it ends when the fault is lifted."""
         ...

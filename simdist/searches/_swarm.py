@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults import KINDS, RANK, Fault, RankFault, Surroundings, fields_of, problems_of
+from simdist.faults import KINDS, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
 from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
@@ -187,6 +187,8 @@ def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Fac
         return _duration(source)
     if isinstance(inner, Truth):
         return source.random() < 0.5
+    if inner == SHARE:
+        return source.random()
     if isinstance(inner, ListOf):
         rest = [rank for rank in range(facts.world_size) if rank not in victims]
         return (tuple(sorted(victims)), tuple(rest))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import os
 import time
 
 import torch
@@ -7,6 +9,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.faults import Crash, Hang, SlowRank
+from simdist.result import RunResult
 from tests.faults.programs import COMPUTE_NS, MS, ends, events_of, run, statuses
 
 CLEAN = run()
@@ -171,6 +174,50 @@ def test_a_slow_time_that_starts_after_the_end_does_not_make_the_run_longer() ->
     result = run(SlowRank(rank=0, delay_ns=3 * MS, start_ns=3_600_000 * MS))
 
     assert result.virtual_time_ns == CLEAN.virtual_time_ns
+
+
+def lateness(result: RunResult) -> list[int]:
+    """By how much each step ends later than without faults, in addition to those before it."""
+    late = [end_ns - clean_ns for end_ns, clean_ns in zip(result.values[0], CLEAN.values[0], strict=True)]
+    return [now_ns - before_ns for before_ns, now_ns in itertools.pairwise([0, *late])]
+
+
+def test_each_operation_draws_how_much_later_it_starts() -> None:
+    jitter = SlowRank(rank=1, delay_ns=3 * MS, jitter_ns=2 * MS)
+    ones = [lateness(run(jitter, seed=seed)) for seed in (0, 0, 1)]
+
+    assert ones[0] == ones[1] != ones[2]
+    assert len({*ones[0], *ones[2]}) == 6
+    assert all(3 * MS <= late_ns <= 5 * MS for late_ns in (*ones[0], *ones[2]))
+    (event,) = events_of(run(jitter), "fault")
+    assert event.data["text"] == "rank 1 starts each operation 3 ms and up to 2 ms late"
+
+
+def test_a_share_of_the_operations_starts_much_later() -> None:
+    tail = SlowRank(rank=1, tail=0.5, tail_ns=7 * MS)
+    late_ns = [each_ns for seed in range(10) for each_ns in lateness(run(tail, seed=seed))]
+
+    assert set(late_ns) == {0, 7 * MS}
+    assert 8 <= late_ns.count(7 * MS) <= 22
+    assert lateness(run(SlowRank(rank=1, tail=1, tail_ns=7 * MS))) == [7 * MS] * 3
+    (event,) = events_of(run(tail), "fault")
+    assert event.data["text"] == "rank 1 starts 50 % of its operations 7 ms late"
+
+
+def test_each_life_draws_its_own_delays() -> None:
+    def body() -> None:
+        dist.init_process_group("gloo")
+        began_ns = time.monotonic_ns()
+        dist.all_reduce(torch.ones(1))
+        took_ns[dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])] = time.monotonic_ns() - began_ns
+        time.sleep(1)
+
+    took_ns: dict[tuple[int, int], int] = {}
+    faults = [SlowRank(rank=1, jitter_ns=50 * MS), Crash(rank=1, at_ns=500 * MS)]
+    simdist.run(body, world_size=2, faults=faults, max_restarts=1)
+
+    assert sorted(took_ns) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert took_ns[1, 0] > MS < took_ns[1, 1] != took_ns[1, 0]
 
 
 def test_messages_of_a_slow_rank_start_late_too() -> None:

@@ -60,6 +60,23 @@ WORLD = 4
         (Crash(rank=0, at_ns=-3), "faults[0].at_ns: -3 ns lies before the start"),
         (SlowRank(rank=0, delay_ns=-1), "faults[0].delay_ns: -1 ns lies before the start"),
         (Hang(rank=0, at_ns=1, duration_ns=-1), "faults[0].duration_ns: -1 ns lies before the start"),
+        (
+            SlowRank(rank=0),
+            "faults[0].delay_ns: nothing makes the rank late; give delay_ns, jitter_ns, or tail and tail_ns",
+        ),
+        (
+            SlowRank(rank=0, delay_ns=1, tail=0.1),
+            "faults[0].tail_ns: a share of 0.1 starts later, and nothing says by how much",
+        ),
+        (
+            SlowRank(rank=0, delay_ns=1, tail_ns=1),
+            "faults[0].tail: no operation starts later by tail_ns; give the share of those that do, a number up to 1",
+        ),
+        (
+            SlowRank(rank=0, tail=1.5, tail_ns=1),
+            "faults[0].tail: 1.5 is no share; expected a number from 0 to 1",
+        ),
+        (SlowRank(rank=0, jitter_ns=-1), "faults[0].jitter_ns: -1 ns lies before the start"),
         (SlowRank(rank=0, delay_ns=1, start_ns=5, until_ns=5), "faults[0].until_ns: ends before it starts"),
         (LinkDelay(src=0, dst=1, delay_ns=1, start_ns=-5), "faults[0].start_ns: -5 ns lies before the start"),
         (Partition(groups=((0,), (1,)), start_ns=5, until_ns=4), "faults[0].until_ns: ends before it starts"),

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import simdist
-from simdist.faults import Fault, OperationDelay, Raise, RankFault, StruckRank
+from simdist.faults import Fault, OperationDelay, Raise, RankFault, SlowRank, StruckRank
 from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal, read_life
@@ -217,6 +217,34 @@ def test_a_delay_is_asked_how_long_it_has_lasted_in_virtual_time(
     strikes.before("barrier", "0")
 
     assert slept == [0.002]
+
+
+def test_a_real_operation_is_as_late_as_the_simulated_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowRank(rank=0, jitter_ns=5_000_000, tail=0.5, tail_ns=70_000_000, start_ns=500_000_000)
+
+    def body() -> list[int]:
+        dist.init_process_group("gloo")
+        called_ns = []
+        for second in range(6):
+            time.sleep(max(0.0, second - time.monotonic()))
+            dist.barrier()
+            called_ns.append(time.monotonic_ns())
+        return called_ns
+
+    runs = [simdist.run(body, world_size=2, faults=faults, seed=5).values[0] for faults in ([], [slow])]
+    simulated = [late_ns - clean_ns for clean_ns, late_ns in zip(*runs, strict=True)]
+
+    slept: list[float] = []
+    strikes = strikes_of(tmp_path, [slow], seed=5)
+    strikes._journal.origin_ns = 0
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for second in range(6):
+        monkeypatch.setattr(time, "time_ns", lambda now_ns=second * 10**9: now_ns)
+        strikes.before("barrier", "0")
+
+    assert [round(each_s * 1e9) for each_s in slept] == simulated[1:]
+    assert simulated[0] == 0
+    assert len(set(simulated[1:])) == 5
 
 
 @pytest.mark.real

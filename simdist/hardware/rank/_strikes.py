@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simdist.faults import OperationDelay, RankFault, Watch, Watches, draws_for
 from simdist.hardware._board import BoardClient
@@ -52,7 +52,7 @@ class Strikes:
         self._life = life
         self._orders = orders
         self._watches: Watches[int] = Watches()  # by the fault's place in the job
-        self._slow: dict[int, OperationDelay] = {}
+        self._slow: dict[int, tuple[OperationDelay, Callable[[], float]]] = {}  # with the numbers that each draws
         self._told: list[int] = []
         self._awaited: list[RankFault] = []
         self._doors = (
@@ -60,7 +60,8 @@ class Strikes:
         )
         for index, fault in enumerate(job.faults):
             if isinstance(fault, OperationDelay) and fault.rank == rank:
-                self._slow[index] = fault
+                earlier = job.faults[:index]
+                self._slow[index] = fault, draws_for(fault, earlier, seed=job.seed, life=life, rank=rank)
             if isinstance(fault, RankFault):
                 self._take(index, fault)
         self._pending: dict[tuple[str, str], list[int]] = {}  # by when and operation, struck by this call
@@ -197,13 +198,13 @@ class Strikes:
     # -- strikes -------------------------------------------------------------------------------------------------
 
     def _be_late(self) -> None:
-        for index, fault in self._slow.items():
-            now_ns = self._now_ns
+        for index, (fault, draw) in self._slow.items():
+            now_ns, drawn_ns = self._now_ns, fault.drawn_ns(draw)
             if fault.is_on(now_ns):
                 if index not in self._told:
                     self._told.append(index)
                     self._tell(index)
-                time.sleep(self._job.scaled_s(fault.lateness_ns(now_ns - fault.start_ns)))
+                time.sleep(self._job.scaled_s(fault.lateness_ns(now_ns - fault.start_ns) + drawn_ns))
 
     def _tell(self, index: int) -> None:
         fault = self._job.faults[index]
