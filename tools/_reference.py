@@ -184,6 +184,9 @@ FIELDS: Mapping[str, str] = {
     "jitter_ns": "Up to how much later in addition, in nanoseconds, drawn anew each time; all times are alike.",
     "tail": "The share of operations, from 0 to 1, that take `tail_ns` longer.",
     "tail_ns": "How much later those in the tail are, in nanoseconds.",
+    "offset": "By how much the clock is ahead (negative: behind).",
+    "offset_ns": "By how much the clock is ahead (negative: behind), in nanoseconds.",
+    "drift_ppm": "How many microseconds the clock gains per second (negative: loses).",
     "start": "When it begins; default: at once.",
     "start_ns": "When it begins, in nanoseconds.",
     "until": "When it ends; default: never.",
@@ -217,6 +220,7 @@ REAL: Mapping[str, str] = {
     "bit_rot": "not replayed; the report says why",
     "lost_sync": "not replayed; the report says why",
     "bit_flip": "not replayed; the report says why",
+    "clock_skew": "not replayed; the report says why",
 }
 
 

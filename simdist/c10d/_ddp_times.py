@@ -93,7 +93,7 @@ class Times:
     def _record(self, name: str) -> None:
         streams = _streams()
         mark = streams.mark(self._index, streams.current(self._index))
-        self._marks[name] = mark, self._process.epoch_ns + self._process.simulation.now_ns
+        self._marks[name] = mark, self._process.calendar_ns(self._process.simulation.now_ns)
 
     def _stop(self) -> None:
         if self._unlisten is not None:

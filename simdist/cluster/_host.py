@@ -50,10 +50,16 @@ class Host:
             None  # which of its outcomes a disk takes when the host goes down; None: one is drawn
         )
         self.disks = "own"  # with what it comes back: "own", "empty" or "swapped"
+        self.skew_ns: Callable[[int], int] | None = None  # how wrong its wall clock is at a time; None: it is right
         self.residents: list[Resident] = []
         self.listeners: list[Callable[[Host], None]] = []
         self._network = network
         self._silence: Condition | None = None  # between its ranks and all others, while it is down
+
+    def skew_clock(self, skew_ns: Callable[[int], int]) -> None:
+        """Let its wall clock be wrong by `skew_ns(time_ns)` at each virtual time, in addition to what it was."""
+        before = self.skew_ns
+        self.skew_ns = skew_ns if before is None else lambda time_ns: before(time_ns) + skew_ns(time_ns)
 
     def crash(self, now_ns: int, *, outcome: int | None = None) -> None:
         """Go down: its links are closed, and then all that lives on it ends at once. May be down already.

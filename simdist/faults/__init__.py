@@ -1,8 +1,9 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`, or one of
-the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
+`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`,
+`ClockSkew`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault`
+and `Fault`.
 Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
 problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
 fault can strike.
@@ -19,7 +20,7 @@ from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._draws import draws_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
-from simdist.faults._fields import OPERATION, RANK, SHARE, fields_of, file_key, ranks_in
+from simdist.faults._fields import OFFSET, OPERATION, RANK, SHARE, fields_of, file_key, ranks_in
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_fault import LinkEffect, LinkFault
@@ -32,6 +33,7 @@ from simdist.faults._store_fault import StoreFault
 from simdist.faults._trigger import Trigger, Watch, Watches, When
 from simdist.faults.kinds._bit_flip import BitFlip
 from simdist.faults.kinds._bit_rot import BitRot
+from simdist.faults.kinds._clock_skew import ClockSkew
 from simdist.faults.kinds._crash import Crash
 from simdist.faults.kinds._disk_full import DiskFull
 from simdist.faults.kinds._hang import Hang
@@ -53,6 +55,7 @@ __all__ = [
     "ALIASES",
     "EFFECTS",
     "KINDS",
+    "OFFSET",
     "OPERATION",
     "OPERATIONS",
     "RANK",
@@ -61,6 +64,7 @@ __all__ = [
     "STORE",
     "BitFlip",
     "BitRot",
+    "ClockSkew",
     "Crash",
     "DiskFault",
     "DiskFull",

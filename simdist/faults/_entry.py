@@ -35,6 +35,7 @@ class Entry:
     fault: Fault
     origin_ns: int = 0
     lifted: bool = False
+    lifted_ns: int = 0  # when it was
     in_play: bool = False  # `arm` was called; never for a rank's fault, which is watched for instead
     over: bool = False  # its end was told
     struck_ns: list[int] = field(default_factory=list)
@@ -126,6 +127,14 @@ class Entry:
     def delay_effects(self, lateness_ns: Lateness) -> None:
         self.injector.judge_effects()
         self.injector.late_effects.append((self, lateness_ns))
+
+    def skew_clock(self, rank: int, skew_ns: Callable[[int], int]) -> None:
+        def until_lifted_ns(time_ns: int) -> int:
+            return 0 if self.lifted and time_ns >= self.lifted_ns else skew_ns(time_ns)
+
+        for host in self.injector.hosts:
+            if rank in host.ranks:
+                host.skew_clock(until_lifted_ns)
 
     def lose_store(self) -> None:
         self.injector.lose_store()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import numbers
 import re
 import sys
 import types
@@ -40,11 +41,25 @@ __all__ = [
     "LIFE",
     "MOMENT",
     "NAME",
+    "OFFSET",
     "OPERATION",
     "PERIOD",
     "POINT",
 ]
-__all__ += ["PROBABILITY", "RANK", "SHARE", "SIDE", "STEP", "TRUTH", "Field", "Life", "Rank", "Share", "fields_of"]
+__all__ += [
+    "PROBABILITY",
+    "RANK",
+    "SHARE",
+    "SIDE",
+    "STEP",
+    "TRUTH",
+    "Field",
+    "Life",
+    "Offset",
+    "Rank",
+    "Share",
+    "fields_of",
+]
 __all__ += ["file_key", "kind_name", "ranks_in"]
 
 
@@ -83,6 +98,20 @@ class _Probability(Number):
 
 
 @dataclass(frozen=True, slots=True)
+class Offset(Spec):
+    """A duration in one direction or the other: "-3ms" in a file, nanoseconds in Python."""
+
+    def check(self, value: object, dialect: Dialect = PYTHON) -> int:
+        back = False
+        if isinstance(value, str) and dialect.units:
+            back, value = value.startswith("-"), value.removeprefix("-")
+        elif isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            back, value = value < 0, abs(int(value))
+        size_ns: int = Duration().check(value, dialect)
+        return -size_ns if back else size_ns
+
+
+@dataclass(frozen=True, slots=True)
 class Share(Number):
     """A number from 0 to 1."""
 
@@ -113,6 +142,7 @@ NAME = Text(title=True)
 SIDE = OneOf(("before", "during", "after"))
 PROBABILITY = Maybe(_Probability())
 SHARE = Share()
+OFFSET = Offset()
 LIFE = Life()
 EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` takes
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")

@@ -346,7 +346,7 @@ class Injector:
 
     def _lift(self, entry: Entry) -> None:
         entry.lifted = True
-        now_ns = self.simulation.now_ns
+        now_ns = entry.lifted_ns = self.simulation.now_ns
         if entry.hosts:
             for host in list(entry.hosts):
                 self._boot(entry, host)

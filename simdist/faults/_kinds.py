@@ -8,6 +8,7 @@ from types import MappingProxyType
 from simdist.faults._fault import Fault
 from simdist.faults.kinds._bit_flip import BitFlip
 from simdist.faults.kinds._bit_rot import BitRot
+from simdist.faults.kinds._clock_skew import ClockSkew
 from simdist.faults.kinds._crash import Crash
 from simdist.faults.kinds._disk_full import DiskFull
 from simdist.faults.kinds._hang import Hang
@@ -29,6 +30,6 @@ __all__ = ["KINDS"]
 
 _CLASSES = (
     *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost),
-    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
+    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip, ClockSkew),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

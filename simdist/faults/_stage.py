@@ -113,6 +113,10 @@ class Stage(Protocol):
         """Before each effect on a simulated disk ask `lateness_ns(rank, now_ns)`; it comes so much later."""
         ...
 
+    def skew_clock(self, rank: int, skew_ns: Callable[[int], int]) -> None:
+        """The wall clock of the host that a rank begins on is wrong by `skew_ns(time_ns)` at each virtual time."""
+        ...
+
     def lose_store(self) -> None:
         """The launcher's store is gone."""
         ...

@@ -151,7 +151,7 @@ class SimProcess:
         self.shown_ns = -1  # what its `time.time` did
         self.seen_s = [-1.0, -1.0, -1.0]  # what each of these three showed last as a float
         self.least_s = [0.0, 0.0, 0.0]  # and shows at least, behind a sleep
-        self.epoch_ns = epoch_ns  # of its calendar, when virtual time is 0: nanoseconds since 1970
+        self.epoch_ns = epoch_ns  # of a calendar that is right, when virtual time is 0: nanoseconds since 1970
         self.life = life
         self.host = host
         host.residents.append(self)
@@ -195,6 +195,11 @@ class SimProcess:
         self.end_listeners: dict[Callable[[SimProcess], None], None] = {}
         self.resume_listeners: list[Callable[[], None]] = []  # called once, when it goes on after a stop
         self.inbox: list[Callable[[], None]] = []
+
+    def calendar_ns(self, time_ns: int) -> int:
+        """What the wall clock of its host shows at a virtual time: nanoseconds since 1970."""
+        skew_ns = self.host.skew_ns
+        return self.epoch_ns + time_ns + (0 if skew_ns is None else skew_ns(time_ns))
 
     @property
     def running(self) -> bool:

@@ -19,7 +19,7 @@ from simdist.programs import Attempt, Program
 __all__ = ["Shrunk", "ShrunkOrder", "shrunk", "shrunk_order"]
 
 _MOST = 150  # runs
-_DURATIONS = ("duration_ns", "delay_ns", "down_ns", "jitter_ns", "tail_ns")
+_DURATIONS = ("duration_ns", "delay_ns", "down_ns", "jitter_ns", "tail_ns", "offset_ns")
 _MS = 1_000_000
 _ORDER = "order:"
 _COMMON = ("name", "after", "optional")

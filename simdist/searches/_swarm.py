@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults import KINDS, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
+from simdist.faults import KINDS, OFFSET, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
 from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "signal": ("signal",),
     "exception": ("raise",),
     "slow": ("slow_rank", "link_delay", "store_delay", "slow_disk"),
+    "clock": ("clock_skew",),
     "network": ("partition", "hold"),
     "store": ("store_lost",),
     "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
@@ -187,6 +188,8 @@ def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Fac
         return _duration(source)
     if isinstance(inner, Truth):
         return source.random() < 0.5
+    if inner == OFFSET:
+        return source.choice((-1, 1)) * _duration(source)
     if inner == SHARE:
         return source.random()
     if isinstance(inner, ListOf):

@@ -82,7 +82,9 @@ def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
 
     (bug,) = report.bugs
     assert (bug.cause.kind, bug.minimal, bug.attempt.policy, len(bug.attempt.faults)) == ("wrong", True, "fifo", 1)
-    assert "world_size=1" in bug.replay
+    target = bug.attempt.faults[0].target
+    assert target is not None
+    assert f"world_size={target + 1}," in bug.replay
     assert "rank 0 returned another result than without faults: value: -1 and 81" in str(report)
     with pytest.raises(RunFailedError, match="found: rank"):
         report.raise_for_failure()

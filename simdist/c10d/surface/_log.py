@@ -26,7 +26,7 @@ def log(process: SimProcess, level: str, text: str, place: Place) -> None:
     """
     if not shows(process, level):
         return
-    now_ns = process.epoch_ns + process.simulation.now_ns
+    now_ns = process.calendar_ns(process.simulation.now_ns)
     seconds, rest_ns = divmod(now_ns, 1_000_000_000)
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     stamp = f"{level}{moment.month}{moment:%d %H:%M:%S}.{rest_ns:09d}"

@@ -227,7 +227,8 @@ class _Results:
         self._told = told  # of some events, by number
         self._metadata = metadata
         self._pid = process.pid
-        self._base_ns = process.epoch_ns
+        now_ns = process.simulation.now_ns
+        self._base_ns = process.calendar_ns(now_ns) - now_ns
 
     def events(self) -> list[object]:
         return []

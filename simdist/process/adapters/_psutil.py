@@ -145,7 +145,10 @@ def _simulated(base: type[Any]) -> type[Any]:
         def create_time(self, monotonic: bool = False, fast_only: bool = False) -> float:
             self._require()
             began_ns = 0 if self._process is None else self._process.began_ns
-            return (began_ns if monotonic else began_ns + self._looking.epoch_ns) / 1e9
+            if monotonic:
+                return began_ns / 1e9
+            now_ns = self._looking.simulation.now_ns  # the time of boot moves when the clock is set
+            return (self._looking.calendar_ns(now_ns) - now_ns + began_ns) / 1e9
 
         def ppid(self) -> int:
             self._require()

@@ -2,11 +2,14 @@
 
 Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
 has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the `epoch_ns` of its process, the
-moment at which its world began. But `perf_counter`, which durations are measured with, shows a nanosecond more at each
-further look at the same moment: what a program computes in between takes no virtual time, and it divides by the
-duration all the same. Where ranks have modules of their own, whole programs measure with other clocks, too: `monotonic`
-shows a nanosecond more, and what has a calendar a microsecond. Functions of tests want these exact. The standard
-library, which waits until moments, always has `monotonic` as it is.
+moment at which its world began. If a fault has set the clock of its host wrong, that is added last, so that what
+follows holds for a clock that is right.
+
+But `perf_counter`, which durations are measured with, shows a nanosecond more at each further look at the same moment:
+what a program computes in between takes no virtual time, and it divides by the duration all the same. Where ranks have
+modules of their own, whole programs measure with other clocks, too: `monotonic` shows a nanosecond more, and what has a
+calendar a microsecond. Functions of tests want these exact. The standard library, which waits until moments, always has
+`monotonic` as it is.
 """
 
 from __future__ import annotations
@@ -133,8 +136,8 @@ def _monotonic_ns(original: Callable[[], int]) -> Callable[[], int]:
     return clock
 
 
-def _calendar_ns(process: SimProcess) -> int:
-    """Nanoseconds since 1970, for a program that asks."""
+def _right_ns(process: SimProcess) -> int:
+    """Nanoseconds since 1970, for a program that asks, by a clock that is right."""
     now_ns = process.epoch_ns + process.simulation.read_clock()
     if _is_program():
         if now_ns <= process.shown_ns:
@@ -143,13 +146,24 @@ def _calendar_ns(process: SimProcess) -> int:
     return now_ns
 
 
+def _calendar_ns(process: SimProcess) -> int:
+    """Nanoseconds since 1970, for a program that asks, by the clock of its host."""
+    right_ns, skew_ns = _right_ns(process), process.host.skew_ns
+    return right_ns if skew_ns is None else right_ns + skew_ns(process.simulation.now_ns)
+
+
 def _time(original: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(original)
     def clock() -> float:
         process = current_process()
         if process is None:
             return original()
-        return seen(process, CALENDAR, _calendar_ns(process) / 10**9)  # rounded once, unlike with a float
+        right_ns, skew_ns = _right_ns(process), process.host.skew_ns
+        shown_s = seen(process, CALENDAR, right_ns / 10**9)  # rounded once, unlike with a float
+        if skew_ns is None:
+            return shown_s
+        wrong_ns = skew_ns(process.simulation.now_ns)
+        return (right_ns + wrong_ns) / 10**9 if shown_s == right_ns / 10**9 else shown_s + wrong_ns / 10**9
 
     return clock
 
@@ -168,7 +182,7 @@ def _defaulting_to_now(original: Callable[[float | None], _T]) -> Callable[[floa
     def convert(seconds: float | None = None) -> _T:
         process = current_process()
         if seconds is None and process is not None:
-            seconds = (process.epoch_ns + process.simulation.now_ns) / 10**9
+            seconds = process.calendar_ns(process.simulation.now_ns) / 10**9
         return original(seconds)
 
     return convert

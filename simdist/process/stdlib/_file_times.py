@@ -144,7 +144,8 @@ def _now_ns(process: SimProcess) -> int:
     shown_s = process.seen_s[2]
     if now_ns / _SECOND_NS < shown_s:
         now_ns = int(shown_s) * _SECOND_NS + round(shown_s % 1 * _SECOND_NS)
-    return now_ns
+    skew_ns = process.host.skew_ns
+    return now_ns if skew_ns is None else now_ns + skew_ns(process.simulation.now_ns)
 
 
 def _here() -> tuple[SimProcess, FileTimes] | None:

@@ -77,7 +77,7 @@ class Hook:
             return
         process = work.process
         begun, ended = (
-            datetime.fromtimestamp((process.epoch_ns + moment) / 1e9, UTC) for moment in (work.issued_ns, work.ended_ns)
+            datetime.fromtimestamp(process.calendar_ns(moment) / 1e9, UTC) for moment in (work.issued_ns, work.ended_ns)
         )
         kinds = c10d_bindings.OpType.__members__
         kind = kinds.get(work.op_type, kinds["UNKNOWN"])

@@ -49,7 +49,7 @@ def show_warning(text: str, place: NcclPlace, process: SimProcess | None = None,
     if _level(process) < _LEVELS["WARN"]:
         return
     index = current_device() if index is None else index
-    seconds = (process.epoch_ns + process.simulation.now_ns) // 1_000_000_000
+    seconds = process.calendar_ns(process.simulation.now_ns) // 1_000_000_000
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     line = f"\n[{moment:%F %T}] {_whence(process, index)} {place.shown} NCCL WARN {text}\n"
     _write(process, line, "a")

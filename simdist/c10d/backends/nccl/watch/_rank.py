@@ -32,7 +32,7 @@ class RankNccl:
         variables = self.variables()
         limit = variables.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
         variables.truth(False, "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")
-        self.recorder = NcclRecorder(max(0, limit), process.epoch_ns)
+        self.recorder = NcclRecorder(max(0, limit), process.calendar_ns)
         self.groups: list[NcclGroup] = []
         self.monitor: Monitor | None = None  # of the first group
         self.dump_is_due = False  # somebody has asked for a dump

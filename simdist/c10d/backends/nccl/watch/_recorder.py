@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -70,9 +70,9 @@ class Outcome:
 class NcclRecorder:
     """The last `limit` calls of one rank; with 0 it records nothing."""
 
-    def __init__(self, limit: int, epoch_ns: int) -> None:
+    def __init__(self, limit: int, calendar_ns: Callable[[int], int]) -> None:
         self.limit = limit
-        self._epoch_ns = epoch_ns
+        self._calendar_ns = calendar_ns
         self._ring: deque[Entry] = deque(maxlen=max(1, limit))
         self._next = 0
         self._config: dict[str, dict[str, str]] = {}
@@ -139,7 +139,7 @@ class NcclRecorder:
         if outcome is not None and done:
             retired_ns = group.watchdog.tick_after(outcome.ended_ns)
             retired = retired_ns <= now_ns
-            seen_ns = self._epoch_ns + min(retired_ns, now_ns)
+            seen_ns = self._calendar_ns(min(retired_ns, now_ns))
         collectives, messages, operations = entry.numbers
         first_ns = duration_ms = begun_ns = None
         if outcome is not None:
@@ -147,7 +147,7 @@ class NcclRecorder:
         elif work is not None and work.timed and work.has_begun(now_ns):
             first_ns = work.begin_ns()
         if first_ns is not None:
-            begun_ns = self._epoch_ns + min(group.watchdog.tick_after(first_ns), now_ns)
+            begun_ns = self._calendar_ns(min(group.watchdog.tick_after(first_ns), now_ns))
         return flight_entry(
             record_id=entry.record_id,
             pg_id=group.uid,
@@ -160,7 +160,7 @@ class NcclRecorder:
             input_sizes=entry.inputs,
             output_sizes=entry.outputs,
             scalar_type=SCALAR_TYPES.get(entry.dtype, ""),
-            time_created_ns=self._epoch_ns + entry.created_ns,
+            time_created_ns=self._calendar_ns(entry.created_ns),
             state="completed" if done else "scheduled" if begun_ns is None else "started",
             started_ns=begun_ns,
             completed_ns=seen_ns,
