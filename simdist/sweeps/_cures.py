@@ -14,6 +14,7 @@ _BYTES = "os.fsync a file before it is renamed: a new name may be on the disk so
 _NAMES = "os.fsync the folder after a file is made or renamed in it: until then the old name, or none, may be back"
 _STATE = "save all that the next step depends on, as it is at one step: optimizer, scaler, generators, sampler, step"
 _LOCAL = "let all ranks agree on a checkpoint before any loads it: a host may find another one's, or none"
+_NOTICE = "in a handler of SIGTERM only note it: save at the end of the step, and leave with another exit code than 0"
 _ORDER = "take away the old, and name the new one, only when all ranks have the new one on the disk"
 
 _EQUALITY = (
@@ -64,6 +65,8 @@ def _cure_of(failure: _Failure, moved: Mapping[str, str]) -> str:
         return _BYTES if any(path in moved.values() for path in cut) else _WHOLE
     if left:
         return _NAMES
+    if failure.case.strike == "sigterm":
+        return _NOTICE
     if problem in _EQUALITY:
         return _STATE
     return _ORDER if problem == "max_steps_lost" or "FileNotFoundError" in said else _WHOLE

@@ -1,4 +1,4 @@
-"""The moments of a run at which a crash could strike, and the crashes to try at each.
+"""The moments of a run at which a crash could strike, and the crashes to try at each. A SIGTERM counts as one.
 
 A run is watched from the bus, before any effect. A point is named as a fault's trigger names it: the rank, what it is
 about to do, and the how-manieth of its kind that is in the rank's first life. So a crash at it is an ordinary fault,
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from simdist.c10d import OperationCalled, StoreRequested
-from simdist.faults import Crash, Fault, HostCrash
+from simdist.faults import Crash, Fault, HostCrash, Signal
 from simdist.files import StorageCalled, present_disks
 from simdist.frames import is_ours, user_frame
 from simdist.kernel import PASS, Bus, Verdict
@@ -25,8 +25,9 @@ from simdist.sweeps._images import Found, outcomes_of
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
-Strike = Literal["rank", "host", "all", "swap", "lost"]
-STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost")
+Strike = Literal["rank", "host", "all", "swap", "lost", "sigterm"]
+STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost", "sigterm")
+_RANKS: tuple[Strike, ...] = ("rank", "sigterm")  # strike one rank, and leave its host alone
 DOWN_NS = 1_000_000_000
 _STANDARD = tuple(f"{Path(os.__file__).parent}/{name}" for name in (*sys.stdlib_module_names,))
 _KEY = 60  # characters of a store's key that are shown
@@ -109,6 +110,8 @@ class Case:
             fields["life"] = point.life
         if self.strike == "rank":
             return Crash(**fields)
+        if self.strike == "sigterm":
+            return Signal(**fields, signal="SIGTERM")
         if self.strike == "lost":
             return HostCrash(**fields, outcome=0)
         if self.strike == "swap":
@@ -127,7 +130,7 @@ class Case:
     def where(self) -> str:
         """The line that it is told with: of a loss of power, that which came last to the disk."""
         point = self.point
-        at_point = self.strike == "rank" or self.when == "after" or not point.last_where
+        at_point = self.strike in _RANKS or self.when == "after" or not point.last_where
         return point.where if at_point else point.last_where
 
     @property
@@ -136,12 +139,13 @@ class Case:
         point = self.point
         who = {
             "rank": f"rank {point.rank} died",
+            "sigterm": f"rank {point.rank} got SIGTERM",
             "host": f"the host of rank {point.rank} lost power",
             "lost": f"the host of rank {point.rank} was lost for good",
             "swap": "all hosts were shut down and came back with each other's disks,",
         }
         said = who.get(self.strike, "all hosts lost power")
-        if self.strike != "rank" and self.when != "after" and point.last:
+        if self.strike not in _RANKS and self.when != "after" and point.last:
             said += f" after {point.last}{_in(point.last_where)} and"
         said = f"{said} {self.when} {point.call}{_in(point.where)}"
         return said if self.first is None else f"{self.first.words}; in the life after that {said}"
@@ -255,7 +259,8 @@ def cases_of(
     """The crashes to try, and how many others can't differ from one of them.
 
     When all hosts are down nothing is left but the disk: two crashes in the same step that leave it the same are one.
-    So are two of a rank between which nothing has happened. Where it is not known what may be left, all `outcomes` are
+    So are two of a rank between which nothing has happened, but not two SIGTERMs: a handler that saves sees what the
+    program has computed in between. Where it is not known what may be left, all `outcomes` are
     tried. Of a world with one host its crash is that of all. `first` is the crash that came before.
     """
     cases: list[Case] = []
@@ -270,6 +275,8 @@ def cases_of(
             merged += len(ones)
         if "rank" in strikes and point.kind == "storage" and point.name == "write":
             cases.append(Case(point, "rank", "during", first=first))
+        if "sigterm" in strikes:
+            cases.append(Case(point, "sigterm", first=first))
         if "lost" in strikes and point.new and point.host != launcher:
             cases.append(Case(point, "lost", first=first))
         if "swap" in strikes and hosts > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import make
 from simdist.errors import ArgumentError
-from simdist.faults import Crash, HostCrash
+from simdist.faults import Crash, HostCrash, Signal
 from simdist.programs import FunctionProgram
 from simdist.sweeps import STRIKES, CameBack, Crashes, SweepReport, Tries, swept
 from tests.sweeps.isolated_programs import count, in_parts, number
@@ -451,3 +453,93 @@ def test_what_code_writes_that_cannot_be_seen_is_lost_all_the_same() -> None:
     assert report.unseen == ("value",)
     assert any("value is empty" in failure.account for failure in report.failures)
     assert "{tmp}" in str(report) or "/simdist-" not in str(report)  # which differs from run to run
+
+
+def saving_on_sigterm(folder: str, *, early: bool, code: int = 1) -> int:
+    """Adds up the steps; a handler saves at once, or (not `early`) notes the signal for the end of the step."""
+    path = Path(folder) / "count"
+    first, total = map(int, path.read_text().split()) if path.exists() else (0, 0)
+    state, noted = {"next": first, "total": total}, []
+
+    def save() -> None:
+        path.with_suffix(".tmp").write_text(f"{state['next']} {state['total']}")
+        path.with_suffix(".tmp").replace(path)
+        sys.exit(code)
+
+    def on_sigterm(number: int, frame: object) -> None:
+        noted.append(number)
+        if early:
+            save()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    for step in range(first, 3):
+        simdist.step(step)
+        state["total"] += step
+        simdist.point("added")
+        state["next"] = step + 1
+        if noted:
+            save()
+    return state["total"]
+
+
+def test_a_sigterm_at_every_moment_finds_a_handler_that_saves_in_the_middle_of_a_step() -> None:
+    report = simdist.sweep(saving_on_sigterm, world_size=1, kwargs={"early": True}, strikes=["sigterm"])
+
+    assert [(case.strike, case.fault) for case in report.cases] == [
+        (strike, fault)
+        for step in range(3)
+        for strike, fault in (
+            ("sigterm", Signal(rank=0, at_step=step)),
+            ("sigterm", Signal(rank=0, at_point="added", nth=step + 1)),
+        )
+    ]
+    assert [failure.case.fault for failure in report.failures] == [
+        Signal(rank=0, at_point="added", nth=2),
+        Signal(rank=0, at_point="added", nth=3),
+    ]
+    said = report.failures[0].account
+    assert said.startswith("rank 0 got SIGTERM before point 'added' (test_sweeps.py:")
+    assert said.endswith("rank 0 differs at value: 4 and 3 undisturbed")
+    assert "SIGTERM only note it" in str(report)
+
+
+def test_a_handler_that_only_notes_the_signal_comes_back() -> None:
+    report = simdist.sweep(saving_on_sigterm, world_size=1, kwargs={"early": False}, strikes=["sigterm"])
+
+    assert (report.ok, len(report.cases)) == (True, 6)
+
+
+def test_a_handler_that_leaves_with_exit_code_0_is_not_started_again() -> None:
+    settings: dict[str, Any] = {"world_size": 1, "kwargs": {"early": False, "code": 0}}
+    report = simdist.sweep(saving_on_sigterm, **settings, only=[Signal(rank=0, at_step=1)], strikes=["sigterm"])
+
+    (failure,) = report.failures
+    assert failure.problems == (
+        ("same_as_without_faults", "rank 0 differs at value: None and 3 are of different types undisturbed"),
+    )
+
+
+def test_a_sigterm_needs_no_disk_and_ends_a_program_without_a_handler() -> None:
+    def body() -> float:
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    plain = FunctionProgram(
+        caller="a test", function=body, settings={"world_size": 2}, mount=None, oracle=CameBack(steps_lost=0)
+    )
+    report = swept(Crashes(plain), Tries(strikes=("sigterm",)))
+
+    assert report.ok
+    assert {case.strike for case in report.cases} == {"sigterm"}
+    assert len(report.cases) == len(report.points)
+
+
+def test_a_second_sigterm_strikes_the_recovery() -> None:
+    report = simdist.sweep(count, world_size=1, strikes=["sigterm"], kwargs={"steps": 1}, second_crash=True)
+
+    assert report.ok
+    seconds = [case for case in report.cases if case.first is not None]
+    assert seconds
+    assert all(fault == Signal(rank=0, **case.point.trigger, life=1) for case in seconds for fault in [case.fault])
