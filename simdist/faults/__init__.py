@@ -2,8 +2,8 @@
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
 `StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`,
-`ClockSkew`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault`
-and `Fault`.
+`ClockSkew`, `StoreAway`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`,
+`DiskFault` and `Fault`.
 Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
 problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
 fault can strike.
@@ -48,6 +48,7 @@ from simdist.faults.kinds._short_write import ShortWrite
 from simdist.faults.kinds._signal import Signal
 from simdist.faults.kinds._slow_disk import SlowDisk
 from simdist.faults.kinds._slow_rank import SlowRank
+from simdist.faults.kinds._store_away import StoreAway
 from simdist.faults.kinds._store_delay import StoreDelay
 from simdist.faults.kinds._store_lost import StoreLost
 
@@ -91,6 +92,7 @@ __all__ = [
     "SlowDisk",
     "SlowRank",
     "Stage",
+    "StoreAway",
     "StoreDelay",
     "StoreFault",
     "StoreLost",

@@ -139,6 +139,12 @@ class Entry:
     def lose_store(self) -> None:
         self.injector.lose_store()
 
+    def stop_store(self) -> None:
+        self.injector.stop_store(self)
+
+    def resume_store(self) -> None:
+        self.injector.resume_store(self)
+
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
         self.injector.simulation.bus.intercept(event, lambda announced: PASS if self.lifted else judge(announced))
 

@@ -54,7 +54,8 @@ class _Stop:
 class Injector:
     """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` tells who struck.
 
-    `lose_store` ends the launcher's store; `seed` is what the probabilities of triggers are drawn from.
+    `lose_store` ends the launcher's store, and `let_store_run` stops it (False) or lets it go on; `seed` is what faults
+    draw from.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Injector:
         network: Network,
         faults: Sequence[Fault],
         lose_store: Callable[[], None],
+        let_store_run: Callable[[bool], None],
         *,
         hosts: Sequence[Host],
         seed: int,
@@ -70,6 +72,7 @@ class Injector:
         self.simulation = simulation
         self.network = network
         self.lose_store = lose_store
+        self.let_store_run = let_store_run
         self.hosts = tuple(hosts)
         self.world_size = network.cluster.world_size
         self.late_operations: list[tuple[Entry, Lateness]] = []
@@ -84,6 +87,7 @@ class Injector:
         self._processes: dict[int, SimProcess] = {}
         self._stops: dict[SimProcess, list[_Stop]] = {}
         self._judging: dict[type, None] = {}  # of which announcements it is a judge
+        self._stoppers: dict[Entry, None] = {}  # which have stopped the launcher's store
         self._moving: dict[Timer, None] = {}  # that keep nothing else going: periods, and the ends of stops
         for fault in faults:
             self._take(fault)
@@ -306,6 +310,18 @@ class Injector:
             else:
                 self.simulation.call_at(now_ns + duration_ns, again)
 
+    def stop_store(self, entry: Entry) -> None:
+        """The launcher's store does not answer until this fault, and others that have stopped it, let it go on."""
+        self._stoppers[entry] = None
+        self.let_store_run(False)
+
+    def resume_store(self, entry: Entry) -> None:
+        """This fault does not stop the store any more."""
+        if entry in self._stoppers:
+            del self._stoppers[entry]
+            if not self._stoppers:
+                self.let_store_run(True)
+
     def crash_hosts(
         self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None, disks: str
     ) -> None:
@@ -352,6 +368,7 @@ class Injector:
                 self._boot(entry, host)
         elif entry.struck_ns and not entry.over and entry.fault.ends() and not entry.has_passed():
             entry.tell_end()
+        self.resume_store(entry)
         for condition in entry.conditions:
             self.network.lift(condition, now_ns)
         for process, stops in list(self._stops.items()):

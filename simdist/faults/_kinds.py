@@ -23,13 +23,15 @@ from simdist.faults.kinds._short_write import ShortWrite
 from simdist.faults.kinds._signal import Signal
 from simdist.faults.kinds._slow_disk import SlowDisk
 from simdist.faults.kinds._slow_rank import SlowRank
+from simdist.faults.kinds._store_away import StoreAway
 from simdist.faults.kinds._store_delay import StoreDelay
 from simdist.faults.kinds._store_lost import StoreLost
 
 __all__ = ["KINDS"]
 
 _CLASSES = (
-    *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, LinkDelay, Partition, Hold, StoreDelay, StoreLost),
-    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip, ClockSkew),
+    *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, ClockSkew, LinkDelay, Partition, Hold),
+    *(StoreDelay, StoreAway, StoreLost),
+    *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

@@ -121,6 +121,14 @@ class Stage(Protocol):
         """The launcher's store is gone."""
         ...
 
+    def stop_store(self) -> None:
+        """The launcher's store does not answer from now on, that of a later life neither; see `resume_store`."""
+        ...
+
+    def resume_store(self) -> None:
+        """It answers again, unless another fault has stopped it, too; also when the fault is lifted."""
+        ...
+
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
         """Put announced events of this type to `judge`; its verdict and those of others are added up.
 

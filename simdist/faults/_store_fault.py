@@ -6,6 +6,8 @@ of those that delay (`Stage.delay_requests`); another fault may judge for itself
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simdist.faults._fault import Fault, Machine
 
 __all__ = ["StoreFault"]
@@ -15,11 +17,18 @@ class StoreFault(Fault):
     """The launcher's store, the one that torchrun serves at MASTER_ADDR and MASTER_PORT, misbehaves.
 
     A store that a rank serves itself is not affected. On real processes each rank's way to the store has a proxy, which
-    asks the fault `request_delay_ns` for each request, and `lost_at_ns` once.
+    asks the fault `request_delay_ns` and `drawn_delay_ns` for each request, and `lost_at_ns` once.
     """
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
         """How much longer a request takes that the rank makes now."""
+        return 0
+
+    def drawn_delay_ns(self, rank: int, now_ns: int, draw: Callable[[], float]) -> int:
+        """How much longer it takes by chance; `draw` gives numbers from 0 to 1, the rank's own, drawn from the seed.
+
+        An override calls `draw` equally often for each request of a rank, also while the fault is off.
+        """
         return 0
 
     def lost_at_ns(self) -> int | None:

@@ -31,7 +31,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "slow": ("slow_rank", "link_delay", "store_delay", "slow_disk"),
     "clock": ("clock_skew",),
     "network": ("partition", "hold"),
-    "store": ("store_lost",),
+    "store": ("store_lost", "store_away"),
     "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
     "corruption": ("bit_flip", "bit_rot"),
 }

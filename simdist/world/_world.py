@@ -109,6 +109,10 @@ def _do_nothing() -> None:
     """In place of a method of a world that has ended."""
 
 
+def _leave_store(runs: bool) -> None:
+    """Likewise."""
+
+
 def _prepare_thread(process: SimProcess) -> None:
     """What torch keeps for each thread, and has to be as in a process of one core."""
     set_backward_threads(False)  # as `torch.autograd.set_multithreading_enabled` does
@@ -176,6 +180,7 @@ class World:
         self._disk: Disks | None = None
         self._court: Court | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
+        self._store_runs = True  # False: it does not answer
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
@@ -274,6 +279,7 @@ class World:
             self._network,
             self._spec.faults,
             self._lose_store,
+            self._let_store_run,
             hosts=tuple(self._hosts.values()),
             seed=self._spec.seed,
         )
@@ -378,6 +384,14 @@ class World:
         if self._store is not None:
             self._store.close()
 
+    def _let_store_run(self, runs: bool) -> None:
+        self._store_runs = runs
+        if self._store is not None and self._store.stopped is runs:
+            if runs:
+                self._store.resume()
+            else:
+                self._store.stop()
+
     def _end_threads(self) -> None:
         self._leaked = self._simulation.close()
 
@@ -409,6 +423,7 @@ class World:
             self._store = host_server(
                 self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0], on=first
             )
+            self._let_store_run(self._store_runs)
         local: dict[str, int] = {}
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
         places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
@@ -600,6 +615,7 @@ class World:
         self._runtime.in_child = _do_nothing
         if self._injector is not None:
             self._injector.lose_store = _do_nothing
+            self._injector.let_store_run = _leave_store
         self._store = None
         vars(self).pop("_agent", None)
         self._network.close()

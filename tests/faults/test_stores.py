@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.faults import Fault, StoreDelay, StoreLost
+from simdist.faults import Fault, Machine, StoreAway, StoreDelay, StoreLost
 from simdist.result import RunResult
+from simdist.testing import Sim
 from tests.faults.programs import MS, events_of
 
 CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
@@ -183,3 +186,171 @@ def test_who_waits_for_the_members_of_a_group_when_the_store_is_lost_waits_no_lo
     result = run(body, StoreLost(at_ns=5 * MS))
 
     assert result.values == [(f"DistNetworkError: {CLOSED}", 5 * MS), None]
+
+
+# -- jitter ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_request_draws_how_much_longer_it_takes() -> None:
+    def body() -> list[int]:
+        store = connect()
+        ends_ns = [time.monotonic_ns()]
+        for _ in range(4):
+            store.add("key", 1)
+            ends_ns.append(time.monotonic_ns())
+        return [after - before - TRIP for before, after in itertools.pairwise(ends_ns)]
+
+    jitter = StoreDelay(delay_ns=5 * MS, jitter_ns=2 * MS)
+    one, again, other = (simdist.run(body, world_size=2, faults=[jitter], seed=seed) for seed in (0, 0, 1))
+
+    assert one.values == again.values != other.values
+    took_ns = [late_ns for ran in (one, other) for late in ran.values for late_ns in late]
+    assert all(5 * MS <= late_ns <= 7 * MS for late_ns in took_ns)
+    assert len(set(took_ns)) == 16
+    (event,) = events_of(one, "fault")
+    assert event.data["text"] == "requests of all ranks to the launcher's store take 5 ms and up to 2 ms longer"
+
+
+def test_jitter_of_one_rank_begins_and_ends() -> None:
+    def body() -> list[int]:
+        store = connect()
+        late_ns = []
+        for second in range(3):
+            time.sleep(max(0.0, second - time.monotonic()))
+            began_ns = time.monotonic_ns()
+            store.check(["key"])
+            late_ns.append(time.monotonic_ns() - began_ns)
+        return late_ns
+
+    jitter = StoreDelay(rank=1, jitter_ns=500 * MS, start_ns=900 * MS, until_ns=1_100 * MS)
+    quick, slow = run(body, jitter).values
+
+    assert max(quick) < MS > slow[0]
+    assert MS < slow[1] <= 501 * MS
+    assert slow[2] < MS
+
+
+# -- a store that does not answer -----------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_answer_keeps_requests_and_answers_them_afterwards() -> None:
+    def body() -> list[tuple[str, int]]:
+        store, other = connect(60), connect(60)
+        time.sleep(1)
+        return [
+            words(lambda: store.set("key", "value")),
+            words(lambda: other.get("key")),
+            words(lambda: store.add("count", 1)),
+        ]
+
+    result = run(body, StoreAway(start_ns=500 * MS, until_ns=4_000 * MS), world_size=1)
+
+    assert result.values[0] == [
+        ("None", 1_000 * MS),
+        (repr(b"value"), 4_000 * MS + TRIP),
+        ("1", 4_000 * MS + 2 * TRIP),
+    ]
+    (event,) = events_of(result, "fault")
+    assert (event.time_ns, event.rank, event.data["text"]) == (500 * MS, -1, "the launcher's store does not answer")
+
+
+def test_waits_that_run_out_of_time_fail_when_the_store_is_back() -> None:
+    def body() -> list[str]:
+        store, early = connect(1), connect(1)
+        store.set("key", "value")
+        found = []
+        thread = threading.Thread(target=lambda: found.append(words(lambda: early.get("never"))))
+        thread.start()
+        time.sleep(0.5)
+        found.append(words(lambda: store.wait(["key"], timedelta(milliseconds=500))))
+        thread.join()
+        return [f"{text} at {time_ns // MS} ms" for text, time_ns in found]
+
+    result = run(body, StoreAway(start_ns=200 * MS, until_ns=4_200 * MS), world_size=1)
+
+    assert sorted(result.values[0]) == [
+        "DistStoreError: wait timeout after 1000ms, keys: /never at 4200 ms",
+        "DistStoreError: wait timeout after 500ms, keys: /key at 4200 ms",
+    ]
+
+
+def test_a_new_connection_waits_too_beyond_its_timeout() -> None:
+    result = run(lambda: (connect(1) is not None, time.monotonic_ns()), StoreAway(until_ns=3_000 * MS), world_size=1)
+
+    assert result.values == [(True, 3_000 * MS)]
+
+
+def test_a_group_comes_about_when_the_store_is_back() -> None:
+    def body() -> tuple[float, int]:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item(), time.monotonic_ns() // (1_000 * MS)
+
+    assert run(body, StoreAway(until_ns=7_000 * MS)).values == [(2.0, 7), (2.0, 7)]
+
+
+def test_a_new_group_waits_for_the_store_too_and_may_have_run_out_of_time_then() -> None:
+    def body(timeout_s: float) -> tuple[str, int]:
+        dist.init_process_group("gloo")
+        time.sleep(1)
+        return words(lambda: dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s)) is not None)
+
+    away = StoreAway(start_ns=500 * MS, until_ns=9_000 * MS)
+    in_time, late = (
+        simdist.run(body, world_size=2, args=(timeout_s,), faults=[away]).values for timeout_s in (60.0, 2.0)
+    )
+
+    assert {text for text, _ in in_time} == {"True"}
+    assert {time_ns // (1_000 * MS) for _, time_ns in (*in_time, *late)} == {9}
+    assert [text.partition(", keys: ")[0] for text, _ in late] == ["DistStoreError: wait timeout after 2000ms"] * 2
+    assert [text[-3:] for text, _ in late] == ["0/1", "0/0"]
+
+
+def test_a_store_that_is_away_for_good_is_a_deadlock_that_says_so() -> None:
+    result = run(lambda: connect().add("key", 1), StoreAway())
+
+    assert [rank.status for rank in result.ranks] == ["hung", "hung"]
+    assert "an answer of the store at" in str(result.ranks[0].waiting)
+
+
+def test_a_store_is_away_over_a_restart_and_while_any_fault_says_so() -> None:
+    def body() -> int:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(0.5)
+            raise ValueError
+        connect().add("key", 1)
+        return time.monotonic_ns() // (1_000 * MS)
+
+    faults = [StoreAway(start_ns=MS, until_ns=9_000 * MS), StoreAway(start_ns=2 * MS, until_ns=7_000 * MS)]
+
+    assert run(body, *faults, max_restarts=1).values == [9, 9]
+
+
+def test_a_store_that_is_lost_while_it_does_not_answer_ends_its_connections() -> None:
+    def body() -> tuple[str, int]:
+        store = connect()
+        time.sleep(0.01)
+        return words(lambda: store.add("key", 1))
+
+    result = run(body, StoreAway(start_ns=MS, until_ns=9_000 * MS), StoreLost(at_ns=50 * MS), world_size=1)
+
+    assert result.values == [(f"DistNetworkError: {CLOSED}", 50 * MS)]
+
+
+def test_a_store_answers_from_when_the_fault_is_lifted(sim: Sim) -> None:
+    away = sim.give(StoreAway())
+    with sim.start(lambda: (connect().add("key", 1), time.monotonic_ns() // MS), world_size=1) as world:
+        world.advance("2s")
+        away.lift()
+        result = world.finish()
+
+    assert result.values == [(1, 2_000)]
+    assert events_of(result, "fault")[-1].data["text"] == "the launcher's store answers again"
+
+
+def test_a_real_store_is_away_by_a_delay_until_the_end() -> None:
+    away = StoreAway(start_ns=5, until_ns=20)
+
+    assert [away.request_delay_ns(0, now_ns) for now_ns in (4, 5, 19, 20)] == [0, 15, 1, 0]
+    assert away.real_obstacle(Machine("gloo", 1, 0)) == ""

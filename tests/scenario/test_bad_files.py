@@ -9,8 +9,10 @@ from simdist.errors import ScenarioError
 from simdist.scenario import load
 
 Write = Callable[..., str]
-KINDS = "crash, host_crash, hang, signal, raise, slow_rank, link_delay, partition, hold, store_delay, store_lost, "
-KINDS += "io_error, short_write, slow_disk, disk_full, bit_rot, lost_sync, bit_flip"
+KINDS = "crash, host_crash, hang, signal, raise, slow_rank, clock_skew, link_delay, partition, hold, "
+KINDS += (
+    "store_delay, store_away, store_lost, io_error, short_write, slow_disk, disk_full, bit_rot, lost_sync, bit_flip"
+)
 
 
 def problems_of(source: str, *overrides: str) -> tuple[str, ...]:

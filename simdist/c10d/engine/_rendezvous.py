@@ -99,6 +99,8 @@ def connect(
     communicator = _communicator_at(process, network, store, rank, size, backend, strict=strict, ranks=ranks)
     if not backend.completion.on_streams:
         store.announce(f"0/{rank}", b"simdist")
+        if store.server.stopped:
+            _wait_for_answer(process, store, 1 if rank == 0 else 0, timeout_ns)
     if store.server.gone:
         store.require_server(process)
     member = communicator.join(rank, process)
@@ -140,6 +142,14 @@ def connect(
     else:
         wait_for_all()
     return member
+
+
+def _wait_for_answer(process: SimProcess, store: SimStore, peer: int, timeout_ns: int) -> None:
+    """Wait at a store that does not answer; the time to wait for the `peer`'s key may be over when it does."""
+    asked_ns = process.simulation.now_ns
+    store.server.wait_for_answer(process)
+    if process.simulation.now_ns - asked_ns >= timeout_ns and not store.server.gone:
+        store._give_up([f"{store._name('')}0/{peer}"], timedelta(milliseconds=timeout_ns // 1_000_000), "Wait timeout")
 
 
 def _communicator_at(

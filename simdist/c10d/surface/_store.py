@@ -143,9 +143,13 @@ class SimStore(Store):
         """`set` as a part of something whose duration counts the way to the server: it is there at once."""
         self._enter("set", key, answered=False)
         name = self._name(key)
-        if not self.server.gone:
-            self.server.data[name] = _bytes(value)
-            self.server.changed(name)
+        data, server = _bytes(value), self.server
+
+        def arrive() -> None:
+            server.data[name] = data
+            server.changed(name)
+
+        server.take(arrive)
         self._leave()
         self._end()
 
@@ -373,6 +377,9 @@ class SimStore(Store):
             if left is not None:
                 self._strike_later(process, *left)
         self.require_server(process, operation if answered else "")
+        if answered and self.server.stopped:
+            self.server.wait_for_answer(process)
+            self.require_server(process, operation)
         if answered:
             most_ns = None if limit is None else max(0, connection.asked_ns + in_ns(limit) - simulation.now_ns)
             if self._travel(process, most_ns, behind_ns=connection.arrives_ns):
@@ -505,9 +512,9 @@ class SimStore(Store):
         if distance_ns:
             arrives_ns = simulation.now_ns + distance_ns
             connection.arrives_ns = max(arrives_ns, connection.arrives_ns)
-            simulation.call_at(connection.arrives_ns, lambda: None if server.gone else arrive())
-        elif not server.gone:
-            arrive()
+            simulation.call_at(connection.arrives_ns, lambda: server.take(arrive))
+        else:
+            server.take(arrive)
         self._leave()
         self._end()
 
@@ -564,6 +571,9 @@ class SimStore(Store):
             left = self._judged(process, "cancel_wait", ",".join(names), None)
             if left is not None:  # there is no request between now and the error
                 left[1]()
+        if process is not None and self.server.stopped:
+            self.server.wait_for_answer(process)
+            self.require_server(process, "wait")
         raise gave_up(self._kind, names, limit, what)
 
 

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from simdist.c10d.engine import Communicator
     from simdist.c10d.surface._store import SimStore
 
-__all__ = ["LATE_NS", "Connection", "KeyWait", "Monitor", "StoreServer", "due_in", "gave_up", "in_ns", "time_limit_ns"]
+__all__ = [
+    "LATE_NS",
+    "AnswerWait",
+    "Connection",
+    "KeyWait",
+    "Monitor",
+    "StoreServer",
+    "due_in",
+    "gave_up",
+    "in_ns",
+    "time_limit_ns",
+]
 
 LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
 
@@ -42,6 +53,19 @@ class KeyWait:
     def waits_for(self) -> Iterable[Task]:
         # Anyone may set the key.
         return [task for process in self.server.clients if process.running for task in process.tasks]
+
+
+class AnswerWait:
+    """A rank waits for the answer of a server that is stopped."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self.server = server
+
+    def describe(self) -> str:
+        return f"an answer of the store at {self.server.name}, which does not answer"
+
+    def waits_for(self) -> Iterable[Task]:
+        return ()
 
 
 class _Turn:
@@ -85,6 +109,8 @@ class StoreServer:
         self.joined = 0  # clients that counted themselves in
         self.master: Task | None = None  # waits for them
         self.gone = False  # the process that hosted it has ended
+        self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
+        self._held: list[Callable[[], None]] = []  # what has arrived since, in order
         self.opener: weakref.ref[SimStore] | None = None  # the store object that a rank made it with
 
     @property
@@ -106,6 +132,43 @@ class StoreServer:
             task.simulation.wake(task)
         for monitor in self.monitors:
             monitor.notice()
+
+    def take(self, arrive: Callable[[], None]) -> None:
+        """A request without an answer has arrived: serve it now, or when the server goes on; never if it is gone."""
+        if self.stopped:
+            self._held.append(arrive)
+        elif not self.gone:
+            arrive()
+
+    def stop(self) -> None:
+        """Answer nothing until `resume`."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """Serve what has arrived, and answer again."""
+        self.stopped = False
+        held, self._held = self._held, []
+        for arrive in held:
+            self.take(arrive)
+        for task in list(self.connected):
+            task.simulation.wake(task)
+
+    def wait_for_answer(self, process: SimProcess) -> None:
+        """Park while the server is stopped, however long: a client has no time-out for its answers.
+
+        That is so for all requests, and for the first one of a new connection; who waits for a key and gives up calls
+        the request back, and waits for the answer to that (measured with a server under SIGSTOP, torch 2.13).
+        """
+        simulation = process.simulation
+        task = simulation.check()
+        outer = task in self.connected
+        while self.stopped and not self.gone:
+            self.connected[task] = None
+            try:
+                simulation.park(AnswerWait(self))
+            finally:
+                if not outer:
+                    self.connected.pop(task, None)
 
     @contextlib.contextmanager
     def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:

@@ -129,6 +129,8 @@ def open_tcp_store(
             raise error
     found = _server_at(servers, key)
     assert found is not None
+    if found.stopped:
+        found.wait_for_answer(process)
     store = SimStore(found, kind="tcp", host=host, port=port)
     if opened is not None:
         opened.opener = weakref.ref(store)

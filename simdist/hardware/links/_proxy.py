@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simdist.faults import LastingFault, StoreFault
+from simdist.faults import LastingFault, StoreFault, draws_for
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
@@ -45,6 +45,10 @@ class StoreProxy:
         self._listener = listener
         self._origin_ns: int | None = None
         self._faults = {index: f for index, f in enumerate(job.faults) if isinstance(f, StoreFault)}
+        self._draws = {
+            index: draws_for(fault, job.faults[:index], seed=job.seed, life=0, rank=rank)
+            for index, fault in self._faults.items()
+        }
         self._lines: set[asyncio.Task[None]] = set()
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="simdist store proxy", daemon=True).start()
 
@@ -134,7 +138,11 @@ class StoreProxy:
         if self._origin_ns is None:
             return 0.0
         now_ns = round((time.time_ns() - self._origin_ns) / self._job.time_scale)
-        return self._job.scaled_s(sum(f.request_delay_ns(self._rank, now_ns) for f in self._faults.values()))
+        delay_ns = sum(fault.request_delay_ns(self._rank, now_ns) for fault in self._faults.values())
+        delay_ns += sum(
+            fault.drawn_delay_ns(self._rank, now_ns, self._draws[index]) for index, fault in self._faults.items()
+        )
+        return self._job.scaled_s(delay_ns)
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

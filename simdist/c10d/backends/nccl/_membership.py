@@ -271,6 +271,8 @@ class NcclMember(EndingMember):
             raise nccl_error("ncclInvalidUsage", problem, NcclPlace.NO_NETWORK)
         begin_ns = self._communicator.simulation.now_ns
         server, task = self._store.server, self._communicator.simulation.check()
+        if server.stopped and makers and self.rank() not in makers:
+            server.wait_for_answer(self._member.process)
         server.connected[task] = None
         try:
             made = self._communicator.connection(

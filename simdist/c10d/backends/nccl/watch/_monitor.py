@@ -92,11 +92,13 @@ def put(process: SimProcess, store: SimStore, key: str, value: bytes) -> None:
         DistNetworkError: the store is known to be gone.
     """
     store.require_server(process, "")
-    server = store.server
-    if not server.gone:  # what is sent when the server has just gone is lost without a word
-        name = store._name(key)
+    server, name = store.server, store._name(key)
+
+    def arrive() -> None:
         server.data[name] = value
         server.changed(name)
+
+    server.take(arrive)  # what is sent when the server has just gone is lost without a word
 
 
 def dump(group: NcclGroup, *, frames: bool | None = None, retried: bool = False) -> bool:
