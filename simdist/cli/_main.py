@@ -234,10 +234,10 @@ def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
 @click.option(
     "--strike",
     "strikes",
-    type=click.Choice(["rank", "host", "all", "swap", "lost", "sigterm"]),
+    type=click.Choice(["rank", "host", "all", "swap", "lost", "sigterm", "hang"]),
     multiple=True,
-    help="A rank dies, its host or all hosts lose power, hosts swap local disks, a host is lost, a rank gets SIGTERM; "
-    "may repeat.",
+    help="A rank dies, its host or all hosts lose power, hosts swap local disks, a host is lost, a rank gets SIGTERM "
+    "or hangs; may repeat.",
 )
 @click.option(
     "--outcomes", type=Count(least=1), default=4, show_default=True, help="States of the disk for each loss of power."

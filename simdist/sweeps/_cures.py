@@ -15,6 +15,7 @@ _NAMES = "os.fsync the folder after a file is made or renamed in it: until then 
 _STATE = "save all that the next step depends on, as it is at one step: optimizer, scaler, generators, sampler, step"
 _LOCAL = "let all ranks agree on a checkpoint before any loads it: a host may find another one's, or none"
 _NOTICE = "in a handler of SIGTERM only note it: save at the end of the step, and leave with another exit code than 0"
+_TIME_OUT = "let a time-out end the rank, so that the launcher starts all again: after it ranks are at different steps"
 _ORDER = "take away the old, and name the new one, only when all ranks have the new one on the disk"
 
 _EQUALITY = (
@@ -67,6 +68,8 @@ def _cure_of(failure: _Failure, moved: Mapping[str, str]) -> str:
         return _NAMES
     if failure.case.strike == "sigterm":
         return _NOTICE
+    if failure.case.strike == "hang":
+        return _TIME_OUT
     if problem in _EQUALITY:
         return _STATE
     return _ORDER if problem == "max_steps_lost" or "FileNotFoundError" in said else _WHOLE

@@ -1,4 +1,6 @@
-"""The moments of a run at which a crash could strike, and the crashes to try at each. A SIGTERM counts as one.
+"""The moments of a run at which a crash could strike, and the crashes to try at each.
+
+A SIGTERM counts as one, and so does a rank that hangs.
 
 A run is watched from the bus, before any effect. A point is named as a fault's trigger names it: the rank, what it is
 about to do, and the how-manieth of its kind that is in the rank's first life. So a crash at it is an ordinary fault,
@@ -16,7 +18,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from simdist.c10d import OperationCalled, StoreRequested
-from simdist.faults import Crash, Fault, HostCrash, Signal
+from simdist.faults import Crash, Fault, Hang, HostCrash, Signal
 from simdist.files import StorageCalled, present_disks
 from simdist.frames import is_ours, user_frame
 from simdist.kernel import PASS, Bus, Verdict
@@ -25,10 +27,11 @@ from simdist.sweeps._images import Found, outcomes_of
 
 __all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
 
-Strike = Literal["rank", "host", "all", "swap", "lost", "sigterm"]
-STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost", "sigterm")
-_RANKS: tuple[Strike, ...] = ("rank", "sigterm")  # strike one rank, and leave its host alone
+Strike = Literal["rank", "host", "all", "swap", "lost", "sigterm", "hang"]
+STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost", "sigterm", "hang")
+_RANKS: tuple[Strike, ...] = ("rank", "sigterm", "hang")  # strike one rank, and leave its host alone
 DOWN_NS = 1_000_000_000
+HANG_NS = 7_200_000_000_000  # longer than the time-outs that torch has by default
 _STANDARD = tuple(f"{Path(os.__file__).parent}/{name}" for name in (*sys.stdlib_module_names,))
 _KEY = 60  # characters of a store's key that are shown
 
@@ -112,6 +115,8 @@ class Case:
             return Crash(**fields)
         if self.strike == "sigterm":
             return Signal(**fields, signal="SIGTERM")
+        if self.strike == "hang":
+            return Hang(**fields, duration_ns=HANG_NS)
         if self.strike == "lost":
             return HostCrash(**fields, outcome=0)
         if self.strike == "swap":
@@ -140,6 +145,7 @@ class Case:
         who = {
             "rank": f"rank {point.rank} died",
             "sigterm": f"rank {point.rank} got SIGTERM",
+            "hang": f"rank {point.rank} hung for 2 h",
             "host": f"the host of rank {point.rank} lost power",
             "lost": f"the host of rank {point.rank} was lost for good",
             "swap": "all hosts were shut down and came back with each other's disks,",
@@ -273,6 +279,11 @@ def cases_of(
             cases += [Case(point, strike, first=first) for strike in ones]
         else:
             merged += len(ones)
+        if "hang" in strikes:
+            if point.new:
+                cases.append(Case(point, "hang", first=first))
+            else:
+                merged += 1
         if "rank" in strikes and point.kind == "storage" and point.name == "write":
             cases.append(Case(point, "rank", "during", first=first))
         if "sigterm" in strikes:

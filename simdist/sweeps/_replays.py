@@ -32,7 +32,7 @@ def test_{function}() -> None:
 _SWEEP = '''"""A crash that {name} does not survive, found by `simdist.sweep`. It passes once that is mended."""
 
 import simdist
-from simdist.faults import Crash, HostCrash, Signal
+from simdist.faults import Crash, Hang, HostCrash, Signal
 from {module} import {top}
 
 

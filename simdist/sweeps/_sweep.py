@@ -43,7 +43,7 @@ def swept(
     if tries.strikes is None:
         tries = replace(tries, strikes=STRIKES[: 4 if program.has_local_disks else 3])
     strikes = tries.strikes or ()
-    if not program.has_disk and "rank" not in strikes and "sigterm" not in strikes:
+    if not program.has_disk and not {"rank", "sigterm", "hang"}.intersection(strikes):
         raise ArgumentError("a sweep", ["a host that loses power loses nothing without a disk; mount one"])
     if "swap" in strikes and not program.has_local_disks:
         raise ArgumentError("a sweep", ["no host has a disk of its own that could be swapped; mount local ones"])

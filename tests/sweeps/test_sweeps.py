@@ -17,7 +17,7 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import make
 from simdist.errors import ArgumentError
-from simdist.faults import Crash, HostCrash, Signal
+from simdist.faults import Crash, Hang, HostCrash, Signal
 from simdist.programs import FunctionProgram
 from simdist.sweeps import STRIKES, CameBack, Crashes, SweepReport, Tries, swept
 from tests.sweeps.isolated_programs import count, in_parts, number
@@ -543,3 +543,41 @@ def test_a_second_sigterm_strikes_the_recovery() -> None:
     seconds = [case for case in report.cases if case.first is not None]
     assert seconds
     assert all(fault == Signal(rank=0, **case.point.trigger, life=1) for case in seconds for fault in [case.fault])
+
+
+def adding(*, swallows: bool) -> list[float]:
+    """Add up what all ranks have; a time-out ends it, or is noted and forgotten."""
+    dist.init_process_group("gloo")
+    total = torch.zeros(1)
+    for step in range(2):
+        simdist.step(step)
+        part = torch.full((1,), step + 1.0)
+        try:
+            dist.all_reduce(part)
+        except RuntimeError:
+            if not swallows:
+                raise
+            break
+        total += part
+    return total.tolist()
+
+
+def hangs(*, swallows: bool) -> SweepReport:
+    return simdist.sweep(adding, world_size=2, args=(), kwargs={"swallows": swallows}, strikes=["hang"], max_restarts=1)
+
+
+def test_a_hang_at_every_moment_finds_a_time_out_that_is_swallowed() -> None:
+    report = hangs(swallows=True)
+
+    assert not report.ok
+    assert {case.fault for case in report.cases} >= {Hang(rank=1, at_step=1, duration_ns=7_200 * 10**9)}
+    assert all("hung for 2 h" in failure.case.words for failure in report.failures)
+    assert "rank 0 differs at [0]: 0.0 and 6.0 undisturbed" in str(report)
+    assert "let a time-out end the rank" in str(report)
+
+
+def test_a_time_out_that_ends_the_program_is_survived_and_a_hang_that_nobody_waits_for_too() -> None:
+    report = hangs(swallows=False)
+
+    assert report.ok
+    assert {(case.point.rank, case.point.call) for case in report.cases} >= {(0, "step 1"), (1, "step 1")}
