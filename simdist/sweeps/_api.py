@@ -87,8 +87,8 @@ def sweep(
             ("lost"; then nothing is held against the undisturbed run), or a rank gets SIGTERM, as from a scheduler that
             takes its machine away ("sigterm": its handler runs, if it has one, and it dies without), or a rank hangs
             for two hours of virtual time, and the time-outs of the ranks that wait for it run out ("hang"). A rank
-            whose handler leaves with exit code 0 is done, as for torchrun, and is not started again. None: the first
-            four, as far as they can be.
+            whose handler exits with code 0 is done, as for torchrun, and is not started again. None: the first four,
+            as far as they can be.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it a second time, at each moment of the recovery.
