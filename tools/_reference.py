@@ -182,11 +182,14 @@ FIELDS: Mapping[str, str] = {
     "delay_ns": "How much later, in nanoseconds.",
     "jitter": "Up to how much later in addition, drawn anew each time; all times are alike.",
     "jitter_ns": "Up to how much later in addition, in nanoseconds, drawn anew each time; all times are alike.",
-    "tail": "The share of operations, from 0 to 1, that take `tail_ns` longer.",
-    "tail_ns": "How much later those in the tail are, in nanoseconds.",
+    "tail_share": "The share, from 0 to 1, of what takes `tail_ns` longer; drawn.",
+    "tail": "How much longer those in the tail take in addition.",
+    "tail_ns": "How much longer those in the tail take in addition, in nanoseconds.",
     "offset": "By how much the clock is ahead (negative: behind).",
     "offset_ns": "By how much the clock is ahead (negative: behind), in nanoseconds.",
     "drift_ppm": "How many microseconds the clock gains per second (negative: loses).",
+    "share": "The share of packets that are lost, from 0 to 1; drawn.",
+    "bandwidth": 'How many bytes per second still pass; a text such as "1MB/s" in a file.',
     "start": "When it begins; default: at once.",
     "start_ns": "When it begins, in nanoseconds.",
     "until": "When it ends; default: never.",
@@ -194,12 +197,20 @@ FIELDS: Mapping[str, str] = {
     "src": "The rank that sends.",
     "dst": "The rank that receives.",
     "groups": "The groups of ranks between which no message passes.",
+    "one_way": "Whether only what goes from the first group to the others does not pass.",
+    "up": "For how long, at the end of each period, the network is whole.",
+    "up_ns": "For how long, at the end of each period, the network is whole, in nanoseconds.",
+    "host": "Whether all ranks of its host are meant, and not the rank alone.",
     "stalls": "Whether the disk hangs instead of being slow.",
     "free_bytes": "How many bytes are still free.",
     "path": "The file, relative to the disk.",
     "both_ways": "Whether messages in the other direction are meant, too.",
     "byte": "Which byte.",
     "bit": "Which bit of the byte.",
+}
+# Where a field means something else in one kind: by the kind and the field's name in Python.
+OWN_FIELDS: Mapping[tuple[str, str], str] = {
+    ("partition", "period_ns"): "The network splits and heals in turn, once in this time, in nanoseconds.",
 }
 REAL: Mapping[str, str] = {
     "crash": "the same signal or exit code",
@@ -209,7 +220,10 @@ REAL: Mapping[str, str] = {
     "raise": "the same exception",
     "slow_rank": "a sleep before each operation",
     "link_delay": "a switch between network namespaces: Linux, root, TUN devices, Gloo, one machine",
-    "partition": "a switch between network namespaces: Linux, root, TUN devices, Gloo, one machine",
+    "link_loss": "a switch between network namespaces loses packets: Linux, root, TUN devices, Gloo, one machine",
+    "link_slow": "a switch between network namespaces with slow links: Linux, root, TUN devices, Gloo, one machine",
+    "partition": "a switch between network namespaces: Linux, root, TUN devices, Gloo, one machine; not one way",
+    "isolate": "a switch between network namespaces: Linux, root, TUN devices, Gloo, one machine; not a host",
     "hold": "a switch between network namespaces; both directions only",
     "store_delay": "a proxy in front of the store; not with restarts",
     "store_lost": "a proxy in front of the store; not with restarts",
@@ -436,10 +450,11 @@ def _faults() -> str:
         rows.append(f"\n## {word}\n\n`simdist.faults.{kind.__name__}`. {_markdown(inspect.getdoc(kind))}\n\n")
         rows.append(f"On real processes: {REAL[word]}.\n\n")
         fields = {name: field.default for name, field in fields_of(kind).items()}
-        shared = [f"`{file_key(name)}`" for name, default in fields.items() if common.get(name, fields) == default]
-        own = {name: default for name, default in fields.items() if common.get(name, fields) != default}
+        alone = {name for name in fields if common.get(name, fields) != fields[name] or (word, name) in OWN_FIELDS}
+        shared = [f"`{file_key(name)}`" for name in fields if name not in alone]
+        own = {name: default for name, default in fields.items() if name in alone}
         if own:
-            rows.append(_FIELD_TITLES + "".join(_field_row(*field) for field in own.items()) + "\n")
+            rows.append(_FIELD_TITLES + "".join(_field_row(*field, word) for field in own.items()) + "\n")
         rows.append(f"Also, as above: {', '.join(shared)}.\n")
     return "".join(rows)
 
@@ -447,11 +462,12 @@ def _faults() -> str:
 _FIELD_TITLES = "| in a file | in Python | meaning | default |\n|---|---|---|---|\n"
 
 
-def _field_row(name: str, default: object) -> str:
+def _field_row(name: str, default: object, kind: str = "") -> str:
     from simdist.faults import file_key
 
     said = "required" if default is ... else f"`{default!r}`"
-    return f"| `{file_key(name)}` | `{name}` | {FIELDS[name]} | {said} |\n"
+    meaning = OWN_FIELDS.get((kind, name), FIELDS[name])
+    return f"| `{file_key(name)}` | `{name}` | {meaning} | {said} |\n"
 
 
 def _common_fields() -> dict[str, object]:

@@ -18,7 +18,7 @@ from simdist.cluster._host import Host, Resident
 from simdist.cluster._jitter import Jitter
 from simdist.cluster._links import Path
 from simdist.cluster._nccl import NcclModel
-from simdist.cluster._network import Clock, Condition, Network
+from simdist.cluster._network import Clock, Condition, Drawn, Network
 from simdist.cluster._pace import Pace
 from simdist.cluster._topologies import TOPOLOGIES, Topology, fat_tree, make, one_host, rail_optimised, switched
 from simdist.cluster._topologies import problems_of as topology_problems
@@ -32,6 +32,7 @@ __all__ = [
     "Condition",
     "DeviceModel",
     "DeviceModelSpec",
+    "Drawn",
     "Flow",
     "Host",
     "Jitter",

@@ -9,10 +9,19 @@ from typing import Any, Protocol
 from simdist.cluster._flows import Flow, Load
 from simdist.cluster._graph import Cluster
 from simdist.cluster._links import Links, Path, shares
-from simdist.cluster._pace import Pace
+from simdist.cluster._pace import Pace, ends_ns
 from simdist.cluster._wires import Wires
 
-__all__ = ["Clock", "Condition", "Network"]
+__all__ = ["Clock", "Condition", "Drawn", "Network"]
+
+
+Drawn = Callable[[int, int | None], int]
+"""How much longer a message takes that leaves at a moment, the first number, under a condition that ends at the second
+(None: never). It may be asked any number of times, and always says the same."""
+
+# A message that finds the network closed again at so many openings in a row never gets through: cuts that open and
+# close in turn need not ever be open at once.
+_MOST_OPENINGS = 10_000
 
 
 class Clock(Protocol):
@@ -32,6 +41,16 @@ class _Delay:
     delay_ns: int
     start_ns: int
     until_ns: int | None
+    drawn_ns: Drawn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    source: int
+    target: int
+    bandwidth: int  # bytes per second
+    start_ns: int
+    until_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +58,21 @@ class _Cut:
     side: dict[int, int]  # rank -> which side it is on; ranks on none reach everyone
     start_ns: int
     until_ns: int | None
+    one_way: bool = False  # only what leaves the first side is cut off
+    period_ns: int = 0  # closed, then open for the last `up_ns` of each period; 0: closed all the time
+    up_ns: int = 0
 
     def blocks(self, source: int, target: int) -> bool:
-        return source in self.side and target in self.side and self.side[source] != self.side[target]
+        side = self.side
+        if source not in side or target not in side or side[source] == side[target]:
+            return False
+        return not self.one_way or side[source] == 0
+
+    def closed_until_ns(self, now_ns: int) -> int | None:
+        if not self.period_ns:
+            return self.until_ns
+        end_ns = now_ns + self.period_ns - self.up_ns - (now_ns - self.start_ns) % self.period_ns
+        return end_ns if self.until_ns is None else min(end_ns, self.until_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +85,20 @@ class _Hold:
     def blocks(self, source: int, target: int) -> bool:
         return source == self.source and target == self.target
 
+    def closed_until_ns(self, now_ns: int) -> int | None:
+        return self.until_ns
+
 
 class Condition:
     """One condition on a network, for `Network.lift`."""
 
     __slots__ = ("_what",)
 
-    def __init__(self, what: _Delay | _Cut | _Hold) -> None:
+    def __init__(self, what: _Delay | _Limit | _Cut | _Hold) -> None:
         self._what = what
 
 
-def _active(condition: _Delay | _Cut | _Hold, now_ns: int) -> bool:
+def _active(condition: _Delay | _Limit | _Cut | _Hold, now_ns: int) -> bool:
     return condition.start_ns <= now_ns and (condition.until_ns is None or now_ns < condition.until_ns)
 
 
@@ -90,6 +124,7 @@ class Network:
         self._timer: Any = None  # of the next change
         self._timer_ns: int | None = None
         self._delays: list[_Delay] = []
+        self._limits: list[_Limit] = []
         self._barriers: list[_Cut | _Hold] = []
         # True once any condition was added: closed forms no longer tell the whole story. Hot: so a plain attribute.
         self.disturbed = False
@@ -195,37 +230,104 @@ class Network:
         for delay in self._delays:
             if delay.source == source and delay.target == target and _active(delay, now_ns):
                 latency_ns += delay.delay_ns
+                if delay.drawn_ns is not None:
+                    latency_ns += delay.drawn_ns(now_ns, delay.until_ns)
         return latency_ns
 
     def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
         """When a message that leaves now gets through: now, the end of a partition or hold, or None for never."""
         moment = now_ns
-        for _ in range(len(self._barriers) + 1):
-            blocking = [each for each in self._barriers if _active(each, moment) and each.blocks(source, target)]
-            if not blocking:
+        for _ in range(_MOST_OPENINGS):
+            opens_ns = moment
+            for barrier in self._barriers:
+                if _active(barrier, moment) and barrier.blocks(source, target):
+                    end_ns = barrier.closed_until_ns(moment)
+                    if end_ns is None:
+                        return None
+                    opens_ns = max(opens_ns, end_ns)
+            if opens_ns == moment:
                 return moment
-            ends = [barrier.until_ns for barrier in blocking]
-            if None in ends:
-                return None
-            moment = max(end for end in ends if end is not None)
-        return moment
+            moment = opens_ns
+        return None
+
+    @property
+    def has_limits(self) -> bool:
+        """True if the bandwidth between two ranks was ever limited."""
+        return bool(self._limits)
+
+    def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
+        """When so many bytes are through that leave from `start_ns` on, and take until `end_ns` without a limit."""
+        limits = [each for each in self._limits if each.source == source and each.target == target]
+        if not limits or not size_bytes:
+            return end_ns
+        moments = {moment for each in limits for moment in (each.start_ns, each.until_ns) if moment is not None}
+        full = 1 / self.path(source, target).byte_ns
+        moment, left = start_ns, float(size_bytes)
+        for change_ns in sorted(each for each in moments if each > start_ns):
+            rate = self._rate(limits, moment, full)
+            if moment + left / rate <= change_ns:
+                break
+            left -= (change_ns - moment) * rate
+            moment = change_ns
+        return max(end_ns, ends_ns(moment, left, self._rate(limits, moment, full)))
+
+    def _rate(self, limits: Iterable[_Limit], now_ns: int, full: float) -> float:
+        """Bytes per nanosecond that get through now."""
+        return min([full, *(each.bandwidth / 1e9 for each in limits if _active(each, now_ns))])
 
     def disturbed_after(self, now_ns: int) -> bool:
         """True if a condition that is known lasts beyond this moment."""
-        return any(each.until_ns is None or each.until_ns > now_ns for each in (*self._barriers, *self._delays))
+        return any(
+            each.until_ns is None or each.until_ns > now_ns for each in (*self._barriers, *self._delays, *self._limits)
+        )
+
+    def varies(self, source: int, target: int) -> bool:
+        """True if a part of the latency of messages between the two is drawn, now or at another time."""
+        return any(d.source == source and d.target == target and d.drawn_ns is not None for d in self._delays)
 
     def delay(
-        self, source: int, target: int, delay_ns: int, *, start_ns: int = 0, until_ns: int | None = None
+        self,
+        source: int,
+        target: int,
+        delay_ns: int,
+        *,
+        start_ns: int = 0,
+        until_ns: int | None = None,
+        drawn_ns: Drawn | None = None,
     ) -> Condition:
-        """Make messages from `source` to `target` take `delay_ns` longer while the condition lasts."""
-        delay = _Delay(source, target, delay_ns, start_ns, until_ns)
+        """Make messages from `source` to `target` take `delay_ns` longer while the condition lasts, and what is drawn.
+
+        The caller that sends several messages from one rank to another keeps them in order.
+        """
+        delay = _Delay(source, target, delay_ns, start_ns, until_ns, drawn_ns)
         self._delays.append(delay)
         return self._added(delay)
 
-    def cut(self, groups: Iterable[Iterable[int]], *, start_ns: int = 0, until_ns: int | None = None) -> Condition:
-        """Let nothing pass between ranks of different `groups` while the condition lasts."""
+    def limit(
+        self, source: int, target: int, bandwidth: int, *, start_ns: int = 0, until_ns: int | None = None
+    ) -> Condition:
+        """Let no more than `bandwidth` bytes per second pass from `source` to `target` while the condition lasts."""
+        limit = _Limit(source, target, bandwidth, start_ns, until_ns)
+        self._limits.append(limit)
+        return self._added(limit)
+
+    def cut(
+        self,
+        groups: Iterable[Iterable[int]],
+        *,
+        start_ns: int = 0,
+        until_ns: int | None = None,
+        one_way: bool = False,
+        period_ns: int = 0,
+        up_ns: int = 0,
+    ) -> Condition:
+        """Let nothing pass between ranks of different `groups` while the condition lasts.
+
+        If it is `one_way`, only what goes from the first group to the others does not pass. With a period it is closed
+        at first, and open for the last `up_ns` of each period.
+        """
         side = {rank: index for index, group in enumerate(groups) for rank in group}
-        cut = _Cut(side, start_ns, until_ns)
+        cut = _Cut(side, start_ns, until_ns, one_way, period_ns, up_ns)
         self._barriers.append(cut)
         return self._added(cut)
 
@@ -244,12 +346,16 @@ class Network:
         if old.until_ns is not None and old.until_ns <= now_ns:
             return
         new: Any = replace(old, until_ns=now_ns)
-        conditions: list[Any] = self._delays if isinstance(old, _Delay) else self._barriers
+        conditions: list[Any] = self._barriers
+        if isinstance(old, _Delay):
+            conditions = self._delays
+        elif isinstance(old, _Limit):
+            conditions = self._limits
         conditions[next(index for index, each in enumerate(conditions) if each is old)] = new
         condition._what = new
         self._tell()
 
-    def _added(self, what: _Delay | _Cut | _Hold) -> Condition:
+    def _added(self, what: _Delay | _Limit | _Cut | _Hold) -> Condition:
         self.disturbed = True
         self._tell()
         return Condition(what)

@@ -1,8 +1,9 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
-A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `LinkDelay`, `Partition`, `Hold`,
-`StoreDelay`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`,
-`ClockSkew`, `StoreAway`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`,
+A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `ClockSkew`, `LinkDelay`, `LinkLoss`,
+`LinkSlow`, `Partition`, `Isolate`, `Hold`, `StoreDelay`, `StoreAway`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`,
+`DiskFull`, `BitRot`, `LostSync`, `BitFlip`, or one of the user's, from the bases `RankFault`, `OperationDelay`,
+`LinkFault`, `StoreFault`,
 `DiskFault` and `Fault`.
 Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
 problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
-from simdist.faults._draws import draws_for
+from simdist.faults._draws import draws_for, numbers_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
 from simdist.faults._fields import OFFSET, OPERATION, RANK, SHARE, fields_of, file_key, ranks_in
 from simdist.faults._kinds import KINDS
@@ -40,7 +41,10 @@ from simdist.faults.kinds._hang import Hang
 from simdist.faults.kinds._hold import Hold
 from simdist.faults.kinds._host_crash import HostCrash
 from simdist.faults.kinds._io_error import IoError
+from simdist.faults.kinds._isolate import Isolate
 from simdist.faults.kinds._link_delay import LinkDelay
+from simdist.faults.kinds._link_loss import LinkLoss
+from simdist.faults.kinds._link_slow import LinkSlow
 from simdist.faults.kinds._lost_sync import LostSync
 from simdist.faults.kinds._partition import Partition
 from simdist.faults.kinds._raise import Raise
@@ -76,10 +80,13 @@ __all__ = [
     "HostCrash",
     "Injector",
     "IoError",
+    "Isolate",
     "LastingFault",
     "LinkDelay",
     "LinkEffect",
     "LinkFault",
+    "LinkLoss",
+    "LinkSlow",
     "LostSync",
     "Machine",
     "OperationDelay",
@@ -106,6 +113,7 @@ __all__ = [
     "effects_of",
     "fields_of",
     "file_key",
+    "numbers_for",
     "operations_of",
     "problems_among",
     "problems_of",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import RANK, TRUTH
-from simdist.faults._link_fault import LinkEffect, LinkFault
+from simdist.faults._link_fault import LinkEffect, LinkFault, lay_between
 from simdist.faults._stage import Stage
 
 __all__ = ["FaultBetween"]
@@ -40,10 +40,5 @@ class FaultBetween(LinkFault):
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Lay it on its one or two directions."""
-        span: dict[str, Any] = {"start_ns": start_ns, "until_ns": until_ns}
-        effect = self.effect()
         for src, dst in self.ways():
-            if effect.held:
-                stage.keep(stage.network.hold(src, dst, **span))
-            else:
-                stage.keep(stage.network.delay(src, dst, effect.delay_ns, **span))
+            lay_between(stage, src, dst, self.effect(), start_ns, until_ns)

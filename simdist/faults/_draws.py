@@ -1,13 +1,18 @@
-"""The numbers that a fault draws: those of its own stream, the same in a simulation and on real processes."""
+"""The numbers that a fault draws, the same in a simulation and on real processes.
+
+What comes to its moments once and in order, a trigger or the operations of a rank, draws from a stream. A rule on the
+network is asked any number of times, about any moment: its numbers are a hash of what it is asked about.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from simdist.faults._fault import Fault
 
-__all__ = ["draws_for", "uniform_ns"]
+__all__ = ["draws_for", "numbers_for", "uniform_ns"]
 
 
 def draws_for(
@@ -26,10 +31,8 @@ def draws_for(
         if not made:
             from simdist.kernel import stream
 
-            words = repr(fault)
-            alike = sum(repr(each) == words for each in earlier)
             whose = "" if rank is None else f", rank {rank}"
-            made.append(stream(seed, f"{words}, {alike} like it before, life {life}{whose}"))
+            made.append(stream(seed, f"{_words(fault, earlier)}, life {life}{whose}"))
         return float(made[0].random())
 
     return draw
@@ -38,3 +41,22 @@ def draws_for(
 def uniform_ns(most_ns: int, draw: Callable[[], float]) -> int:
     """A time from 0 to `most_ns`, all alike, by the next number that is drawn."""
     return int(draw() * (most_ns + 1))
+
+
+def numbers_for(fault: Fault, earlier: Sequence[Fault], *, seed: int) -> Callable[..., float]:
+    """A number from 0 to 1 for each few words and numbers, the same for the same fault in a run with `seed`.
+
+    As with streams, other faults come and go without a change to them, and equal faults have different ones.
+    """
+    key = hashlib.blake2b(f"{seed} {_words(fault, earlier)}".encode(), digest_size=32).digest()
+
+    def number(*words: str | int) -> float:
+        found = hashlib.blake2b(repr(words).encode(), digest_size=8, key=key).digest()
+        return (int.from_bytes(found, "big") >> 11) / (1 << 53)
+
+    return number
+
+
+def _words(fault: Fault, earlier: Sequence[Fault]) -> str:
+    words = repr(fault)
+    return f"{words}, {sum(repr(each) == words for each in earlier)} like it before"

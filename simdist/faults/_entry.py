@@ -43,6 +43,7 @@ class Entry:
     conditions: list[Condition] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)  # that it has brought down
     draws: dict[tuple[int, int], Callable[[], float]] = field(default_factory=dict)  # by life and rank
+    _numbers: Callable[..., float] | None = None  # made when it first draws one
 
     @property
     def now_ns(self) -> int:
@@ -112,6 +113,11 @@ class Entry:
         if found is None:
             found = self.draws[key] = self.injector.draws_for(self, rank)
         return found()
+
+    def number(self, *words: str | int) -> float:
+        if self._numbers is None:
+            self._numbers = self.injector.numbers_for(self)
+        return self._numbers(*words)
 
     def keep(self, condition: Condition) -> None:
         self.conditions.append(condition)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.cluster import Host, Network
-from simdist.faults._draws import draws_for
+from simdist.faults._draws import draws_for, numbers_for
 from simdist.faults._entry import Entry, Lateness, SimulatedRank
 from simdist.faults._fault import Fault
 from simdist.faults._operations import STORE
@@ -116,6 +116,11 @@ class Injector:
     def faults(self) -> tuple[Fault, ...]:
         """All faults of the run, in the order in which they came in."""
         return tuple(entry.fault for entry in self._entries)
+
+    def numbers_for(self, entry: Entry) -> Callable[..., float]:
+        """What a fault of the run draws, by words."""
+        earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
+        return numbers_for(entry.fault, earlier, seed=self._seed)
 
     def account(self) -> tuple[FaultResult, ...]:
         """What became of each fault, in the order in which they came in."""

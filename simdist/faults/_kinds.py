@@ -15,7 +15,10 @@ from simdist.faults.kinds._hang import Hang
 from simdist.faults.kinds._hold import Hold
 from simdist.faults.kinds._host_crash import HostCrash
 from simdist.faults.kinds._io_error import IoError
+from simdist.faults.kinds._isolate import Isolate
 from simdist.faults.kinds._link_delay import LinkDelay
+from simdist.faults.kinds._link_loss import LinkLoss
+from simdist.faults.kinds._link_slow import LinkSlow
 from simdist.faults.kinds._lost_sync import LostSync
 from simdist.faults.kinds._partition import Partition
 from simdist.faults.kinds._raise import Raise
@@ -30,8 +33,8 @@ from simdist.faults.kinds._store_lost import StoreLost
 __all__ = ["KINDS"]
 
 _CLASSES = (
-    *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, ClockSkew, LinkDelay, Partition, Hold),
-    *(StoreDelay, StoreAway, StoreLost),
+    *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, ClockSkew),
+    *(LinkDelay, LinkLoss, LinkSlow, Partition, Isolate, Hold, StoreDelay, StoreAway, StoreLost),
     *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

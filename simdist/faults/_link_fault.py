@@ -10,26 +10,69 @@ rules is never asked, so that what goes well stays one flow with one timer.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from simdist.faults._fault import Machine
 from simdist.faults._lasting import LastingFault
 from simdist.faults._stage import Stage
+from simdist.values import LONGEST_NS
 
-__all__ = ["LinkEffect", "LinkFault"]
+__all__ = ["LinkEffect", "LinkFault", "lay_between"]
+
+
+# How long Linux waits for an acknowledgement before it sends again what it sent on a fast link, and at most
+# (include/net/tcp.h: TCP_RTO_MIN, TCP_RTO_MAX). It waits twice as long each time.
+_FIRST_WAIT_NS, _LONGEST_WAIT_NS = 200_000_000, 120_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEffect:
     """What a fault does to messages from one rank to another: they take longer, are held until its end, or don't pass.
 
-    In a simulation what does not pass waits for the end, as TCP sends again; on a real machine the packet is lost.
+    Each takes `delay_ns` longer, up to `jitter_ns` more, which is drawn, and `tail_ns` more if it is among a share of
+    `tail_share`, which is drawn, too. None overtakes another. In a simulation what does not pass waits for the end, as
+    TCP sends again; on a real machine the packet is lost. A share of `lost` of the packets is lost on both, which is
+    drawn; in a simulation a message is one packet, and arrives by a retransmission. No more than `bandwidth` bytes per
+    second pass; 0 is no limit.
     """
 
     delay_ns: int = 0
     held: bool = False
     blocked: bool = False
+    jitter_ns: int = 0
+    tail_share: float = 0.0
+    tail_ns: int = 0
+    lost: float = 0.0
+    bandwidth: int = 0
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if something of it is drawn for each message."""
+        return bool(self.jitter_ns or (self.tail_share and self.tail_ns) or self.lost)
+
+    def longer_ns(self, draw: Callable[..., float], src: int, dst: int, now_ns: int) -> int:
+        """How much longer a packet takes that leaves now, beside `delay_ns`; `draw` gives a number for words."""
+        extra_ns = int(draw("jitter", src, dst, now_ns) * (self.jitter_ns + 1)) if self.jitter_ns else 0
+        if self.tail_share and self.tail_ns and draw("tail", src, dst, now_ns) < self.tail_share:
+            extra_ns += self.tail_ns
+        return extra_ns
+
+    def loses(self, draw: Callable[..., float], src: int, dst: int, now_ns: int) -> bool:
+        """True if a packet that leaves now is lost."""
+        return bool(self.lost) and draw("lost", src, dst, now_ns) < self.lost
+
+    def sent_again_ns(self, draw: Callable[..., float], src: int, dst: int, now_ns: int, until_ns: int | None) -> int:
+        """How long after now a message leaves for the last time, if this lasts until then; 0 if it is not lost."""
+        moment, wait_ns = now_ns, _FIRST_WAIT_NS
+        while (until_ns is None or moment < until_ns) and self.loses(draw, src, dst, moment):
+            if moment - now_ns > LONGEST_NS:
+                break  # nobody waits for so long
+            moment += wait_ns
+            wait_ns = min(2 * wait_ns, _LONGEST_WAIT_NS)
+        return moment - now_ns
 
 
 class LinkFault(LastingFault):
@@ -53,16 +96,11 @@ class LinkFault(LastingFault):
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Lay it on the network, pair by pair."""
         ranks = range(stage.world_size)
-        span: dict[str, Any] = {"start_ns": start_ns, "until_ns": until_ns}
         for src in ranks:
             for dst in ranks:
                 effect = self.effect_on(src, dst) if src != dst else None
-                if effect is None:
-                    continue
-                if effect.delay_ns:
-                    stage.keep(stage.network.delay(src, dst, effect.delay_ns, **span))
-                if effect.held or effect.blocked:
-                    stage.keep(stage.network.hold(src, dst, **span))
+                if effect is not None:
+                    lay_between(stage, src, dst, effect, start_ns, until_ns)
 
     @property
     def target(self) -> None:
@@ -82,3 +120,25 @@ class LinkFault(LastingFault):
             return "link faults strike links between ranks on one machine"
         missing = machine.no_network()
         return f"link faults need root, network namespaces and TUN devices: {missing}" if missing else ""
+
+
+def lay_between(stage: Stage, src: int, dst: int, effect: LinkEffect, start_ns: int, until_ns: int | None) -> None:
+    """Lay an effect on the messages from one rank to another."""
+    span: dict[str, Any] = {"start_ns": start_ns, "until_ns": until_ns}
+    endless = until_ns is None and effect.lost >= 1
+    if effect.held or effect.blocked or endless:
+        stage.keep(stage.network.hold(src, dst, **span))
+    if effect.bandwidth:
+        stage.keep(stage.network.limit(src, dst, effect.bandwidth, **span))
+    if effect.is_drawn and not endless:
+        drawn_ns = functools.partial(_drawn_ns, effect, stage.number, src, dst)
+        stage.keep(stage.network.delay(src, dst, effect.delay_ns, drawn_ns=drawn_ns, **span))
+    elif effect.delay_ns:
+        stage.keep(stage.network.delay(src, dst, effect.delay_ns, **span))
+
+
+def _drawn_ns(
+    effect: LinkEffect, draw: Callable[..., float], src: int, dst: int, now_ns: int, until_ns: int | None
+) -> int:
+    again_ns = effect.sent_again_ns(draw, src, dst, now_ns, until_ns)
+    return again_ns + effect.longer_ns(draw, src, dst, now_ns + again_ns)

@@ -97,6 +97,10 @@ class Stage(Protocol):
         """The next number from 0 to 1 of the fault's own stream for a rank in the present life, drawn from the seed."""
         ...
 
+    def number(self, *words: str | int) -> float:
+        """A number from 0 to 1: always the same for the same words, the same fault and the run's seed."""
+        ...
+
     def keep(self, condition: Condition) -> None:
         """The fault has laid this on the network; it ends when the fault is lifted."""
         ...

@@ -17,7 +17,7 @@ from typing import Any
 from simdist.faults import KINDS, OFFSET, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
 from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
-from simdist.values import Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
+from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
 __all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "drawn_plan", "families_of", "fitting_fault", "leaves_one"]
 __all__ += ["plan_of_faults"]
@@ -28,9 +28,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "hang": ("hang",),
     "signal": ("signal",),
     "exception": ("raise",),
-    "slow": ("slow_rank", "link_delay", "store_delay", "slow_disk"),
+    "slow": ("slow_rank", "link_delay", "link_loss", "link_slow", "store_delay", "slow_disk"),
     "clock": ("clock_skew",),
-    "network": ("partition", "hold"),
+    "network": ("partition", "isolate", "hold"),
     "store": ("store_lost", "store_away"),
     "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
     "corruption": ("bit_flip", "bit_rot"),
@@ -42,6 +42,8 @@ CORRUPTING = FAMILIES["corruption"]
 _MOST = 4  # faults of a plan
 _TURNS = 12  # in which a fault is drawn that fits
 _SHORTEST_NS, _LONGEST_NS = 1_000, 10_000_000_000
+_LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1_000, 1_000_000_000
+_LEAST_SHARE, _MOST_SHARE = 0.001, 0.5
 _SIDES = ("before", "during", "after")
 _ERRORS = ("RuntimeError", "DistBackendError", "OSError")
 _TIMES = ("at_ns", "at_step", "at_point", "op", "nth", "every", "period_ns", "probability", "life")
@@ -162,6 +164,12 @@ def _values(source: random.Random, kind: type[Fault], facts: Facts, victims: Seq
             values[name] = start_ns + _duration(source)
         elif name == "at_ns":
             values[name] = start_ns
+        elif name == "period_ns" and "up_ns" in fields:
+            if source.random() < 0.5:
+                values[name] = max(2, _duration(source))
+                values["up_ns"] = source.randint(1, values[name] - 1)
+        elif name == "up_ns":
+            continue
         elif name == "dst":
             values[name] = source.choice(others)
         elif name == "error" and kind.kind == "raise":
@@ -186,6 +194,10 @@ def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Fac
     inner = spec.spec if isinstance(spec, Maybe) else spec
     if isinstance(inner, Duration):
         return _duration(source)
+    if isinstance(inner, Bandwidth):
+        return int(_LEAST_BANDWIDTH * (_MOST_BANDWIDTH / _LEAST_BANDWIDTH) ** source.random())
+    if inner == SHARE:
+        return _share(source)
     if isinstance(inner, Truth):
         return source.random() < 0.5
     if inner == OFFSET:
@@ -200,6 +212,11 @@ def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Fac
     if isinstance(inner, Whole) and not isinstance(spec, Maybe) and inner.most is not None and inner.most < 100:
         return source.randint(inner.least or 0, inner.most)
     return ...
+
+
+def _share(source: random.Random) -> float:
+    share: float = _LEAST_SHARE * (_MOST_SHARE / _LEAST_SHARE) ** source.random()
+    return round(share, 4)
 
 
 def _duration(source: random.Random) -> int:

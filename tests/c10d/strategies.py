@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from simdist.c10d.backends.gloo import _schedules as _programs
 from simdist.c10d.engine import Program
 
-__all__ = ["Case", "FakeCosts", "cases", "costs", "store_steps"]
+__all__ = ["Case", "FakeCosts", "UnsteadyCosts", "cases", "costs", "store_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,19 @@ class FakeCosts:
     def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
         """When a message that leaves now gets through."""
         return None if self.opens_ns is None else max(now_ns, self.opens_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsteadyCosts(FakeCosts):
+    """A network whose latency is another one at every moment, between every two ranks."""
+
+    def latency_ns(self, source: int, target: int, now_ns: int) -> int:
+        """One-way latency of a message that leaves now."""
+        return self.latency + zlib.crc32(f"{source} {target} {now_ns}".encode()) % 1_000_000
+
+    def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
+        """Some links are slow."""
+        return max(end_ns, start_ns + round(size_bytes)) if (source + target) % 3 == 1 else end_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from simdist.c10d.backends import GLOO
 from simdist.c10d.calls._operation import Operation
+from simdist.c10d.engine._disturbed import DisturbedFlow
 from simdist.c10d.engine._flow import Blocked, Done, Failed, Flow
 from simdist.cluster import Pace
-from tests.c10d.strategies import Case, FakeCosts, cases, costs
+from tests.c10d.strategies import Case, FakeCosts, UnsteadyCosts, cases, costs
 
 SECOND = 1_000_000_000
 
@@ -417,6 +418,26 @@ def test_a_flow_in_trouble_that_can_be_retimed_tells_what_one_tells_that_is_buil
             flow = build(retimes=True)
 
         assert known(flow, case.ranks, moment) == known(build(), case.ranks, moment)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), case=cases(), network=st.builds(UnsteadyCosts), changes=speeds)
+def test_a_flow_on_a_disturbed_network_that_is_retimed_tells_what_one_tells_that_is_built_anew(
+    data: st.DataObject, case: Case, network: UnsteadyCosts, changes: list[tuple[int, float]]
+) -> None:
+    times = data.draw(arrivals(case.ranks))
+    pace, flow = Pace(), DisturbedFlow(case.program, network, retimes=True)
+    for rank in range(case.ranks):
+        flow.arrive(rank, times[rank])
+    for moment, speed in changes:
+        known(flow, case.ranks, moment)
+        pace.change(moment, speed)
+        anew = DisturbedFlow(case.program, network, pace=pace)
+        for rank in range(case.ranks):
+            anew.arrive(rank, times[rank])
+
+        assert flow.retime(pace, moment)
+        assert known(flow, case.ranks, moment) == known(anew, case.ranks, moment)
 
 
 def test_a_flow_cannot_be_retimed_past_the_end_of_a_connection() -> None:

@@ -194,12 +194,12 @@ def test_each_operation_draws_how_much_later_it_starts() -> None:
 
 
 def test_a_share_of_the_operations_starts_much_later() -> None:
-    tail = SlowRank(rank=1, tail=0.5, tail_ns=7 * MS)
+    tail = SlowRank(rank=1, tail_share=0.5, tail_ns=7 * MS)
     late_ns = [each_ns for seed in range(10) for each_ns in lateness(run(tail, seed=seed))]
 
     assert set(late_ns) == {0, 7 * MS}
     assert 8 <= late_ns.count(7 * MS) <= 22
-    assert lateness(run(SlowRank(rank=1, tail=1, tail_ns=7 * MS))) == [7 * MS] * 3
+    assert lateness(run(SlowRank(rank=1, tail_share=1, tail_ns=7 * MS))) == [7 * MS] * 3
     (event,) = events_of(run(tail), "fault")
     assert event.data["text"] == "rank 1 starts 50 % of its operations 7 ms late"
 

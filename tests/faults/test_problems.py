@@ -63,19 +63,19 @@ WORLD = 4
         (Hang(rank=0, at_ns=1, duration_ns=-1), "faults[0].duration_ns: -1 ns lies before the start"),
         (
             SlowRank(rank=0),
-            "faults[0].delay_ns: nothing makes the rank late; give delay_ns, jitter_ns, or tail and tail_ns",
+            "faults[0].delay_ns: nothing makes the rank late; give delay_ns, jitter_ns, or tail_share and tail_ns",
         ),
         (
-            SlowRank(rank=0, delay_ns=1, tail=0.1),
+            SlowRank(rank=0, delay_ns=1, tail_share=0.1),
             "faults[0].tail_ns: a share of 0.1 starts later, and nothing says by how much",
         ),
         (
             SlowRank(rank=0, delay_ns=1, tail_ns=1),
-            "faults[0].tail: no operation starts later by tail_ns; give the share of those that do, a number up to 1",
+            "faults[0].tail_share: no operation starts later by tail_ns; give the share of those that do",
         ),
         (
-            SlowRank(rank=0, tail=1.5, tail_ns=1),
-            "faults[0].tail: 1.5 is no share; expected a number from 0 to 1",
+            SlowRank(rank=0, tail_share=1.5, tail_ns=1),
+            "faults[0].tail_share: 1.5 is no share; expected a number from 0 to 1",
         ),
         (StoreDelay(), "faults[0].delay_ns: no request takes longer; give delay_ns or jitter_ns"),
         (StoreDelay(jitter_ns=-1), "faults[0].jitter_ns: -1 ns lies before the start"),

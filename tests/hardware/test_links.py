@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from simdist.faults import Crash, Fault, Hold, LinkDelay, Partition
+from simdist.faults import Crash, Fault, Hold, Isolate, LinkDelay, LinkLoss, LinkSlow, Machine, Partition
 from simdist.hardware.compare import _portable
 from simdist.hardware.compare._portable import not_replayed
 from simdist.hardware.links._conditions import Conditions, link_faults
@@ -47,6 +47,57 @@ def test_delays_add_up_and_are_in_the_runs_time() -> None:
     assert conditions.due_s(0, 1, 0.5) == 1.5
 
 
+def test_a_jitter_is_drawn_for_each_packet_and_keeps_their_order() -> None:
+    jitter = LinkDelay(src=0, dst=1, delay_ns=S, jitter_ns=S, both_ways=False)
+    conditions, again = Conditions([jitter], 1.0, 7), Conditions([jitter], 1.0, 7)
+
+    due_s = [conditions.due_s(0, 1, float(now_s)) for now_s in range(0, 200, 5)]
+    close_s = [again.due_s(0, 1, now_s / 10) for now_s in range(100)]
+
+    late_s = [due - 5 * index for index, due in enumerate(due_s) if due is not None]
+    assert all(1 <= each <= 2 for each in late_s)
+    assert len(set(late_s)) == 40
+    assert close_s == sorted(close_s, key=lambda due: due or 0)
+    assert close_s[0] == due_s[0]
+    assert Conditions([jitter], 1.0, 8).due_s(0, 1, 0.0) != due_s[0]
+
+
+def test_a_share_of_packets_is_in_the_tail_in_the_runs_time() -> None:
+    tail = LinkDelay(src=0, dst=1, delay_ns=0, tail_share=0.25, tail_ns=S)
+    conditions = Conditions([tail], 0.5)
+
+    late_s = [(conditions.due_s(0, 1, float(now_s)) or 0) - now_s for now_s in range(100)]
+
+    assert set(late_s) == {0.0, 0.5}
+    assert 15 <= late_s.count(0.5) <= 35
+
+
+def test_a_share_of_packets_is_lost_in_one_direction() -> None:
+    conditions = Conditions([LinkLoss(src=0, dst=1, share=0.3, until_ns=100 * S, both_ways=False)], 1.0)
+
+    lost = [conditions.due_s(0, 1, float(now_s)) is None for now_s in range(100)]
+
+    assert 20 <= lost.count(True) <= 40
+    assert not any(conditions.due_s(1, 0, float(now_s)) is None for now_s in range(100))
+    assert conditions.due_s(0, 1, 100.0) == 100.0
+
+
+def test_packets_go_through_a_slow_link_one_after_the_other_in_the_runs_time() -> None:
+    slow = LinkSlow(src=0, dst=1, bandwidth=1_000, until_ns=100 * S, both_ways=False)
+    conditions = Conditions([slow], 0.5)
+
+    assert [conditions.due_s(0, 1, now_s, 2_000) for now_s in (0.0, 0.5, 9.0)] == [1.0, 2.0, 10.0]
+    assert [conditions.due_s(*pair, 0.0, 2_000) for pair in ((1, 0), (0, 2))] == [0.0, 0.0]
+    assert conditions.due_s(0, 1, 50.0, 2_000) == 50.0
+
+
+def test_a_slow_link_behind_a_slower_one_is_never_full() -> None:
+    links = [LinkSlow(src=0, dst=1, bandwidth=1_000), LinkSlow(src=0, dst=1, bandwidth=4_000)]
+    conditions = Conditions(links, 1.0)
+
+    assert [conditions.due_s(0, 1, 0.0, 1_000) for _ in range(3)] == [1.25, 2.25, 3.25]
+
+
 def test_a_partition_loses_what_passes_between_its_groups() -> None:
     conditions = Conditions([Partition(groups=((0, 1), (2,)), start_ns=S, until_ns=2 * S)], 1.0)
 
@@ -55,6 +106,22 @@ def test_a_partition_loses_what_passes_between_its_groups() -> None:
     assert conditions.due_s(0, 1, 1.5) == 1.5
     assert conditions.due_s(0, 3, 1.5) == 1.5  # rank 3 is on neither side
     assert conditions.due_s(0, 2, 2.0) == 2.0
+
+
+def test_a_flapping_partition_loses_packets_while_it_is_split_in_the_runs_time() -> None:
+    cut = Partition(groups=((0,), (1,)), start_ns=S, until_ns=9 * S, period_ns=4 * S, up_ns=S)
+    conditions = Conditions([cut], 0.5)
+
+    lost = [conditions.due_s(0, 1, now_s) is None for now_s in (0.4, 0.5, 1.9, 2.0, 2.4, 2.5, 3.9, 4.1, 4.5)]
+
+    assert lost == [False, True, True, False, False, True, True, False, False]
+
+
+def test_an_isolated_rank_loses_what_it_sends_and_what_is_sent_to_it() -> None:
+    conditions = Conditions([Isolate(rank=1, until_ns=2 * S)], 1.0)
+
+    assert [conditions.due_s(*pair, 1.0) for pair in ((0, 1), (1, 2), (0, 2))] == [None, None, 1.0]
+    assert conditions.due_s(0, 1, 2.0) == 2.0
 
 
 def test_what_is_held_arrives_when_it_is_released_or_never() -> None:
@@ -113,6 +180,16 @@ def test_a_machine_that_can_replays_them_but_for_a_hold_of_one_direction(monkeyp
     assert not_replayed(load("scenarios/hold.toml"), "gloo") == ()
     (left_out,) = not_replayed(load("scenarios/hold.toml", overrides=["faults[0].both_ways=false"]), "gloo")
     assert left_out.reason.startswith("Gloo sends nothing that the receiver has not asked for")
+
+
+def test_a_cut_of_one_direction_and_of_a_host_are_not_replayed() -> None:
+    machine = Machine("gloo", 1, 0)
+
+    assert Partition(groups=((0,), (1,)), period_ns=2, up_ns=1).real_obstacle(machine) == ""
+    assert Isolate(rank=0).real_obstacle(machine) == ""
+    one_way = Partition(groups=((0,), (1,)), one_way=True).real_obstacle(machine)
+    assert one_way.startswith("Gloo sends nothing that the receiver has not asked for")
+    assert Isolate(rank=0, host=True).real_obstacle(machine).endswith("a host has none to another")
 
 
 def test_with_restarts_there_is_no_launchers_store_to_lose() -> None:

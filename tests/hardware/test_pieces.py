@@ -234,7 +234,17 @@ def test_a_workload_that_asks_for_gloo_gets_nccl_on_its_gpu(asked: str | None, g
 
 
 _SIMULATED_ONLY = {
-    *("bit_flip", "bit_rot", "disk_full", "host_crash", "io_error", "lost_sync", "short_write", "slow_disk"),
+    *(
+        "bit_flip",
+        "bit_rot",
+        "clock_skew",
+        "disk_full",
+        "host_crash",
+        "io_error",
+        "lost_sync",
+        "short_write",
+        "slow_disk",
+    ),
 }
 
 

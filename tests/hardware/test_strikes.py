@@ -220,7 +220,7 @@ def test_a_delay_is_asked_how_long_it_has_lasted_in_virtual_time(
 
 
 def test_a_real_operation_is_as_late_as_the_simulated_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowRank(rank=0, jitter_ns=5_000_000, tail=0.5, tail_ns=70_000_000, start_ns=500_000_000)
+    slow = SlowRank(rank=0, jitter_ns=5_000_000, tail_share=0.5, tail_ns=70_000_000, start_ns=500_000_000)
 
     def body() -> list[int]:
         dist.init_process_group("gloo")

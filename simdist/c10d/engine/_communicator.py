@@ -263,6 +263,14 @@ class Communicator:
             return now_ns
         return network.open_from_ns(self._global(source), self._global(target), now_ns)
 
+    def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
+        """When so many bytes have left that leave from `start_ns` on, and without a fault have by `end_ns`."""
+        return self.network.through_ns(self._global(source), self._global(target), size_bytes, start_ns, end_ns)
+
+    def varies(self, source: int, target: int) -> bool:
+        """True if a fault draws a part of the latency between two group ranks, now or at another time."""
+        return self.network.varies(self._global(source), self._global(target))
+
     def wire_cost(self, operation: Operation) -> WireCost:
         """What an operation that needs everyone costs, from the last arrival to completion."""
         found = self._wire_costs.get(operation)

@@ -49,7 +49,7 @@ from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._wire import Transfer, under_way
 from simdist.cluster import Pace
 
-__all__ = ["ABORTED", "Blocked", "Connections", "Costs", "Done", "Failed", "Flow", "Overrun", "Slowed"]
+__all__ = ["ABORTED", "Blocked", "ChangingCosts", "Connections", "Costs", "Done", "Failed", "Flow", "Overrun", "Slowed"]
 
 # Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Told by identity.
 ABORTED = "the process aborts: it was sent more than it has room for"
@@ -107,14 +107,23 @@ class Costs(Protocol):
         ...
 
 
+class ChangingCosts(Costs, Protocol):
+    """Those of a network that faults may disturb."""
+
+    def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
+        """When so many bytes have left that leave from `start_ns` on, and without a fault have by `end_ns`."""
+        ...
+
+
 class Slowed:
     """Costs with a latency and a time per byte that are so many times as long."""
 
-    def __init__(self, costs: Costs, latency: float, data: float) -> None:
+    def __init__(self, costs: ChangingCosts, latency: float, data: float) -> None:
         self._costs = costs
         self._latency = latency
         self._data = data
         self.open_from_ns = costs.open_from_ns
+        self.through_ns = costs.through_ns
 
     def latency_ns(self, source: int, target: int, now_ns: int) -> int:
         """One-way latency of a message that leaves now."""
@@ -330,7 +339,7 @@ class Flow:
         if kind == _MOVE:
             _, source, target, send, receive, ends = line
             if ends[0] is not None and ends[0] < since_ns:
-                self._keep(source, target, ends)
+                self._keep(source, target, ends, receive[0])
                 return True
             delivered = ends[1] is not None
             ends[:] = self._transfer(source, target, send[0], send[1], receive[0])
@@ -358,7 +367,7 @@ class Flow:
             return not within
         return within
 
-    def _keep(self, source: int, target: int, ends: _Ends) -> None:
+    def _keep(self, source: int, target: int, ends: _Ends, posted_ns: int) -> None:
         """A transfer has left at another pace than the one that is new, so its moments stay."""
         sent, received, start = ends
         if start >= 0:
@@ -499,17 +508,21 @@ class Flow:
             sent = start + wire_ns if self._pace is None else self._pace.end_ns(start, wire_ns)
             self._free_ns[source] = sent
         received = sent + costs.latency_ns(source, target, start)
-        if self._connections is None or self._connections.troubled or self._closed:
-            ways = self._closed_pair(source, target), self._closed_pair(target, source)
-            closed = [each[0] for each in ways if each is not None]
-            if closed and min(closed) < sent:
-                return [None, None, -1]
+        troubled = self._connections is None or self._connections.troubled or self._closed
+        if troubled and self._is_cut_off(source, target, sent):
+            return [None, None, -1]
         if wire_ns:
             self._transfers.append((start, sent, source, target))
             self.until_ns = max(self.until_ns, sent)
         for rank in (source, target):
             self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
         return [sent, received, start if wire_ns else -1]  # what has left arrives, even if the sender is gone by then
+
+    def _is_cut_off(self, source: int, target: int, sent_ns: int) -> bool:
+        """True if the connection closes before a message has left."""
+        ways = self._closed_pair(source, target), self._closed_pair(target, source)
+        closed = [each[0] for each in ways if each is not None]
+        return bool(closed) and min(closed) < sent_ns
 
     def _wait(self, rank: int, state: _Rank, kind: str, index: int) -> Blocked | None:
         peer, position, channel = (state.sends if kind == "send" else state.receives)[index]

@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING
 from simdist.c10d.calls import RINGS
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine import _data
+from simdist.c10d.engine._disturbed import DisturbedFlow
 from simdist.c10d.engine._flow import Blocked, Failed, Flow, Overrun, Slowed
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._ring import RingFlow
@@ -158,7 +159,7 @@ class Followed:
             ring = algorithm.ring(operation, communicator.size)
         pace = None if self._wire is None else self._wire.pace
         if ring is None:
-            return Flow(
+            return (DisturbedFlow if communicator.disturbed else Flow)(
                 self._program,
                 costs,
                 slot=self._slot,

@@ -13,6 +13,8 @@ Invariants:
   has left. If one ends at another moment, so do those behind it: they are called off and planned anew together.
 - A receive that is under way has a `sender`, and its moments (`left_ns` to `way_ns`) are those that its timers stand
   for; `left_ns` is None, and there are no timers, while nothing gets through.
+- On a disturbed network messages between two ranks arrive in the order in which they leave, and so do the words of a
+  receiver that it has posted (`_words`): both are one connection's.
 - What has left arrives, even if its sender is gone by then; what has not left as a whole does not.
 - A work that is done, has failed or was forgotten is in no queue, has no live timer and no bytes on the wires.
 
@@ -61,6 +63,8 @@ class Mailbox:
         self._under_way: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
         self._closings: dict[int, None] = {}  # the moments at which connections will be found closed; a timer for each
         self._free_ns: dict[tuple[int, int], int] = {}  # by (sender, receiver): when the last message has left
+        # By (receiver, sender), on a disturbed network: when a receive was posted, and when its word arrives.
+        self._words: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def post(
         self,
@@ -249,7 +253,10 @@ class Mailbox:
         # The receiver tells the sender when it has posted, or has heard of a send that it takes from anyone; the data
         # leaves when both are ready.
         known_ns = receive.posted_ns if receive.peer is not None else now
-        receive.ready_ns = max(now, known_ns + communicator.latency_ns(target, source, known_ns))
+        word_ns = known_ns + communicator.latency_ns(target, source, known_ns)
+        if communicator.disturbed:
+            word_ns = self._behind_words((target, source), known_ns, word_ns)
+        receive.ready_ns = max(now, word_ns)
         self._under_way[receive] = None
         if communicator.strict and not self._fits(send, receive):
             return
@@ -266,10 +273,14 @@ class Mailbox:
             return  # nothing gets through; both wait until they run out of time
         start = max(opened, self._free_ns.get((source, target), 0))
         byte_ns = communicator.byte_ns(source, target)
-        sent = start + round(_size(send.tensor) * byte_ns)
+        moved = sent = start + round(_size(send.tensor) * byte_ns)
+        if communicator.disturbed:
+            sent = communicator.through_ns(source, target, _size(send.tensor), start, moved)
         self._free_ns[source, target] = sent
         receive.left_ns, receive.sent_ns = start, sent
         receive.way_ns = communicator.latency_ns(source, target, start)
+        if communicator.disturbed:
+            receive.way_ns = self._way_behind_ns(receive)
         received = sent + receive.way_ns
         send.timer = simulation.call_at(sent, lambda: self._sent(send, receive, start))
         receive.timer = simulation.call_at(received, lambda: self._received(receive, start))
@@ -277,23 +288,47 @@ class Mailbox:
             if work.during is not None:
                 work.strike = simulation.call_at((simulation.now_ns + end) // 2, work.during)
         receive.wire = None
-        if sent - start >= LIGHT_NS:
+        if moved - start >= LIGHT_NS:
             receive.wire = communicator.network.begin(
                 start,
-                sent,
+                moved,
                 byte_ns,
                 lambda: communicator.message_load(source, target),
                 lambda: self._move_end(send, receive),
             )
 
+    def _way_behind_ns(self, receive: P2PWork) -> int:
+        """How long a message is on its way if it arrives behind those that leave before it."""
+        way_ns = receive.way_ns
+        for other in self._under_way:
+            if other is receive:
+                break
+            if other.left_ns is not None and other.source == receive.source and other.member is receive.member:
+                way_ns = max(way_ns, other.sent_ns + other.way_ns - receive.sent_ns)
+        return way_ns
+
+    def _behind_words(self, pair: tuple[int, int], posted_ns: int, word_ns: int) -> int:
+        """When a receiver's word arrives that it has posted, behind its words of what it posted before."""
+        now = self._communicator.simulation.now_ns
+        words = [each for each in self._words.get(pair, ()) if each[1] > now]
+        word_ns = max([word_ns, *(arrives_ns for other_ns, arrives_ns in words if other_ns <= posted_ns)])
+        self._words[pair] = [*words, (posted_ns, word_ns)]
+        return word_ns
+
     def _move_end(self, send: P2PWork, receive: P2PWork) -> None:
         """Others have come to its links, or left them: it and what waits behind it end at another moment."""
-        simulation = self._communicator.simulation
-        assert receive.wire is not None
+        communicator = self._communicator
+        simulation = communicator.simulation
         assert receive.left_ns is not None
-        start = receive.left_ns
-        before_ns, receive.sent_ns = receive.sent_ns, receive.wire.end_ns
+        start, size = receive.left_ns, _size(send.tensor)
         pair = send.member.rank, receive.member.rank
+        sent = start + round(size * communicator.byte_ns(*pair)) if receive.wire is None else receive.wire.end_ns
+        if communicator.disturbed:
+            sent = communicator.through_ns(*pair, size, start, sent)
+        before_ns, receive.sent_ns = receive.sent_ns, sent
+        if communicator.disturbed:
+            receive.way_ns = communicator.latency_ns(*pair, start)
+            receive.way_ns = self._way_behind_ns(receive)
         behind = [
             (other.sender, other)
             for other in self._under_way
@@ -322,6 +357,7 @@ class Mailbox:
             for timer in (work.timer, work.strike):
                 if timer is not None:
                     timer.cancel()
+        receive.left_ns = None
         if receive.wire is not None:
             self._communicator.network.withdraw(receive.wire)
             receive.wire.release()
@@ -340,9 +376,11 @@ class Mailbox:
         for send, receive in staying:
             self._call_off(send, receive)
             self._free_ns.pop((send.member.rank, receive.member.rank), None)
-        for receive in self._under_way:
+        for receive in list(self._under_way):
             if receive.left_ns is not None and receive.left_ns <= now and receive.sender is not None:
                 pair = receive.sender.member.rank, receive.member.rank
+                if receive.sent_ns > now and self._communicator.network.has_limits and not receive.sender.member.left:
+                    self._move_end(receive.sender, receive)
                 self._free_ns[pair] = max(self._free_ns.get(pair, 0), receive.sent_ns)
         for send, receive in staying:
             self._let_go(send, receive)

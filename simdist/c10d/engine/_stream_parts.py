@@ -193,6 +193,7 @@ class StreamCollective:
         self._running = 0  # collectives that were parted off, and have not ended
         self._checksum = 0  # of the data of those that have
         self._timer: Timer | None = None  # of its end
+        self._slow_ns = 0  # how much later that is because the bandwidth between its ranks is limited
         self._wire: WireFlow | None = None
 
     @property
@@ -305,12 +306,13 @@ class StreamCollective:
             part.settle_claims()
         cost = communicator.wire_cost(operation)
         end_ns = simulation.now_ns + cost.duration_ns + connection.delay_ns(simulation.now_ns)
-        self._timer = simulation.call_at(end_ns, lambda: self._end(crc))
+        self._slow_ns = connection.slow_ns(cost, end_ns - cost.wire_ns)
+        self._timer = simulation.call_at(end_ns + self._slow_ns, lambda: self._end(crc))
         if cost.wire_ns >= LIGHT_NS:
             self._wire = communicator.network.begin(
                 end_ns - cost.wire_ns, end_ns, cost.byte_ns, cost.load, lambda: self._move_end(crc)
             )
-        self._strike_during(parts, end_ns)
+        self._strike_during(parts, end_ns + self._slow_ns)
 
     def _calls(self, parts: Sequence[Part]) -> list[Brought]:
         """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""
@@ -377,7 +379,8 @@ class StreamCollective:
         assert self._wire is not None
         assert self._timer is not None
         self._timer.cancel()
-        self._timer = self.connection.communicator.simulation.call_at(self._wire.end_ns, lambda: self._end(crc))
+        simulation = self.connection.communicator.simulation
+        self._timer = simulation.call_at(self._wire.end_ns + self._slow_ns, lambda: self._end(crc))
 
     def _end(self, crc: int) -> None:
         connection = self.connection

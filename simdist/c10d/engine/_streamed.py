@@ -45,6 +45,7 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.engine._strategies import Backend, Left, StreamFailure
+    from simdist.c10d.engine._wire import WireCost
     from simdist.cluster import Network
     from simdist.device import Streams
     from simdist.kernel import Simulation
@@ -75,6 +76,7 @@ class Connection:
         self._sends: dict[tuple[int, int], deque[Part]] = {}  # by sender and receiver
         self._receives: dict[tuple[int, int], deque[Part]] = {}
         self._free_ns: dict[tuple[int, int], int] = {}  # when the last message has left
+        self._arrived_ns: dict[tuple[int, int], int] = {}  # when it arrives, on a disturbed network
 
     def streams_of(self, rank: int) -> Streams:
         """The streams of a rank's process."""
@@ -141,6 +143,8 @@ class Connection:
         moment = max(moment, self._free_ns.get((send.rank, receive.rank), 0))
         size = send.tensor.nbytes
         sent_ns = moment + round(size * self.communicator.byte_ns(send.rank, receive.rank))
+        if self.communicator.disturbed:
+            sent_ns = self.communicator.through_ns(send.rank, receive.rank, size, moment, sent_ns)
         self._free_ns[send.rank, receive.rank] = sent_ns
         if moment > simulation.now_ns:
             simulation.call_at(moment, lambda: self._move(send, receive, sent_ns))
@@ -160,6 +164,9 @@ class Connection:
             send.change_read()
         begin_ns = self.communicator.simulation.now_ns
         received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
+        if self.communicator.disturbed:  # none overtakes another
+            pair = send.rank, receive.rank
+            self._arrived_ns[pair] = received_ns = max(received_ns, self._arrived_ns.get(pair, 0))
         ends_ns = {send: received_ns, receive: received_ns}  # a rendezvous: a send ends when its bytes are there
         if self._left or not fits:
             crc = self._collide(send, receive, ends_ns)
@@ -225,13 +232,36 @@ class Connection:
         return moment
 
     def delay_ns(self, now_ns: int) -> int:
-        """How much longer it takes because links are delayed."""
+        """How much longer it takes because links are delayed: in each step around the ring as much as the slowest.
+
+        What is drawn for a message is drawn for each step.
+        """
         communicator = self.communicator
         if not communicator.disturbed:
             return 0
         pairs = [(rank, self.ranks[(place + 1) % len(self.ranks)]) for place, rank in enumerate(self.ranks)]
         usual, _ = communicator.slowest()
-        return max(0, max(communicator.latency_ns(*pair, now_ns) for pair in pairs) - usual) * len(pairs)
+        varying = [pair for pair in pairs if communicator.varies(*pair)]
+        steady = [pair for pair in pairs if pair not in varying]
+        least_ns = max([0, *(communicator.latency_ns(*pair, now_ns) - usual for pair in steady)])
+        if not varying:
+            return least_ns * len(pairs)
+        moment = now_ns
+        for _ in pairs:
+            moment += usual + max([least_ns, *(communicator.latency_ns(*pair, moment) - usual for pair in varying)])
+        return moment - now_ns - usual * len(pairs)
+
+    def slow_ns(self, cost: WireCost, begin_ns: int) -> int:
+        """How much longer the bytes of a collective take that begin to move then, because the bandwidth is limited."""
+        communicator = self.communicator
+        if not communicator.disturbed or not communicator.network.has_limits:
+            return 0
+        end_ns = begin_ns + cost.wire_ns
+        sizes: dict[tuple[int, int], float] = {}
+        for source, target, size in cost.traffic():
+            sizes[source, target] = sizes.get((source, target), 0.0) + size
+        through_ns = communicator.network.through_ns
+        return max([end_ns, *(through_ns(*pair, size, begin_ns, end_ns) for pair, size in sizes.items())]) - end_ns
 
     def on_network(self) -> None:
         """The network's conditions have changed."""

@@ -25,7 +25,7 @@ class WireCost:
     `wire_ns`. `load` is worked out when it is first asked for.
     """
 
-    __slots__ = ("_found", "_network", "_traffic", "byte_ns", "duration_ns", "wire_ns")
+    __slots__ = ("_found", "_network", "byte_ns", "duration_ns", "traffic", "wire_ns")
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class WireCost:
         self.wire_ns = min(wire_ns, duration_ns)
         self.byte_ns = byte_ns
         self._network = network
-        self._traffic = traffic
+        self.traffic = traffic  # who sends how many bytes to whom, by ranks of the world
         self._found: Load | None = None
 
     def load(self) -> Load:
         """The share of each link that it takes."""
         if self._found is None:
-            self._found = self._network.load(self._traffic())
+            self._found = self._network.load(self.traffic())
         return self._found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simdist.faults import Fault, LinkFault
+from simdist.faults import Fault, LinkFault, numbers_for
 
 __all__ = ["Conditions", "link_faults"]
 
@@ -15,30 +15,40 @@ def link_faults(faults: Sequence[Fault]) -> list[LinkFault]:
 
 
 class Conditions:
-    """The link faults of a run, in its own seconds: `scale` of them are one virtual second."""
+    """The link faults of a run, in its own seconds: `scale` of them are one virtual second.
 
-    def __init__(self, faults: Sequence[Fault], scale: float) -> None:
+    What is drawn for a packet is drawn from the `seed`, and from when it leaves.
+    """
+
+    def __init__(self, faults: Sequence[Fault], scale: float, seed: int = 0) -> None:
         self._faults = link_faults(faults)
+        self._numbers = [numbers_for(each, faults[: _place(faults, each)], seed=seed) for each in self._faults]
         self._scale = scale
+        self._free_s: dict[tuple[int, int, int], float] = {}  # by fault and two ranks: when a slow cable is free
         self._last_s: dict[tuple[int, int], float] = {}  # when the last packet between two ranks arrives
 
-    def due_s(self, src: int, dst: int, now_s: float) -> float | None:
-        """When a packet that leaves `src` at `now_s` is to arrive at `dst`; None if it is lost.
+    def due_s(self, src: int, dst: int, now_s: float, size_bytes: int = 0) -> float | None:
+        """When a packet of this size that leaves `src` at `now_s` is to arrive at `dst`; None if it is lost.
 
         Infinite for one that is held until somebody releases it, which in a real run nobody does. Packets keep their
         order.
         """
         due_s = now_s
-        for fault in self._faults:
-            start_s, until_s = self._span_s(fault)
-            effect = fault.effect_on(src, dst) if start_s <= now_s < until_s else None
+        now_ns = round(now_s / self._scale * 1e9)
+        for index, (fault, draw) in enumerate(zip(self._faults, self._numbers, strict=True)):
+            effect = fault.effect_on(src, dst) if fault.is_on(now_ns) else None
             if effect is None:
                 continue
-            if effect.blocked:
+            if effect.blocked or effect.loses(draw, src, dst, now_ns):
                 return None
-            due_s += effect.delay_ns / 1e9 * self._scale
+            longer_ns = effect.delay_ns + (effect.longer_ns(draw, src, dst, now_ns) if effect.is_drawn else 0)
+            due_s += longer_ns / 1e9 * self._scale
+            if effect.bandwidth:  # an endless queue in front of a slow cable
+                place = index, src, dst
+                due_s = max(due_s, self._free_s.get(place, due_s)) + size_bytes / effect.bandwidth * self._scale
+                self._free_s[place] = due_s
             if effect.held:
-                due_s = max(due_s, until_s)
+                due_s = max(due_s, self._span_s(fault)[1])
         self._last_s[src, dst] = due_s = max(due_s, self._last_s.get((src, dst), due_s))
         return due_s
 
@@ -55,3 +65,7 @@ class Conditions:
     def _span_s(self, fault: LinkFault) -> tuple[float, float]:
         until_s = float("inf") if fault.until_ns is None else fault.until_ns / 1e9 * self._scale
         return fault.start_ns / 1e9 * self._scale, until_s
+
+
+def _place(faults: Sequence[Fault], fault: Fault) -> int:
+    return next(index for index, each in enumerate(faults) if each is fault)

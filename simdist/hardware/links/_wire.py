@@ -102,7 +102,7 @@ class _Switch:
             if not 0 <= dst < len(self._tuns):
                 continue
             now_s = self._now_s()
-            due_s = self._conditions.due_s(src, dst, now_s)
+            due_s = self._conditions.due_s(src, dst, now_s, len(packet))
             if due_s is None:
                 continue
             if due_s <= now_s:
@@ -140,7 +140,7 @@ def main() -> None:
     assert isinstance(job, Job)
     board = BoardClient(job.board, job.key)  # before this process leaves the host's network
     made = [make_namespace(rank) for rank in range(job.world_size)]
-    conditions = Conditions(job.faults, job.time_scale)
+    conditions = Conditions(job.faults, job.time_scale, job.seed)
     switch = _Switch([each.tun for each in made], conditions)
     threading.Thread(target=_follow, args=(job, switch, board, conditions), daemon=True).start()
     sys.stdout.write(json.dumps([f"/proc/{os.getpid()}/fd/{each.handle}" for each in made]) + "\n")
