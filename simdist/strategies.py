@@ -86,6 +86,7 @@ def fault_plans(
     most: int = 4,
     max_restarts: int = 0,
     has_disk: bool = False,
+    has_devices: bool = False,
 ) -> SearchStrategy[list[Fault]]:
     """Plans of faults, for `faults`. They shrink to none at all.
 
@@ -100,12 +101,15 @@ def fault_plans(
         most: at most so many faults.
         max_restarts: that of the run.
         has_disk: the run has a disk.
+        has_devices: the run has virtual devices.
 
     Raises:
         ArgumentError: there is no such family, no fault of them fits such a world, or a number is too small.
     """
     facts = Facts.of(like) if isinstance(like, RunResult) else _unknown(like, has_disk=has_disk)
-    world = Surroundings(facts.world_size, max_restarts, has_disk=has_disk, has_local_disks=False)
+    world = Surroundings(
+        facts.world_size, max_restarts, has_disk=has_disk, has_local_disks=False, has_devices=has_devices
+    )
     numbers = {"like": facts.world_size, "budget": budget, "most": most}
     problems = [f"{name}: {number} is no count; 1 is the least" for name, number in numbers.items() if number < 1]
     unknown = [name for name in families or () if name not in FAMILIES]
@@ -115,7 +119,9 @@ def fault_plans(
     wanted = [kind for name in families or families_of(world) for kind in FAMILIES[name]]
     kinds = [kind for kind in wanted if fitting_fault(random.Random(0), KINDS[kind], facts, [0], world) is not None]
     if not kinds:
-        problem = f"families: no fault of {', '.join(families or ())} fits; more restarts, or a disk, may be missing"
+        problem = (
+            f"families: no fault of {', '.join(families or ())} fits; more restarts, a disk or devices may be missing"
+        )
         raise ArgumentError("simdist.strategies.fault_plans", [problem])
     ranks = st.integers(0, facts.world_size - 1)
     victims = st.lists(ranks, unique=True, min_size=1, max_size=min(budget, facts.world_size))

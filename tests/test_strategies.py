@@ -53,9 +53,9 @@ def test_every_world_runs(data: st.DataObject) -> None:
     assert [rank.value for rank in result.ranks] == [float(size**3)] * size
 
 
-@given(strategies.fault_plans(3, max_restarts=2, has_disk=True))
+@given(strategies.fault_plans(3, max_restarts=2, has_disk=True, has_devices=True))
 def test_plans_fit_the_world_and_can_be_survived(plan: list[Fault]) -> None:
-    assert problems_of(plan, 3, max_restarts=2, has_disk=True, has_local_disks=False) == []
+    assert problems_of(plan, 3, max_restarts=2, has_disk=True, has_local_disks=False, has_devices=True) == []
     assert all(fault.optional for fault in plan)
     assert sum(fault.kind in DEADLY for fault in plan) <= 2
     assert len({fault.target for fault in plan if fault.target is not None}) <= 1
@@ -89,7 +89,7 @@ def test_all_schedules_and_clusters_can_come() -> None:
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "disk"])
 def test_each_family_has_a_fault(family: str) -> None:
-    plans = strategies.fault_plans(2, families=[family], max_restarts=1)
+    plans = strategies.fault_plans(2, families=[family], max_restarts=1, has_devices=True)
 
     plan = find(plans, bool, settings=settings(_CALM, phases=[Phase.generate]))
 
@@ -110,7 +110,7 @@ def test_faults_strike_what_a_run_did() -> None:
     [
         ({"like": 0}, "like: 0 is no count; 1 is the least"),
         ({"budget": 0}, "budget: 0 is no count"),
-        ({"families": ["disk"]}, "families: no fault of disk fits; more restarts, or a disk, may be missing"),
+        ({"families": ["disk"]}, "families: no fault of disk fits; more restarts, a disk or devices may be missing"),
         ({"families": ["chrash"]}, "families: 'chrash' is none; did you mean 'crash'"),
     ],
 )

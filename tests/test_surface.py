@@ -53,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
         "_lazy",
         "c10d",
         "cluster",
+        "device",
         "errors",
         "files",
         "kernel",

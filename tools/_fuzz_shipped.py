@@ -106,6 +106,7 @@ def _drawn(trial: Trial, number: int) -> Attempt:
         program.plan.max_restarts,
         has_disk=program.has_disk,
         has_local_disks=program.has_local_disks,
+        has_devices=program.has_devices,
     )
     return plan_of_faults(number, 0, trial.facts, world, budget=_BUDGET, families=list(families_of(world)))
 

@@ -207,9 +207,13 @@ FIELDS: Mapping[str, str] = {
     "both_ways": "Whether messages in the other direction are meant, too.",
     "byte": "Which byte.",
     "bit": "Which bit of the byte.",
+    "values": '"nan", "inf" or "zeros": what some of the elements become.',
+    "kernel": "The operator whose results are wrong; default: matrix products.",
+    "factor": "What one element of each result is multiplied by.",
 }
 # Where a field means something else in one kind: by the kind and the field's name in Python.
 OWN_FIELDS: Mapping[tuple[str, str], str] = {
+    ("bad_values", "share"): "The share of the elements that change, at least one.",
     ("partition", "period_ns"): "The network splits and heals in turn, once in this time, in nanoseconds.",
 }
 REAL: Mapping[str, str] = {
@@ -236,6 +240,10 @@ REAL: Mapping[str, str] = {
     "lost_sync": "not replayed; the report says why",
     "bit_flip": "not replayed; the report says why",
     "clock_skew": "not replayed; the report says why",
+    "bad_values": "not replayed; the report says why",
+    "wrong_result": "not replayed; the report says why",
+    "device_error": "not replayed; the report says why",
+    "device_wrong": "not replayed; the report says why",
 }
 
 

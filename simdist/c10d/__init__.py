@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from simdist._lazy import lazily
 
 if TYPE_CHECKING:
+    from simdist.c10d._broken_devices import break_devices_of
     from simdist.c10d._install import TorchState
     from simdist.c10d._makers import group_maker
     from simdist.c10d._rank_state import RankState
@@ -64,6 +65,7 @@ __all__ = [
     "TorchState",
     "WorkIssued",
     "WorkWaited",
+    "break_devices_of",
     "group_maker",
     "host_server",
     "issued_by_torch",
@@ -81,6 +83,7 @@ _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._
     "SimWork": "calls._work",
     "StoreServer": "surface._store_server",
     "TorchState": "_install",
+    "break_devices_of": "_broken_devices",
     "group_maker": "_makers",
     "host_server": "surface._tcp_store",
     "issued_by_torch": "surface._callsite",

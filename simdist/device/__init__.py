@@ -13,9 +13,10 @@ generators have CUDA's state and other numbers (`_generators`), streams and even
 `_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`); kernels that need it
 are kept until then (`kernels/_deferred`). Computing takes no time unless the cluster has a `device_model` (`_compute`);
 `_races` finds what streams do to each other, in strict worlds; `_history` is what was allocated, while a program
-records it. `_absent` refuses what only a GPU can do, and runs what `torch.compile` makes without Triton. `_legacy` has
-the names that older programs use. Kernels in C++ (`kernels/native/kernels.cpp`) can go before those in Python, with the
-same results: `build_kernels` builds them, `kernels/_compiled` finds them.
+records it. `_failure` breaks devices, and `kernels/_wrong` lets them compute wrongly. `_absent` refuses what only a GPU
+can do, and runs what `torch.compile` makes without Triton. `_legacy` has the names that older programs use. Kernels in
+C++ (`kernels/native/kernels.cpp`) can go before those in Python, with the same results: `build_kernels` builds them,
+`kernels/_compiled` finds them.
 
 A world that has no devices pays nothing and changes nothing. A world with devices leaves nothing behind: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.
@@ -34,6 +35,7 @@ from simdist._lazy import lazily
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release, values_now
 from simdist.device._events import StreamRaced
+from simdist.device._failure import break_devices, cuda_error
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
 from simdist.device._kernel_times import KernelRun, KernelTimes
@@ -42,6 +44,7 @@ from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process
 from simdist.device._streams import Streams
 from simdist.device._torch_core import current_device, select_stream, why_no_devices
+from simdist.device.kernels._wrong import change_kernels
 
 __all__ = [
     "Claimant",
@@ -54,10 +57,13 @@ __all__ = [
     "Streams",
     "account_of",
     "block_of",
+    "break_devices",
     "build_kernels",
     "built_kernels",
+    "change_kernels",
     "claim",
     "compiler",
+    "cuda_error",
     "current_device",
     "devices_of_this_process",
     "latest",

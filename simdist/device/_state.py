@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simdist.device._races import Races
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in"]
-__all__ += ["note_claimed", "present", "present_or_none", "there_are_devices"]
+__all__ += ["devices_of", "kernel_changes", "note_claimed", "present", "present_or_none", "there_are_devices"]
 
 _present: Hardware | None = None  # of the one world that is active
 _account_class = account_class()
@@ -84,6 +84,10 @@ class ProcessDevices:
             for index in range(len(self.accounts))
         )
 
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """Let every call of the process that uses a device raise what `failure` makes, from now on."""
+        self.streams.fail(failure, range(len(self._devices)))
+
     def _visible(self) -> list[int]:
         seen: list[int] = []
         for place in visible_devices():  # the first that is none ends the list
@@ -110,6 +114,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
             None
         )  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
+        self.changes: list[Callable[[int, str, int], tuple[int, float] | None]] = []  # of what kernels make
         self.claimed: weakref.WeakSet[Outstanding] = weakref.WeakSet()  # memory that operations have claimed
 
     def __missing__(self, process: SimProcess) -> ProcessDevices:
@@ -123,6 +128,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
         for outstanding in list(self.claimed):
             outstanding.abandon()
         self.clear()
+        self.changes.clear()
         for devices in self._hosts.values():
             for device in devices:
                 device.accounts.clear()
@@ -158,6 +164,16 @@ def present() -> ProcessDevices:
     if process is None or _present is None:
         raise AssertionError("Torch not compiled with CUDA enabled")
     return _present[process]
+
+
+def devices_of(process: SimProcess) -> ProcessDevices | None:
+    """The devices of a process, on any thread; None in a world without any."""
+    return None if _present is None else _present[process]
+
+
+def kernel_changes() -> list[Callable[[int, str, int], tuple[int, float] | None]]:
+    """What changes the results of kernels; see `kernels/_wrong`. Nothing in a world without devices."""
+    return [] if _present is None else _present.changes
 
 
 def present_or_none() -> ProcessDevices | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,6 +56,8 @@ class Streams:
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
+        self.failure: Callable[[], BaseException] | None = None  # makes what every call raises, once devices are broken
+        self.shortages = 0  # allocations that fail before one succeeds again
         self.of_backward: tuple[int, list[Any]] | None = None  # number of a backward pass, futures it ends with
         self.kept: dict[Deferred, None] = {}  # kernels that wait for their data, see `_deferred`
 
@@ -68,6 +70,13 @@ class Streams:
     def now_ns(self) -> int:
         """Virtual time."""
         return self._process.simulation.now_ns
+
+    def fail(self, failure: Callable[[], BaseException], devices: Iterable[int]) -> None:
+        """The devices are broken: every call that looks, and every wait, raises what `failure` makes from now on."""
+        self.failure, self.error = failure, failure()
+        for index in devices:  # where there is nothing to wait for, a wait would not look
+            self._ready_ns.setdefault((index, 0), self.now_ns)
+        self._process.wake()
 
     def new(self, index: int) -> int:
         """The number of a new stream of a device."""
@@ -173,10 +182,17 @@ class Streams:
 
 
 def of_this_process() -> Streams:
-    """The streams of the calling process."""
+    """The streams of the calling process, for what its program does with streams and events.
+
+    Raises:
+        BaseException: its devices are broken.
+    """
     from simdist.device._state import present  # which knows every process's
 
-    return present().streams
+    streams = present().streams
+    if streams.failure is not None:
+        raise streams.failure()
+    return streams
 
 
 class StreamBase(torch.Stream):

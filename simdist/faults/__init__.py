@@ -2,9 +2,8 @@
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `ClockSkew`, `LinkDelay`, `LinkLoss`,
 `LinkSlow`, `Partition`, `Isolate`, `Hold`, `StoreDelay`, `StoreAway`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`,
-`DiskFull`, `BitRot`, `LostSync`, `BitFlip`, or one of the user's, from the bases `RankFault`, `OperationDelay`,
-`LinkFault`, `StoreFault`,
-`DiskFault` and `Fault`.
+`DiskFull`, `BitRot`, `LostSync`, `BitFlip`, `BadValues`, `WrongResult`, `DeviceError`, `DeviceWrong`, or one of the
+user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
 Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
 problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
 fault can strike.
@@ -21,7 +20,7 @@ from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._draws import draws_for, numbers_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
-from simdist.faults._fields import OFFSET, OPERATION, RANK, SHARE, fields_of, file_key, ranks_in
+from simdist.faults._fields import OFFSET, OPERATION, PART, RANK, SHARE, fields_of, file_key, ranks_in
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_fault import LinkEffect, LinkFault
@@ -32,10 +31,13 @@ from simdist.faults._rank_fault import RankFault
 from simdist.faults._stage import Stage, StruckRank
 from simdist.faults._store_fault import StoreFault
 from simdist.faults._trigger import Trigger, Watch, Watches, When
+from simdist.faults.kinds._bad_values import BadValues
 from simdist.faults.kinds._bit_flip import BitFlip
 from simdist.faults.kinds._bit_rot import BitRot
 from simdist.faults.kinds._clock_skew import ClockSkew
 from simdist.faults.kinds._crash import Crash
+from simdist.faults.kinds._device_error import DeviceError
+from simdist.faults.kinds._device_wrong import DeviceWrong
 from simdist.faults.kinds._disk_full import DiskFull
 from simdist.faults.kinds._hang import Hang
 from simdist.faults.kinds._hold import Hold
@@ -55,6 +57,7 @@ from simdist.faults.kinds._slow_rank import SlowRank
 from simdist.faults.kinds._store_away import StoreAway
 from simdist.faults.kinds._store_delay import StoreDelay
 from simdist.faults.kinds._store_lost import StoreLost
+from simdist.faults.kinds._wrong_result import WrongResult
 
 __all__ = [
     "ALIASES",
@@ -63,14 +66,18 @@ __all__ = [
     "OFFSET",
     "OPERATION",
     "OPERATIONS",
+    "PART",
     "RANK",
     "SHARE",
     "STORAGE",
     "STORE",
+    "BadValues",
     "BitFlip",
     "BitRot",
     "ClockSkew",
     "Crash",
+    "DeviceError",
+    "DeviceWrong",
     "DiskFault",
     "DiskFull",
     "Fault",
@@ -109,6 +116,7 @@ __all__ = [
     "Watch",
     "Watches",
     "When",
+    "WrongResult",
     "draws_for",
     "effects_of",
     "fields_of",

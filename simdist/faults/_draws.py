@@ -16,14 +16,15 @@ __all__ = ["draws_for", "numbers_for", "uniform_ns"]
 
 
 def draws_for(
-    fault: Fault, earlier: Sequence[Fault], *, seed: int, life: int, rank: int | None = None
+    fault: Fault, earlier: Sequence[Fault], *, seed: int, life: int, rank: int | None = None, use: str = ""
 ) -> Callable[[], float]:
     """Numbers from 0 to 1, the same for the same fault in a life of a run with `seed`.
 
     With `rank` they are for what this rank does: each rank has a stream of its own.
 
     The stream has the fault's own words as its name, so that other faults come and go without a change to it; of equal
-    faults each has its own, by how many are `earlier` in the run. It is made when the first number is asked for.
+    faults each has its own, by how many are `earlier` in the run. It is made when the first number is asked for. A
+    fault that draws for several uses has a stream for each.
     """
     made: list[Any] = []
 
@@ -32,7 +33,7 @@ def draws_for(
             from simdist.kernel import stream
 
             whose = "" if rank is None else f", rank {rank}"
-            made.append(stream(seed, f"{_words(fault, earlier)}, life {life}{whose}"))
+            made.append(stream(seed, f"{_words(fault, earlier)}, life {life}{whose}{use and f', {use}'}"))
         return float(made[0].random())
 
     return draw

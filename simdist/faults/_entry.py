@@ -107,7 +107,9 @@ class Entry:
         if ended not in self.ended:
             self.ended.append(ended)
 
-    def draw(self, rank: int) -> float:
+    def draw(self, rank: int | None = None) -> float:
+        if rank is None:
+            return self.injector.drawing(self)()
         key = self.injector.life, rank
         found = self.draws.get(key)
         if found is None:
@@ -141,6 +143,11 @@ class Entry:
         for host in self.injector.hosts:
             if rank in host.ranks:
                 host.skew_clock(until_lifted_ns)
+
+    def change_kernels(self, place: Callable[[int, str, int], tuple[int, float] | None]) -> None:
+        from simdist.device import change_kernels  # which worlds without devices do not need
+
+        change_kernels(lambda rank, name, size: None if self.lifted else place(rank, name, size))
 
     def lose_store(self) -> None:
         self.injector.lose_store()
@@ -204,6 +211,11 @@ class SimulatedRank:
                 if isinstance(resident, SimProcess) and resident.running:
                     self.entry.has_ended(resident, "killed")
         self.injector.crash_hosts(self.entry, hosts, down_ns, outcome, disks)
+
+    def break_device(self, error: str) -> None:
+        from simdist.c10d import break_devices_of  # which worlds without devices do not need
+
+        break_devices_of(self.process, error)
 
     def _ends(self, how: str) -> None:
         self.entry.has_ended(self.process, how)

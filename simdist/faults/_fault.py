@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "Machine", "Problem", "Surroundings"]
 
+_DEVICES = 'backend="nccl", or devices_per_host in its cluster, gives it some'
+
 Problem = tuple[str, str]
 """The field that is wrong, or "" for the fault as a whole; and what is wrong."""
 
@@ -43,9 +45,9 @@ Problem = tuple[str, str]
 class Surroundings:
     """The world that a fault is given to, as far as it is known before it runs.
 
-    `max_restarts`, `has_disk` and `has_local_disks` are None if nobody knows yet. `waits` maps the name of each fault
-    of the world to the name of the one that it comes after ("" for none). `wrong` has the fields that are wrong by
-    themselves, of which there is nothing more to say.
+    `max_restarts`, `has_disk`, `has_local_disks` and `has_devices` are None if nobody knows yet. `waits` maps the name
+    of each fault of the world to the name of the one that it comes after ("" for none). `wrong` has the fields that are
+    wrong by themselves, of which there is nothing more to say.
     """
 
     world_size: int
@@ -55,6 +57,7 @@ class Surroundings:
     taken: frozenset[str] = frozenset()  # names that several faults bear
     wrong: frozenset[str] = frozenset()
     has_local_disks: bool | None = None  # one for each host
+    has_devices: bool | None = None  # virtual ones; None: nobody knows yet
     moves_payloads: bool = True  # False: large ones of floating-point numbers stay where they are
 
     def fine(self, *fields: str) -> bool:
@@ -163,6 +166,8 @@ class Fault:
                     yield name, f"rank {rank} is outside the world of {world.world_size} ranks"
         if world.has_disk is False and world.fine("op") and self.needs_disk:
             yield "", "it strikes what a rank does to a simulated disk, and there is none; mount one"
+        if world.has_devices is False and self.needs_devices:
+            yield "", f"strikes a virtual device, and the world has none; {_DEVICES}"
         if world.fine("name") and self.name in world.taken:
             yield "name", f"{self.name!r} is the name of another fault, too"
         if world.fine("after") and self.after is not None:
@@ -171,6 +176,11 @@ class Fault:
     @property
     def needs_disk(self) -> bool:
         """True if it can strike only where a simulated disk is."""
+        return False
+
+    @property
+    def needs_devices(self) -> bool:
+        """True if it can strike only where virtual devices are."""
         return False
 
     def _problems_of_after(self, after: str, world: Surroundings) -> Iterator[Problem]:

@@ -35,6 +35,7 @@ __all__ = [
     "COMMON",
     "COUNT",
     "DELAY",
+    "DEVICE_ERROR",
     "DISKS",
     "EXIT_CODE",
     "GROUPS",
@@ -47,6 +48,7 @@ __all__ = [
     "POINT",
 ]
 __all__ += [
+    "PART",
     "PROBABILITY",
     "RANK",
     "SHARE",
@@ -85,15 +87,16 @@ class Life(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class _Probability(Number):
-    """A number greater than 0 and at most 1."""
+class _Part(Number):
+    """A number greater than 0 and at most 1, called by the `noun`."""
 
     above: float | None = 0
+    noun: str = "part"
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> float:
         number = Number.check(self, value, dialect)
         if number > 1:
-            raise Unfit([Finding((), f"{number:g} is no probability; the most is 1")])
+            raise Unfit([Finding((), f"{number:g} is no {self.noun}; the most is 1")])
         return number
 
 
@@ -140,7 +143,8 @@ OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE, STORE), noun="
 POINT = Maybe(Text(title=True))
 NAME = Text(title=True)
 SIDE = OneOf(("before", "during", "after"))
-PROBABILITY = Maybe(_Probability())
+PROBABILITY = Maybe(_Part(noun="probability"))
+PART = _Part(noun="share")
 SHARE = Share()
 OFFSET = Offset()
 LIFE = Life()
@@ -148,6 +152,7 @@ EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` take
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")
 TRUTH = Truth()
 DISKS = OneOf(("own", "empty", "swapped"))
+DEVICE_ERROR = OneOf(("ecc", "lost", "oom"))
 COMMON = ("name", "after", "optional")  # the fields that every fault has
 
 

@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.cluster import Host, Network
@@ -55,7 +55,7 @@ class Injector:
     """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` tells who struck.
 
     `lose_store` ends the launcher's store, and `let_store_run` stops it (False) or lets it go on; `seed` is what faults
-    draw from.
+    draw from; `has_devices` says that the world has virtual ones.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Injector:
         *,
         hosts: Sequence[Host],
         seed: int,
+        has_devices: bool,
     ) -> None:
         self.simulation = simulation
         self.network = network
@@ -80,10 +81,12 @@ class Injector:
         self.late_effects: list[tuple[Entry, Lateness]] = []
         self.said = 0  # events of faults in the log
         self._seed = seed
+        self._has_devices = has_devices
         self.life = 0
         self._entries: list[Entry] = []
         self._released: dict[str, int] = {}  # when faults with a name struck first
         self._watches: dict[int, Watches[Entry]] = {}  # of the present life, by rank
+        self._draws: dict[Entry, Callable[[], float]] = {}  # likewise, by fault: for what it changes
         self._processes: dict[int, SimProcess] = {}
         self._stops: dict[SimProcess, list[_Stop]] = {}
         self._judging: dict[type, None] = {}  # of which announcements it is a judge
@@ -99,6 +102,7 @@ class Injector:
         self.life = life
         self._processes = processes
         self._watches = {}
+        self._draws = {}
         for entry in self._entries:
             self._watch(entry)
 
@@ -165,6 +169,8 @@ class Injector:
         return entry
 
     def _arm(self, entry: Entry, origin_ns: int) -> None:
+        if entry.fault.needs_devices and not self._has_devices:  # which it could not be refused for: it never strikes
+            return
         if not entry.in_play and not entry.lifted:
             entry.in_play = True
             entry.origin_ns = origin_ns
@@ -176,6 +182,8 @@ class Injector:
             return
         if fault.rank not in self._processes:  # a life with fewer ranks
             return
+        if fault.needs_devices and not self._has_devices:  # which it could not be refused for: it never strikes
+            return
         now_ns = self.simulation.now_ns
         watch = Watch(fault.trigger, self.draws_for(entry), now_ns)
         if fault.after is not None and fault.after in self._released:
@@ -186,10 +194,10 @@ class Injector:
         else:
             self._set_alarm(entry, watch)
 
-    def draws_for(self, entry: Entry, rank: int | None = None) -> Callable[[], float]:
-        """The numbers that a fault draws in the present life, for what a rank does or (None) for its trigger."""
+    def draws_for(self, entry: Entry, rank: int | None = None, use: str = "") -> Callable[[], float]:
+        """The numbers that a fault draws in the present life: for what a rank does, for another use, or its trigger."""
         earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
-        return draws_for(entry.fault, earlier, seed=self._seed, life=self.life, rank=rank)
+        return draws_for(entry.fault, earlier, seed=self._seed, life=self.life, rank=rank, use=use)
 
     def _set_alarm(self, entry: Entry, watch: Watch) -> None:
         if watch.alarm_ns is None or watch.spent:
@@ -277,9 +285,12 @@ class Injector:
         last = entries[-1].fault
         assert isinstance(last, RankFault)
 
+        unchanged: dict[Entry, None] = {}  # those who change a result that is not there yet
+
         def strike() -> None:
             for entry in entries:
-                self._strike(entry, process)
+                if entry not in unchanged:  # an operation that failed has left nothing to change
+                    self._strike(entry, process)
 
         own = Verdict(
             delay_ns=late_ns, strike=strike, when=last.when, error=last.exception(), part_bytes=last.part_bytes
@@ -288,8 +299,33 @@ class Injector:
             fault = entry.fault
             assert isinstance(fault, RankFault)
             if fault.drops or fault.changes is not None:
-                own = own.and_then(Verdict(change=fault.changes, drop=fault.drops, when=own.when))
+                own = own.and_then(Verdict(change=self._change_of(entry), drop=fault.drops, when=own.when))
+            if fault.changes_result is not None:
+                unchanged[entry] = None
+                own = own.and_then(Verdict(change_result=self._result_change_of(entry, unchanged), when=own.when))
         return own
+
+    def _result_change_of(self, entry: Entry, unchanged: dict[Entry, None]) -> Callable[[Any], Any]:
+        """What a fault makes of what a collective leaves; it is `unchanged` until then."""
+
+        def change_result(results: Any) -> Any:
+            assert isinstance(entry.fault, RankFault)
+            del unchanged[entry]
+            return results if entry.lifted else entry.fault.change_result(results, self.drawing(entry))
+
+        return change_result
+
+    def _change_of(self, entry: Entry) -> Callable[[Any], Any] | None:
+        """What a fault makes of what an operation carries."""
+        assert isinstance(entry.fault, RankFault)
+        change = entry.fault.changes
+        return None if change is None else lambda payload: change(payload, self.drawing(entry))
+
+    def drawing(self, entry: Entry) -> Callable[[], float]:
+        """The numbers that say what a fault changes: each strike goes on where the one before it ended."""
+        if entry not in self._draws:
+            self._draws[entry] = self.draws_for(entry, use="values")
+        return self._draws[entry]
 
     # -- strikes -------------------------------------------------------------------------------------------------
 

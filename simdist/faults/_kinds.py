@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from simdist.faults._fault import Fault
+from simdist.faults.kinds._bad_values import BadValues
 from simdist.faults.kinds._bit_flip import BitFlip
 from simdist.faults.kinds._bit_rot import BitRot
 from simdist.faults.kinds._clock_skew import ClockSkew
 from simdist.faults.kinds._crash import Crash
+from simdist.faults.kinds._device_error import DeviceError
+from simdist.faults.kinds._device_wrong import DeviceWrong
 from simdist.faults.kinds._disk_full import DiskFull
 from simdist.faults.kinds._hang import Hang
 from simdist.faults.kinds._hold import Hold
@@ -29,6 +32,7 @@ from simdist.faults.kinds._slow_rank import SlowRank
 from simdist.faults.kinds._store_away import StoreAway
 from simdist.faults.kinds._store_delay import StoreDelay
 from simdist.faults.kinds._store_lost import StoreLost
+from simdist.faults.kinds._wrong_result import WrongResult
 
 __all__ = ["KINDS"]
 
@@ -36,5 +40,6 @@ _CLASSES = (
     *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, ClockSkew),
     *(LinkDelay, LinkLoss, LinkSlow, Partition, Isolate, Hold, StoreDelay, StoreAway, StoreLost),
     *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
+    *(BadValues, WrongResult, DeviceError, DeviceWrong),
 )
 KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.kind: kind for kind in _CLASSES})

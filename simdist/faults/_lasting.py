@@ -18,6 +18,7 @@ class LastingFault(Fault):
     With `after`, both times count from the strike of that other fault.
     """
 
+    told_at_start: ClassVar[bool] = True  # else `lay_on` sees to it that the fault is told of when it does something
     says_its_end: ClassVar[bool] = False  # at `until_ns`, too; when it is lifted, all do
 
     start_ns: Annotated[int, DELAY] = 0
@@ -39,7 +40,9 @@ class LastingFault(Fault):
         start_ns = max(origin_ns + self.start_ns, stage.now_ns)
         until_ns = None if self.until_ns is None else origin_ns + self.until_ns
         self.lay_on(stage, start_ns, until_ns)
-        if start_ns > stage.now_ns:
+        if not self.told_at_start:
+            pass
+        elif start_ns > stage.now_ns:
             stage.call_at(start_ns, stage.tell)
         else:  # no timer: what lies in the future keeps the world from being at rest
             stage.tell()

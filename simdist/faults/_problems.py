@@ -31,14 +31,15 @@ def problems_of(
     max_restarts: int | None = None,
     has_disk: bool | None = None,
     has_local_disks: bool | None = None,
+    has_devices: bool | None = None,
     moves_payloads: bool = True,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> list[str]:
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
-    With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk` or
-    `has_local_disks` False, a problem of that disk; without `moves_payloads`, one that changes them.
+    With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk`, `has_local_disks` or
+    `has_devices` False, one of what is not there; without `moves_payloads`, one that changes them.
     `others` are in the world already, and `names` are of faults that may still come.
     """
     given = list(faults)
@@ -50,6 +51,7 @@ def problems_of(
     about: dict[str, Any] = {
         "has_disk": has_disk,
         "has_local_disks": has_local_disks,
+        "has_devices": has_devices,
         "moves_payloads": moves_payloads,
     }
     for problem in problems_among(good, world_size, max_restarts, others=others, names=names, **about):
@@ -65,6 +67,7 @@ def problems_among(
     *,
     has_disk: bool | None = None,
     has_local_disks: bool | None = None,
+    has_devices: bool | None = None,
     moves_payloads: bool = True,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
@@ -84,7 +87,15 @@ def problems_among(
             for finding in findings:
                 yield FaultProblem(index, (name, *finding.path), finding.text)
         surroundings = Surroundings(
-            world_size, max_restarts, has_disk, waits, taken, frozenset(misfits), has_local_disks, moves_payloads
+            world_size,
+            max_restarts,
+            has_disk,
+            waits,
+            taken,
+            frozenset(misfits),
+            has_local_disks,
+            has_devices,
+            moves_payloads,
         )
         for field, text in _asked(fault, surroundings, misfits):
             yield FaultProblem(index, (field,) if field else (), text)

@@ -26,7 +26,8 @@ __all__ = ["RankFault"]
 
 
 class RankFault(Fault):
-    """A fault that strikes one rank when its trigger comes. A subclass overrides `strike`, `exception` or `change`.
+    """A fault that strikes one rank when its trigger comes. A subclass overrides `strike`, `exception`, `change` or
+    `change_result`.
 
     The trigger is a virtual time (`at_ns`), a training step that the program names with `simdist.step(i)` (`at_step`),
     a point that it names with `simdist.point("saved")` (`at_point`), an operation, or with none of these the strike of
@@ -84,6 +85,19 @@ class RankFault(Fault):
         """
         return payload
 
+    def change_drawn(self, payload: Any, draw: Callable[[], float]) -> Any:
+        """As `change`, for a fault that draws what it changes: `draw` gives numbers from 0 to 1, by the run's seed."""
+        return self.change(payload)
+
+    def change_result(self, results: Any, draw: Callable[[], float]) -> Any:
+        """What takes the place of what a collective leaves on the rank: a list of the tensors that it has filled.
+
+        In a simulation only, when the result is there; the fault strikes "after" then. The tensors are the program's
+        own, or what is copied to these, and may be changed in place. `draw` gives numbers from 0 to 1, by the run's
+        seed.
+        """
+        return results
+
     @property
     def part_bytes(self) -> int | None:
         """How many bytes of a write are done. When it strikes "during", None is half of them; else all."""
@@ -128,13 +142,21 @@ class RankFault(Fault):
         return cls.exception is not RankFault.exception
 
     @property
-    def changes(self) -> Callable[[Any], Any] | None:
-        """Its `change`, if the class has one."""
-        return None if type(self).change is RankFault.change else self.change
+    def changes(self) -> Callable[[Any, Callable[[], float]], Any] | None:
+        """Its `change_drawn`, if the class has that or a `change`."""
+        kind = type(self)
+        own = kind.change is not RankFault.change or kind.change_drawn is not RankFault.change_drawn
+        return self.change_drawn if own else None
+
+    @property
+    def changes_result(self) -> Callable[[Any, Callable[[], float]], Any] | None:
+        """Its `change_result`, if the class has one."""
+        return None if type(self).change_result is RankFault.change_result else self.change_result
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of the trigger, of the rank, and of a payload that is not moved."""
-        if not world.moves_payloads and self.changes is not None and self.op != "write":
+        changes = self.changes is not None or self.changes_result is not None
+        if not world.moves_payloads and changes and self.op != "write":
             yield "", f'{self.kind} changes what an operation carries, and values="shapes" moves no payloads'
         if world.fine("at_ns", "at_step", "at_point", "op", "nth", "after"):
             yield from self._problems_of_source()
@@ -187,6 +209,8 @@ class RankFault(Fault):
         """None: what strikes a rank is done inside it. But nobody sees what it does to real disks and stores."""
         if self.op == STORE:
             return "requests to a store are seen in a simulation only"
+        if self.changes_result is not None:
+            return "what a real operation fills is not changed"
         if self.changes is not None or (self.drops and not effects_of(self.op)):
             return "what a real operation reads is not changed, and none is left out"
         return f"{self.op} is an effect on a simulated disk" if effects_of(self.op) else ""

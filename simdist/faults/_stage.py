@@ -57,6 +57,10 @@ class StruckRank(Protocol):
         """
         ...
 
+    def break_device(self, error: str) -> None:
+        """The devices of the process break: for good ("ecc", "lost"), or for the next allocation ("oom"); simulated."""
+        ...
+
 
 class Stage(Protocol):
     """A simulation, as one fault sees it. All that the fault sets up here ends when it is lifted."""
@@ -93,8 +97,11 @@ class Stage(Protocol):
         """The fault is over now: the run's events say what it `ends` with."""
         ...
 
-    def draw(self, rank: int) -> float:
-        """The next number from 0 to 1 of the fault's own stream for a rank in the present life, drawn from the seed."""
+    def draw(self, rank: int | None = None) -> float:
+        """The next number from 0 to 1, by the run's seed, of the fault's own stream in the present life.
+
+        With `rank` it is one for what this rank does: each rank has a stream of its own.
+        """
         ...
 
     def number(self, *words: str | int) -> float:
@@ -119,6 +126,13 @@ class Stage(Protocol):
 
     def skew_clock(self, rank: int, skew_ns: Callable[[int], int]) -> None:
         """The wall clock of the host that a rank begins on is wrong by `skew_ns(time_ns)` at each virtual time."""
+        ...
+
+    def change_kernels(self, place: Callable[[int, str, int], tuple[int, float] | None]) -> None:
+        """After each kernel of a virtual device ask `place(rank, name, size)` about its result of so many elements.
+
+        It says which of them is multiplied, counted from 0, and by what; None: none. `name` is the operator's, "mm".
+        """
         ...
 
     def lose_store(self) -> None:

@@ -31,7 +31,8 @@ class Verdict:
 
     `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
     that causes it; `error` is raised in its place, after a delay and a strike before it. `change` is given what the
-    effect carries (the bytes of a write, the tensors that an operation reads) and returns what it carries instead.
+    effect carries (the bytes of a write, the tensors that an operation reads) and returns what it carries instead;
+    `change_result` likewise what the effect leaves there, once it is done (the tensors that an operation fills).
     With `drop` nothing is done, and its program is told that it was. `part_bytes` is how much of a write is done: its
     program is told so, unless it is struck "during" (then None is half of it).
 
@@ -45,6 +46,7 @@ class Verdict:
     part_bytes: int | None = None
     change: Callable[[Any], Any] | None = None
     drop: bool = False
+    change_result: Callable[[Any], Any] | None = None
 
     def and_then(self, later: Verdict) -> Verdict:
         """Both: the delays added up, one strike and one change after the other, and the later error.
@@ -57,7 +59,9 @@ class Verdict:
         part_bytes = self.part_bytes if later.part_bytes is None else later.part_bytes
         change = _one_after_the_other(self.change, later.change)
         drop = self.drop or later.drop
-        return Verdict(self.delay_ns + later.delay_ns, error, _in_turn(strikes), when, part_bytes, change, drop)
+        result = _one_after_the_other(self.change_result, later.change_result)
+        strike = _in_turn(strikes)
+        return Verdict(self.delay_ns + later.delay_ns, error, strike, when, part_bytes, change, drop, result)
 
 
 def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:

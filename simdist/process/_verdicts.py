@@ -29,14 +29,20 @@ def carry_out(
 
     The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay, of
     which the process waits no longer than `limit_ns`. With `yields` others run after a strike, because the effect is
-    none in which the process would park. What `takes` names ("change", "drop", "part_bytes") the caller does itself.
+    none in which the process would park. What `takes` names ("change", "change_result", "drop", "part_bytes") the
+    caller does itself.
 
     Raises:
         Exception: what the verdict has in place of the effect.
         SimdistError: the verdict wants something else of it that can't be done to such an effect.
     """
     simulation = process.simulation
-    if verdict.change is not None or verdict.drop or verdict.part_bytes is not None:
+    if (
+        verdict.change is not None
+        or verdict.change_result is not None
+        or verdict.drop
+        or verdict.part_bytes is not None
+    ):
         _require(verdict, what, takes)
     if verdict.delay_ns:
         simulation.bus.record(delayed(simulation.now_ns, process.rank, verdict.delay_ns, what))
@@ -55,14 +61,16 @@ def carry_out(
 def _require(verdict: Verdict, what: str, takes: Collection[str]) -> None:
     wanted = {
         "change": ("changed", verdict.change is not None),
+        "change_result": ("done with another result", verdict.change_result is not None),
         "drop": ("dropped", verdict.drop),
         "part_bytes": ("done in part", verdict.part_bytes is not None and verdict.when != "during"),
     }
     for name, (word, is_wanted) in wanted.items():
         if is_wanted and name not in takes:
             raise SimdistError(
-                f"{what} can't be {word}, as a judge wants it; what can be changed is a write to a simulated disk and "
-                "what an operation reads, what can be dropped a write and a sync, what can be done in part a write"
+                f"{what} can't be {word}, as a judge wants it; what can be changed is a write to a simulated disk, "
+                "what an operation reads and what a collective fills, what can be dropped a write and a sync, what can "
+                "be done in part a write"
             )
 
 
@@ -80,7 +88,7 @@ def refusal_of(bus: Bus, event: object) -> BaseException | None:
     wanted = {
         "a delay": verdict.delay_ns,
         "a strike": verdict.strike,
-        "a change": verdict.change,
+        "a change": verdict.change or verdict.change_result,
         "a drop": verdict.drop,
     }
     if any(wanted.values()):

@@ -112,6 +112,11 @@ class Program(Protocol):
         ...
 
     @property
+    def has_devices(self) -> bool:
+        """True if its world has virtual devices."""
+        ...
+
+    @property
     def moves_payloads(self) -> bool:
         """False if only its course is simulated: `values="shapes"`."""
         ...

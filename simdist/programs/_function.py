@@ -13,7 +13,7 @@ from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progre
 from simdist.programs._scratch import scratch_folder
 from simdist.result import RunResult, how_it_ended
 from simdist.scenario import fill
-from simdist.settings import SETTINGS, call_text, check_settings
+from simdist.settings import SETTINGS, call_text, check_settings, has_devices
 from simdist.storage import Mount
 from simdist.values import guess_or_list
 
@@ -78,6 +78,10 @@ class FunctionProgram:
     @property
     def has_local_disks(self) -> bool:
         return self.mount is not None and bool(self.mount["local"])
+
+    @property
+    def has_devices(self) -> bool:
+        return has_devices(self.settings)
 
     @property
     def moves_payloads(self) -> bool:

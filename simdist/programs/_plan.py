@@ -45,6 +45,10 @@ class PlanProgram:
         return self.plan.disk is not None and bool(self.plan.disk["local"])
 
     @property
+    def has_devices(self) -> bool:
+        return self.plan.backend == "nccl" or bool(self.plan.cluster.get("devices_per_host"))
+
+    @property
     def moves_payloads(self) -> bool:
         return self.plan.values == "all"
 

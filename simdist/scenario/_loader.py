@@ -76,7 +76,7 @@ def load_faults(source: str, world_size: int | None, max_restarts: int) -> tuple
         ]
         about = {} if world_size is None else {"world_size": world_size}
         loader = _Loader(source, {"faults": table.get("faults", []), "max_restarts": max_restarts, **about}, problems)
-        found_faults = loader.struck_by()
+        found_faults = loader.struck_by(has_devices=None)
     if problems:
         raise ScenarioError(source, [str(problem) for problem in problems])
     return found_faults
@@ -108,7 +108,7 @@ class _Loader:
         cluster = {**self._cluster(), **self._models()}
         disk = self._disk()
         env = check_spec(ENV, self.table.get("env", {}), ("env",), self.problems)
-        struck_by = self.struck_by()
+        struck_by = self.struck_by(has_devices=self._has_devices())
         expect = self._expect()
         if top is None or workload is None or env is None or expect is None or self.problems:
             return None
@@ -200,11 +200,15 @@ class _Loader:
             self._problem((key,), f"expected a table, found {found(raw)}")
             return {}
         model = check_spec(model_spec(setting), raw, (key,), self.problems)
-        cluster = self.table.get("cluster")
-        no_devices = self.table.get("backend") != "nccl" and key != "jitter"
-        if no_devices and not (isinstance(cluster, dict) and cluster.get("devices_per_host")):
+        if key != "jitter" and not self._has_devices():
             self._problem((key,), "the world has no devices; say devices_per_host in [cluster]")
         return {} if model is None else {setting: model}
+
+    def _has_devices(self) -> bool:
+        cluster = self.table.get("cluster")
+        return self.table.get("backend") == "nccl" or (
+            isinstance(cluster, dict) and bool(cluster.get("devices_per_host"))
+        )
 
     def _has_local_disks(self) -> bool:
         disk = self.table.get("disk")
@@ -235,7 +239,7 @@ class _Loader:
         except SimdistError as error:
             self._problem(("cluster",), str(error))
 
-    def struck_by(self) -> tuple[faults.Fault, ...]:
+    def struck_by(self, *, has_devices: bool | None) -> tuple[faults.Fault, ...]:
         """Those of the file; world size and restarts are what they are held against."""
         raw = self.table.get("faults", [])
         if not isinstance(raw, list):
@@ -253,6 +257,7 @@ class _Loader:
             self.last_life,
             has_disk="disk" in self.table,
             has_local_disks=self._has_local_disks(),
+            has_devices=has_devices,
             moves_payloads=self.table.get("values") != "shapes",
             names=names,
         ):

@@ -242,6 +242,7 @@ class _Fuzz:
         about: dict[str, Any] = {
             "has_disk": program.has_disk,
             "has_local_disks": program.has_local_disks,
+            "has_devices": program.has_devices,
             "moves_payloads": program.moves_payloads,
         }
         world = Surroundings(trial.facts.world_size, self.max_restarts, **about)

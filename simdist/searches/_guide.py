@@ -136,6 +136,7 @@ class Guide:
             max_restarts=world.max_restarts,
             has_disk=world.has_disk,
             has_local_disks=world.has_local_disks,
+            has_devices=world.has_devices,
             moves_payloads=world.moves_payloads,
         )
 

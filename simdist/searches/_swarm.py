@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simdist.faults import KINDS, OFFSET, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
+from simdist.faults import KINDS, OFFSET, PART, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
 from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
@@ -33,9 +33,13 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "network": ("partition", "isolate", "hold"),
     "store": ("store_lost", "store_away"),
     "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
-    "corruption": ("bit_flip", "bit_rot"),
+    "device": ("device_error",),
+    "corruption": ("bit_flip", "bad_values", "wrong_result", "device_wrong", "bit_rot"),
 }
-DEADLY = ("crash", "host_crash", "signal", "raise", "store_lost", "io_error", "short_write", "disk_full")
+DEADLY = (
+    *("crash", "host_crash", "signal", "raise", "device_error", "store_lost"),
+    *("io_error", "short_write", "disk_full"),
+)
 """Kinds after which a rank may be gone: a plan has no more of them than the launcher starts ranks again, or one."""
 CORRUPTING = FAMILIES["corruption"]
 
@@ -116,8 +120,10 @@ def drawn_plan(
 def families_of(world: Surroundings) -> Iterator[str]:
     """The families of which a fault could strike there."""
     for name in FAMILIES:
-        needs_disk = name == "disk" or (name == "host" and not world.max_restarts)
-        if (world.has_disk or not needs_disk) and (world.world_size > 1 or name != "network"):
+        needs = {"device": world.has_devices, "disk": world.has_disk, "network": world.world_size > 1}
+        if not world.max_restarts:
+            needs["host"] = world.has_disk
+        if needs.get(name, True):
             yield name
 
 
@@ -134,6 +140,7 @@ def fitting_fault(
     about: dict[str, Any] = {
         "has_disk": world.has_disk,
         "has_local_disks": world.has_local_disks,
+        "has_devices": world.has_devices,
         "moves_payloads": world.moves_payloads,
     }
     for _ in range(turns):
@@ -141,7 +148,7 @@ def fitting_fault(
         if values is None:
             return None
         fault = kind(**values, optional=True)
-        if fault.needs_disk and not world.has_disk:
+        if (fault.needs_disk and not world.has_disk) or (fault.needs_devices and not world.has_devices):
             continue
         if not problems_of([fault], facts.world_size, max_restarts=world.max_restarts, **about):
             return fault
@@ -196,14 +203,12 @@ def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Fac
         return _duration(source)
     if isinstance(inner, Bandwidth):
         return int(_LEAST_BANDWIDTH * (_MOST_BANDWIDTH / _LEAST_BANDWIDTH) ** source.random())
-    if inner == SHARE:
+    if inner in (SHARE, PART):
         return _share(source)
     if isinstance(inner, Truth):
         return source.random() < 0.5
     if inner == OFFSET:
         return source.choice((-1, 1)) * _duration(source)
-    if inner == SHARE:
-        return source.random()
     if isinstance(inner, ListOf):
         rest = [rank for rank in range(facts.world_size) if rank not in victims]
         return (tuple(sorted(victims)), tuple(rest))

@@ -16,6 +16,7 @@ from simdist.settings._settings import (
     RunSettings,
     check_fitting,
     check_settings,
+    has_devices,
     misfits,
     unmoved_problems,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "call_text",
     "check_fitting",
     "check_settings",
+    "has_devices",
     "misfits",
     "unmoved_problems",
 ]

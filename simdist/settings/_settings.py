@@ -55,6 +55,7 @@ __all__ = [
     "RunSettings",
     "check_fitting",
     "check_settings",
+    "has_devices",
     "misfits",
     "unmoved_problems",
 ]
@@ -291,6 +292,12 @@ def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -
     return good, lines
 
 
+def has_devices(settings: Mapping[str, Any]) -> bool:
+    """True if a world with these settings has virtual devices."""
+    cluster = settings.get("cluster")
+    return settings.get("backend") == "nccl" or (cluster is not None and bool(cluster.devices_per_host))
+
+
 def unmoved_problems(good: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What needs values, in a world that does not move them: which setting, and why."""
     if good.get("values") != "shapes":
@@ -334,6 +341,7 @@ def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ())
         max_restarts=lives,
         has_disk=good.get("disk") is not None,
         has_local_disks=getattr(good.get("disk"), "local", None) is not None,
+        has_devices=has_devices(good),
         moves_payloads=good.get("values") != "shapes",
     )
     lines += [f"{name}: {text}" for name, text in unmoved_problems(good)]

@@ -282,6 +282,7 @@ class World:
             self._let_store_run,
             hosts=tuple(self._hosts.values()),
             seed=self._spec.seed,
+            has_devices=self._devices is not None,
         )
         launcher = self._spec.launcher
         if launcher is not None and chosen is False:

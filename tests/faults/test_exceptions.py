@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from simdist.errors import FaultError
 from simdist.faults import Crash, Hang, Raise, SlowRank
-from simdist.faults.kinds._raise import TORCH_ERRORS
+from simdist.faults.kinds._raise import DEVICE_ERRORS, TORCH_ERRORS
 from tests.faults.programs import COMPUTE_NS, MS, events_of, run, statuses
 
 CLEAN = run()
@@ -71,6 +72,19 @@ def test_the_exceptions_of_torch_are_torchs_own(name: str) -> None:
     result = run(Raise(rank=0, nth=1, error=name, message="x"))
 
     assert type(result.ranks[0].exception) is getattr(dist, name)
+
+
+@pytest.mark.parametrize("name", DEVICE_ERRORS)
+def test_what_devices_raise_is_torchs_own_with_the_text_as_given(name: str) -> None:
+    result = run(Raise(rank=0, nth=1, error=name, message="CUDA out of memory."))
+
+    assert type(result.ranks[0].exception) is getattr(torch, name)
+    assert str(result.ranks[0].exception) == "CUDA out of memory."
+
+
+def test_no_other_name_of_torch_can_be_raised() -> None:
+    with pytest.raises(FaultError, match=r"or one of torch: AcceleratorError, OutOfMemoryError"):
+        run(Raise(rank=0, nth=1, error="Tensor"))
 
 
 def test_every_exception_that_torch_exports_is_known() -> None:

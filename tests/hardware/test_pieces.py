@@ -235,15 +235,19 @@ def test_a_workload_that_asks_for_gloo_gets_nccl_on_its_gpu(asked: str | None, g
 
 _SIMULATED_ONLY = {
     *(
+        "bad_values",
         "bit_flip",
         "bit_rot",
         "clock_skew",
+        "device_error",
+        "device_wrong",
         "disk_full",
         "host_crash",
         "io_error",
         "lost_sync",
         "short_write",
         "slow_disk",
+        "wrong_result",
     ),
 }
 

@@ -12,7 +12,7 @@ Write = Callable[..., str]
 KINDS = "crash, host_crash, hang, signal, raise, slow_rank, clock_skew, link_delay, link_loss, link_slow, partition, "
 KINDS += (
     "isolate, hold, store_delay, store_away, store_lost, io_error, short_write, slow_disk, disk_full, bit_rot, "
-    "lost_sync, bit_flip"
+    "lost_sync, bit_flip, bad_values, wrong_result, device_error, device_wrong"
 )
 
 
@@ -152,7 +152,8 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         (
             'kind = "raise"\nrank = 1\nop = "barrier"\nerror = "ValueEror"',
             ".error: unknown exception 'ValueEror'; expected one of Python's that takes a text, or one of "
-            "torch.distributed: DistBackendError, DistError, DistNetworkError, DistStoreError, QueueEmptyError",
+            "torch.distributed: DistBackendError, DistError, DistNetworkError, DistStoreError, QueueEmptyError, "
+            "or one of torch: AcceleratorError, OutOfMemoryError",
         ),
         (
             'kind = "raise"\nrank = 1\nop = "barrier"\nwhen = "during"',

@@ -30,7 +30,8 @@ def scenario(folder: Path, more: str = "") -> Plan:
 
 def drawn(count: int, **about: Any) -> list[Attempt]:
     facts = Facts.of(simdist.run(all_together, world_size=4))
-    world = Surroundings(4, about.pop("max_restarts", 0), about.pop("has_disk", False), has_local_disks=False)
+    has = {name: about.pop(name, False) for name in ("has_disk", "has_devices")}
+    world = Surroundings(4, about.pop("max_restarts", 0), has_local_disks=False, **has)
     given: dict[str, Any] = {"budget": 1, "families": tuple(FAMILIES)} | about
     return [plan_of_faults(number, 0, facts, world, **given) for number in range(count)]
 
@@ -53,11 +54,19 @@ def test_plans_hold_at_most_as_many_ranks_as_the_budget_says() -> None:
 
 
 def test_each_plan_has_its_own_families_and_all_of_them_are_drawn() -> None:
-    kinds = [{fault.kind for fault in attempt.faults} for attempt in drawn(200, has_disk=True, max_restarts=1)]
+    plans = drawn(200, has_disk=True, has_devices=True, max_restarts=1)
+    kinds = [{fault.kind for fault in attempt.faults} for attempt in plans]
     without = {"disk_full", "bit_rot", "short_write", "lost_sync", "io_error", "slow_disk"}  # nothing is written
 
     assert set().union(*kinds) >= set(KINDS) - without
     assert drawn(20) == drawn(20)
+
+
+def test_a_world_without_devices_gets_no_fault_of_one() -> None:
+    faults = [fault for attempt in drawn(200, max_restarts=1) for fault in attempt.faults]
+
+    assert faults
+    assert not [fault for fault in faults if fault.needs_devices]
 
 
 def test_everything_that_lasts_has_an_end() -> None:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from simdist.c10d.calls._events import OperationAdmitted, OperationCalled
+from simdist.c10d.calls._filled import ResultChange
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Outputs, Payload, Scattered
 from simdist.c10d.calls._read import Change, change_read
+from simdist.c10d.calls._table import FILLING
 from simdist.errors import SimdistError
 from simdist.process import SimProcess, Strike, carry_out, refusal_of
 from simdist.records import completed, failed, issued, message_completed, message_issued
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from simdist.c10d.engine import Communicator
 
 __all__ = ["Member", "Queued"]
+
+
+_TAKES = ("change", "change_result")
 
 
 def _do_nothing(_: object = None) -> None:
@@ -63,6 +68,7 @@ class Member:
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
         self.change: Change | None = None  # of what the announced operation reads; who reads it takes it
+        self.change_result: ResultChange | None = None  # of what it fills; who runs it takes it
         # What the announcement of the next collective has left to strike (or nothing: ()), if it was made ahead of it.
         self.ahead: Strike | tuple[()] | None = None
 
@@ -98,9 +104,9 @@ class Member:
         before = process.last_operation
         process.last_operation = (name, sequence, communicator.name)
         verdict = simulation.bus.announce(OperationCalled(process, name, communicator.name, sequence))
-        self.change = verdict.change
+        self.change, self.change_result = verdict.change, verdict.change_result
         try:
-            return carry_out(process, verdict, name, takes=("change",))
+            return carry_out(process, verdict, name, takes=_TAKES if name in FILLING else _TAKES[:1])
         except BaseException as error:
             if error is verdict.error:
                 process.last_operation = before

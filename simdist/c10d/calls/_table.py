@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COPIES", "FROM_ROOT", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS", "RENAMED", "RINGS"]
-__all__ += ["ROOTED", "SILENT", "TABLE", "TO_ROOT", "Collective", "Method", "names_where"]
+__all__ = ["COPIES", "FILLING", "FROM_ROOT", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS", "RENAMED"]
+__all__ += ["RINGS", "ROOTED", "SILENT", "TABLE", "TO_ROOT", "Collective", "Method", "names_where"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,9 @@ COPIES = names_where(lambda row: row.root != "" and not row.reduces)
 
 SILENT = (*names_where(lambda row: row.payload == "nothing"), "recv")
 """Those that read nothing of a rank's memory."""
+
+FILLING = names_where(lambda row: row.payload not in ("nothing", "sparse") and not row.is_message)
+"""The collectives that fill dense tensors."""
 
 KERNELS = {row.name: row.kernel for row in TABLE if row.kernel}
 """The collectives that NCCL has a function for, and its name."""

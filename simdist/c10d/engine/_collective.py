@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simdist.c10d.calls import IN_PLACE, ROOTED
 from simdist.c10d.calls._events import CollectiveRead
+from simdist.c10d.calls._filled import ResultChange
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Payload
 from simdist.c10d.calls._unseen import unseen
@@ -186,6 +187,12 @@ class Collective:
             self.strikes = Strikes(self)
         self.strikes.add(rank, when, action)
 
+    def change_result(self, rank: int, change: ResultChange) -> None:
+        """Change what the rank gets out of it, when that is there."""
+        if self.strikes is None:
+            self.strikes = Strikes(self)
+        self.strikes.change_result(rank, change)
+
     def refuse(self, work: SimWork, refusal: RuntimeError) -> None:
         """A member's call is refused: it takes no part, and the others may wait for it."""
         if self._refused is None:
@@ -315,6 +322,8 @@ class Collective:
         if operation.reduction == "avg" and error is None:
             error = algorithm.refused_result(operation)
         strikes = self.strikes
+        if strikes is not None and error is None:
+            strikes.change_results()
         for rank, arrival in self.arrivals.items():
             work = arrival.work
             del work.member.pending[work]
@@ -448,6 +457,8 @@ class Collective:
             work.member.completed(arrival.operation.name, self.sequence, begin_ns, crc)
             error = communicator.backend.algorithm.refused_result(arrival.operation)
             if error is None:
+                if self.strikes is not None:
+                    self.strikes.change_results(rank)
                 work.finish()
             else:
                 work.fail(error)

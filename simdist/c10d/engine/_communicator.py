@@ -192,6 +192,9 @@ class Communicator:
             collective = self.collectives[sequence] = Collective(self, operation, sequence)
         if strike is not None:
             collective.strike(member.rank, *strike)
+        if member.change_result is not None:
+            change, member.change_result = member.change_result, None
+            collective.change_result(member.rank, change)
         if name == "barrier" and member.pending:
             self._arrive_after_pending(collective, member, work, payload, timeout_ns)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from simdist.c10d.calls._filled import ResultChange, change_filled
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Brought, Exchanged, Factor, Payload
 from simdist.c10d.calls._read import Change, change_read
@@ -67,6 +68,7 @@ class Part:
         self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
         self.change: Change | None = None  # of what it reads
+        self.change_result: ResultChange | None = None  # of what it fills
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
@@ -92,9 +94,15 @@ class Part:
 
     def change_read(self) -> None:
         """Change what its operation reads, as a verdict wants it. Calls of the device report what goes wrong."""
-        assert self.change is not None
+        self._change(change_read, self.change)
+
+    def change_filled(self) -> None:
+        """Likewise what its operation has filled."""
+        self._change(change_filled, self.change_result)
+
+    def _change(self, apply: Callable[..., None], change: Change | ResultChange | None) -> None:
         try:
-            change_read(self.change, self.operation, self.payload, self.rank)
+            apply(change, self.operation, self.payload, self.rank)
         except Exception as error:
             self.connection.streams_of(self.rank).error = error
             self.process.wake()
@@ -303,6 +311,8 @@ class StreamCollective:
             return
         for part in parts:
             part.begun = True
+            if part.change_result is not None:
+                part.change_filled()
             part.settle_claims()
         cost = communicator.wire_cost(operation)
         end_ns = simulation.now_ns + cost.duration_ns + connection.delay_ns(simulation.now_ns)

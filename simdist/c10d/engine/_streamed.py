@@ -293,6 +293,15 @@ class Connection:
                     parts.append(part)
         self.communicator.failure.peer_left(self, rank, parts)
 
+    def stall(self, rank: int) -> None:
+        """A rank's device is broken: what it takes part in never ends, on the others either, and nobody is told."""
+        for collective in self.collectives.values():
+            if rank in collective.parts:
+                collective.lose()
+        for queue in (*self._sends.values(), *self._receives.values()):
+            for part in queue:
+                part.lost = part.lost or part.rank == rank
+
     def release(self, rank: int, now_ns: int) -> None:
         """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""
         unfinished = [each for each in self.collectives.values() if each.is_endless]

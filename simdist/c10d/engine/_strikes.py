@@ -6,6 +6,8 @@ back*: it dies with its data still in its own buffers, when the others have come
 large operation a part is under way when the fault strikes, at half of the rank's time in it. `simdist.hardware` does
 the same to real processes, with the same limit.
 
+What a rank gets out of a collective is changed here, too, as the last thing before its part ends.
+
 Invariants: a rank has one strike at most, the latest that was added; it is taken out before it is carried out, and
 dropped unstruck if the rank's part ends first. Who is held back stays so until it dies or goes on after a stop.
 """
@@ -16,6 +18,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from simdist.c10d.calls._filled import ResultChange, change_filled
 from simdist.process import Strike
 
 if TYPE_CHECKING:
@@ -29,16 +32,30 @@ UNDER_WAY = 16 << 20  # bytes; of an operation as large as this a part has left 
 class Strikes:
     """The strikes of one collective; made with the first."""
 
-    __slots__ = ("_collective", "_pending", "held_back")
+    __slots__ = ("_changes", "_collective", "_pending", "held_back")
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self._pending: dict[int, Strike] = {}  # by rank: not struck, and its part has not ended
+        self._changes: dict[int, ResultChange] = {}  # by rank: of what it gets, which is not there yet
         self.held_back: dict[int, None] = {}  # ranks whose messages do not leave
 
     def add(self, rank: int, when: Literal["during", "after"], action: Callable[[], None]) -> None:
         """Call `action` while the rank's data is under way ("during") or when its part is over ("after")."""
         self._pending[rank] = (when, action)
+
+    def change_result(self, rank: int, change: ResultChange) -> None:
+        """Change what the rank gets out of it, when that is there."""
+        self._changes[rank] = change
+
+    def change_results(self, only: int | None = None) -> None:
+        """The results are there, or that of one rank is: change them. A change that fails is the rank's error."""
+        for rank in [each for each in self._changes if only in (None, each)]:
+            arrival = self._collective.arrivals[rank]
+            try:
+                change_filled(self._changes.pop(rank), arrival.operation, arrival.payload, rank)
+            except Exception as error:
+                arrival.work.error = error
 
     def ranks_during(self) -> list[int]:
         """Whom something strikes during it, whether they have come or not."""

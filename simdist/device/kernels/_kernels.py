@@ -58,7 +58,7 @@ from simdist.inside.torch import (
     takes_numbers_as_tensors,
 )
 
-__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "wrap_kernels"]
+__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -199,6 +199,11 @@ def also_wrap(wrapper: Wrapper) -> None:
     """Wrap each kernel by that one, too, outside of the others, until kernels are wrapped anew."""
     if wrapper not in _wrappers:
         wrap_kernels((*_wrappers, wrapper))
+
+
+def unwrapped(op: Operator) -> Kernel:
+    """The kernel of an operator, which no wrapper sees."""
+    return _kernel_of(op)
 
 
 def unwrap_kernels() -> None:

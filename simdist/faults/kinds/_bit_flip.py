@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 from simdist.c10d.calls import SILENT
+from simdist.faults._bits import flip, size_of
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION
 from simdist.faults._in_place import problems_in_place
@@ -49,13 +50,7 @@ class BitFlip(RankFault):
             data = bytearray(payload)
             data[self._place(len(data))] ^= 1 << self.bit
             return bytes(data)
-        place = self._place(sum(each.numel() * each.element_size() for each in payload))
-        for tensor in payload:
-            size = tensor.numel() * tensor.element_size()
-            if place < size:
-                _flip(tensor, place, self.bit)
-                break
-            place -= size
+        flip(payload, self._place(size_of(payload)), self.bit)
         return payload
 
     def _place(self, size: int) -> int:
@@ -68,18 +63,3 @@ class BitFlip(RankFault):
         """Which bit."""
         where = "in the middle" if self.byte is None else f"of byte {self.byte}"
         return f"bit {self.bit} {where} of what rank {self.rank} gives to {self.op} flips"
-
-
-def _flip(tensor: Any, place: int, bit: int) -> None:
-    """Flip a bit of the element that has that byte, with no trace in autograd."""
-    import torch
-
-    with torch.no_grad():
-        index, byte = divmod(place, tensor.element_size())
-        where: list[int] = []
-        for size in reversed(tensor.shape):
-            index, at = divmod(index, size)
-            where.insert(0, at)
-        element = tensor.detach()[tuple(where)].reshape(1).clone()
-        element.view(torch.uint8)[byte] ^= 1 << bit
-        tensor.detach()[tuple(where)] = element[0]

@@ -10,17 +10,23 @@ from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._rank_fault import RankFault
 from simdist.values import Text, brief
 
-__all__ = ["TORCH_ERRORS", "Raise"]
+__all__ = ["DEVICE_ERRORS", "TORCH_ERRORS", "Raise"]
 
 # What can be raised besides Python's own, by their names in torch.distributed (torch 2.13).
 TORCH_ERRORS = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "QueueEmptyError")
+# And by their names in torch itself: what its allocators and its devices raise.
+DEVICE_ERRORS = ("AcceleratorError", "OutOfMemoryError")
 
 
 class Raise(RankFault):
     """An exception in the rank's own program, in place of an operation or at the start of a step or at a point.
 
-    `error` names it: one of Python's, or one that torch.distributed exports. The operation is not issued; a program
-    that catches the exception may call it again.
+    `error` names it: one of Python's, one that torch.distributed exports, or torch's own "OutOfMemoryError" and
+    "AcceleratorError". The operation is not issued; a program that catches the exception may call it again.
+
+    Example:
+        >>> Raise(rank=1, at_step=3, error="OutOfMemoryError", message="CUDA out of memory.").exception()
+        OutOfMemoryError('CUDA out of memory.')
     """
 
     error: Annotated[str, Text()] = "RuntimeError"
@@ -33,7 +39,7 @@ class Raise(RankFault):
             yield (
                 "error",
                 f"unknown exception {brief(self.error)}; expected one of Python's that takes a text, or one of "
-                f"torch.distributed: {', '.join(TORCH_ERRORS)}",
+                f"torch.distributed: {', '.join(TORCH_ERRORS)}, or one of torch: {', '.join(DEVICE_ERRORS)}",
             )
 
     def exception(self) -> Exception:
@@ -42,6 +48,10 @@ class Raise(RankFault):
             import torch.distributed as dist
 
             made: Exception = getattr(dist, self.error)(self.message)
+        elif self.error in DEVICE_ERRORS:
+            import torch
+
+            made = getattr(torch, self.error)(self.message)
         else:
             made = getattr(builtins, self.error)(self.message)
         return made
@@ -53,7 +63,7 @@ class Raise(RankFault):
 
 def _can_be_raised(name: str) -> bool:
     kind = getattr(builtins, name, None)
-    if name in TORCH_ERRORS:
+    if name in TORCH_ERRORS or name in DEVICE_ERRORS:
         return True
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return False

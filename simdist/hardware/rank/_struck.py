@@ -65,5 +65,9 @@ class RealRank:
         """Refused: it is the machine of the whole run."""
         raise UnsupportedError("no machine is switched off for a run")
 
+    def break_device(self, error: str) -> None:
+        """Refused: it is a device that others use after the run."""
+        raise UnsupportedError("no real device is broken for a run")
+
     def _ends(self, how: str) -> None:
         self._journal.note("strike", self._index, self.life, how)

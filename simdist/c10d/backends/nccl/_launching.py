@@ -17,7 +17,7 @@ from simdist.c10d.backends.nccl._operands import Call, Operands, flat
 from simdist.c10d.backends.nccl._options import NcclOptions
 from simdist.c10d.backends.nccl._timing import estimated_us
 from simdist.c10d.backends.nccl._work import NcclWork
-from simdist.c10d.backends.nccl.kernels._nan import device_assert, holds_nan
+from simdist.c10d.backends.nccl.kernels._nan import holds_nan
 from simdist.c10d.backends.nccl.watch._recorder import Entry
 from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.calls._events import WorkIssued
@@ -26,7 +26,7 @@ from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
-from simdist.device import latest, memory_of
+from simdist.device import cuda_error, latest, memory_of
 from simdist.frames import foreign_lines, user_frame, user_line
 from simdist.inside.torch import NcclPlace
 from simdist.process import Strike
@@ -123,6 +123,8 @@ class NcclGroup(NcclMember):
             return self._waits_for_nothing(name, outputs)
         strike = self._called(name)
         connection = self._connection(index)
+        if connection.ends[self._member.rank][2].failure is not None:
+            self.require_devices()
         asynchronous = getattr(operands.opts, "asyncOp", True)
         limit_ns = self._timeout_ns  # torch takes no other
         member, block, inner = self._member, self._block, operands.inner
@@ -144,6 +146,7 @@ class NcclGroup(NcclMember):
             call.sequence = member.issued(operation, None, outputs, limit_ns, asynchronous, False, reduces)
         calls[0].strike = strike
         calls[0].change, member.change = member.change, None
+        calls[0].change_result, member.change_result = member.change_result, None
         if self._nan_check:
             self._look_for_nan(connection, calls)
         if block is not None:
@@ -198,6 +201,8 @@ class NcclGroup(NcclMember):
         if block is None and peer == self.rank():
             raise self._self_message()
         connection = self._connection(index) if block is not None else self._pair(peer, index)
+        if connection.ends[self._member.rank][2].failure is not None:
+            self.require_devices()
         data = flat(tensor)
         _arguments.check_type(kind, tensor.dtype)
         size = data.numel() * data.element_size()
@@ -231,7 +236,7 @@ class NcclGroup(NcclMember):
         """A kernel before the operation's that fails where an input holds a NaN, if that is asked for."""
         if any(holds_nan(call.operation, call.payload, self.rank()) for call in calls):
             streams = connection.streams_of(self.rank())
-            streams.error = device_assert()
+            streams.error = cuda_error("assert")
             self.watchdog.notice_device_error(streams.error)
 
     def _message_name(self, kind: str, peer: int) -> str:
@@ -293,7 +298,7 @@ class NcclGroup(NcclMember):
         for call in calls:
             part = Part(connection, rank, call.operation, call.payload, begin, call.reads, call.writes, call.factor)
             part.sequence, part.strike, part.change, part.peer = call.sequence, call.strike, call.change, call.peer
-            part.partners = call.partners
+            part.change_result, part.partners = call.change_result, call.partners
             part.work = work
             if communicator.strict:
                 communicator.call_site(part)

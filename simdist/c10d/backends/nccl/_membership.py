@@ -261,6 +261,7 @@ class NcclMember(EndingMember):
         if self.rank() in makers:
             name = f"{self._communicator.name}/{makers[self.rank()]}".encode()
             self._store.announce(makers[self.rank()], hashlib.sha512(name).digest() * 2)  # ncclUniqueId has 128 bytes
+        self.require_devices()
         devices = devices_of_this_process()
         streams = devices.streams
         # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
@@ -301,6 +302,22 @@ class NcclMember(EndingMember):
         if index not in self._used:
             self._used.append(index)
         return made
+
+    def require_devices(self) -> None:
+        """See that the devices of the process work.
+
+        Raises:
+            AcceleratorError: they are broken; in CUDA's words, for torch calls CUDA before NCCL.
+        """
+        failure = devices_of_this_process().streams.failure
+        if failure is not None:
+            raise failure()
+
+    def lose_devices(self, error: BaseException) -> None:
+        """The devices of the process break: what runs on them never ends, and the watchdog meets the error."""
+        for connection in self._connections.values():
+            connection.stall(self.rank())
+        self.watchdog.lose_devices(error)
 
     def _require_alive(self) -> None:
         if self.closed:

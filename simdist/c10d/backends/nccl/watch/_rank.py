@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._monitor import Monitor
 
-__all__ = ["RankNccl", "nccl_of"]
+__all__ = ["RankNccl", "known_nccl_of", "nccl_of"]
 
 _EXIT_NS = 100_000_000  # that an interpreter with torch in it takes to end, at least
 _PREFIX = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
@@ -117,4 +117,10 @@ def nccl_of(process: SimProcess) -> RankNccl:
     if state.nccl is None:
         state.nccl = RankNccl(process)
     found: RankNccl = state.nccl
+    return found
+
+
+def known_nccl_of(process: SimProcess) -> RankNccl | None:
+    """That of a process, on any thread; None if it has no group yet."""
+    found: RankNccl | None = None if process.torch_state is None else process.torch_state.nccl
     return found

@@ -165,6 +165,11 @@ class Watchdog:
 
         process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: when_it_runs(process, look))
 
+    def lose_devices(self, error: BaseException) -> None:
+        """The devices are broken: the watchdog meets that if there is a work to ask them about."""
+        if self._works and not self._failing:
+            self.notice_device_error(error)
+
     def _fail(self, work: NcclWork, said: str, error: str, kind: str, place: Place) -> None:
         """A work has failed: say so, ask for dumps, sleep, and act on it."""
         self._failing = True

@@ -1,0 +1,50 @@
+"""What an operation fills of a rank's memory, and a verdict that changes it: the twin of `_read.py`.
+
+The change is made when the operation has put its result there, and before anybody is told that it has: what copies the
+result to where the program wants it copies the changed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Payload, Sparse
+from simdist.c10d.calls._table import FROM_ROOT, TO_ROOT
+from simdist.c10d.calls._unseen import unseen
+from simdist.errors import SimdistError
+
+__all__ = ["ResultChange", "change_filled", "filled_by"]
+
+ResultChange: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""What a verdict makes of the tensors that an operation has filled."""
+
+
+def filled_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
+    """The tensors that the operation fills on this rank; none where it only gives."""
+    if payload is None or isinstance(payload, Sparse) or (operation.name in TO_ROOT and rank != operation.root):
+        return []
+    if isinstance(payload, torch.Tensor):
+        return [] if operation.name in FROM_ROOT and rank == operation.root else [payload]
+    filled = payload.filled
+    return [filled] if isinstance(filled, torch.Tensor) else list(filled or ())
+
+
+@unseen
+def change_filled(change: ResultChange, operation: Operation, payload: Payload, rank: int) -> None:
+    """Put what a verdict makes of them in the place of the tensors that the operation has filled.
+
+    Raises:
+        SimdistError: the verdict makes other tensors of them than there are.
+    """
+    tensors = filled_by(operation, payload, rank)
+    changed = change(tensors)
+    if [each.shape for each in changed] != [each.shape for each in tensors]:
+        raise SimdistError(f"a judge makes other shapes of the results of {operation.name}; they must stay as they are")
+    with torch.no_grad():
+        for tensor, new in zip(tensors, changed, strict=True):
+            if new is not tensor:
+                tensor.copy_(new)
