@@ -13,7 +13,7 @@ import torch.distributed as dist
 import simdist
 from simdist.errors import FaultError
 from simdist.faults import Crash, Hang, Raise, SlowRank
-from simdist.faults.kinds._raise import DEVICE_ERRORS, TORCH_ERRORS
+from simdist.faults.kinds.processes._raise import DEVICE_ERRORS, TORCH_ERRORS
 from tests.faults.programs import COMPUTE_NS, MS, events_of, run, statuses
 
 CLEAN = run()

@@ -1,4 +1,5 @@
 """What can go wrong: one fault a file, with its fields, problems, simulated and real arm, and words.
 
-Their bases are in `simdist.faults`; `simdist.faults._kinds` lists them.
+By what they strike: `processes` and their hosts, the `network` and the store, `disks`, `values` and devices. Their
+bases are in `simdist.faults`; `simdist.faults._kinds` lists them.
 """

@@ -1,0 +1,1 @@
+"""What happens to the processes of ranks, and to the hosts that they run on."""
