@@ -266,3 +266,24 @@ def test_nothing_of_a_device_reaches_a_tensor_of_the_cpu() -> None:
 
     assert torch.equal((before + 1) @ before, torch.tensor(20.0))
     assert before.storage_offset() == 0
+
+
+_TO_THE_END = """
+import builtins
+import torch
+import simdist
+
+def body():
+    pinned = torch.ones(4).pin_memory()
+    tensor = torch.ones(4, device="cuda", requires_grad=True)
+    return pinned, pinned[1:], tensor, tensor * 2, torch.cuda.Stream(), torch.cuda.Event(), torch.Generator("cuda")
+
+builtins.kept = simdist.run(body, world_size=2, backend="nccl")
+builtins.kept.raise_for_failure()
+"""
+
+
+def test_tensors_that_are_kept_to_the_end_of_the_process_end_with_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", _TO_THE_END], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -14,7 +14,8 @@ import torch
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["BeforeTable", "Pointer", "Table", "address_of", "copy_table", "library", "stand_in", "table_of", "unknown"]
+__all__ = ["BeforeTable", "Pointer", "Table", "address_of", "copy_table", "keep_for_ever", "library", "stand_in"]
+__all__ += ["table_of", "unknown"]
 
 Pointer = ctypes.c_void_p
 Table = Any  # pointers to functions, by place
@@ -58,6 +59,12 @@ def stand_in(table: int) -> tuple[int, object]:
     """An object that has nothing but a table: its address, and what must be kept for it."""
     thing = (Pointer * 1)(table)
     return ctypes.addressof(thing), thing
+
+
+def keep_for_ever(*things: object) -> None:
+    """Keep what C++ points at for as long as the process lives: tensors may go after all modules have."""
+    for each in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def unknown(what: str) -> UnsupportedError:

@@ -17,7 +17,7 @@ from simdist.errors import UnsupportedError
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings
 from simdist.inside.torch._cuda import is_built_for_cuda
-from simdist.inside.torch._cxx import Pointer, Table, address_of, library, stand_in, table_of, unknown
+from simdist.inside.torch._cxx import Pointer, Table, address_of, keep_for_ever, library, stand_in, table_of, unknown
 
 __all__ = [
     "CUDA_TYPE",
@@ -59,7 +59,6 @@ class DeviceGuard:
     """
 
     def __init__(self) -> None:
-        self._keep: list[object] = []  # what C++ points at
         self._registry = (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)
         self._old = self._registry[CUDA_TYPE]  # of a CUDA build
         self._guard = self._make()
@@ -121,7 +120,7 @@ class DeviceGuard:
             self._registry[CUDA_TYPE] = self._old
             raise unknown("did not install its own device guard")
         address, kept = stand_in(_word_at(guard))  # the thread that made that one may end: see `ensure_guard`
-        self._keep.append(kept)
+        keep_for_ever(kept)
         return address
 
     def _counting(self, count: int) -> int:
@@ -129,7 +128,7 @@ class DeviceGuard:
         answer = ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: count)
         table: Table = (Pointer * _WORDS)(*[address_of(answer)] * _WORDS)
         address, guard = stand_in(ctypes.addressof(table))
-        self._keep += [answer, table, guard]
+        keep_for_ever(answer, table, guard)
         return address
 
     def _check(self) -> None:

@@ -19,7 +19,17 @@ from simdist.errors import UnsupportedError
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings
 from simdist.inside.torch._cuda import is_built_for_cuda
-from simdist.inside.torch._cxx import BeforeTable, Pointer, address_of, copy_table, library, stand_in, table_of, unknown
+from simdist.inside.torch._cxx import (
+    BeforeTable,
+    Pointer,
+    address_of,
+    copy_table,
+    keep_for_ever,
+    library,
+    stand_in,
+    table_of,
+    unknown,
+)
 from simdist.inside.torch._guard import CUDA_TYPE, DeviceGuard, device_guard
 from simdist.inside.torch._timers import hide_timer
 
@@ -52,7 +62,6 @@ class DeviceHooks:
         self.count: Callable[[], int] = lambda: 0
         self.pinned: dict[int, int] = {}  # address -> what frees it, of all pinned memory
         self._guard = guard
-        self._keep: list[object] = []  # what C++ points at
         self._require_init: Any = library("libtorch_python.so")[_REQUIRE_INIT]
         self._require_init.argtypes = (ctypes.c_int8, ctypes.c_bool)
         self._require_init.restype = None
@@ -107,7 +116,7 @@ class DeviceHooks:
             _HAS_CUDA: yes,
         }
         address, table = copy_table(ctypes.cast(plain or 0, ctypes.POINTER(Pointer)), _WORDS, answers)
-        self._keep += [table, answers]
+        keep_for_ever(table, answers)
         return address
 
     def _make_allocator(self) -> int:
@@ -123,10 +132,13 @@ class DeviceHooks:
             raise unknown("lays out its pointers to data otherwise")
         ctypes.CFUNCTYPE(None, Pointer)(words[1])(words[0])
 
-        def free(data: int) -> None:
-            ctypes.CFUNCTYPE(None, Pointer)(self.pinned.pop(data))(data)
+        frees, pinned = ctypes.CFUNCTYPE(None, Pointer), self.pinned
 
-        freeing = ctypes.CFUNCTYPE(None, Pointer)(free)
+        def free(data: int) -> None:
+            """It may be called when the names of modules are gone."""
+            frees(pinned.pop(data))(data)
+
+        freeing = frees(free)
 
         def allocate(result: int, _: int, size: int) -> int:
             """A `DataPtr`: the data, what frees it, and the argument of that, which is the data again."""
@@ -141,7 +153,7 @@ class DeviceHooks:
         allocating = make(allocate)
         table_address, table = copy_table(old, _ALLOCATOR_WORDS, {_ALLOCATE: allocating})
         address, allocator = stand_in(table_address)
-        self._keep += [table, allocator, allocating, freeing, allocate_plain]
+        keep_for_ever(table, allocator, allocating, freeing)
         return address
 
     def _check(self) -> None:
