@@ -273,13 +273,16 @@ import builtins
 import torch
 import simdist
 
-def body():
-    pinned = torch.ones(4).pin_memory()
-    tensor = torch.ones(4, device="cuda", requires_grad=True)
-    return pinned, pinned[1:], tensor, tensor * 2, torch.cuda.Stream(), torch.cuda.Event(), torch.Generator("cuda")
+def pinned():
+    return torch.ones(4).pin_memory()
 
-result, builtins.kept = [simdist.run(body, world_size=2, backend="nccl") for _ in range(2)]
-result.raise_for_failure()
+def all_kinds():
+    tensor = torch.ones(4, device="cuda", requires_grad=True)
+    return pinned()[1:], tensor, tensor * 2, torch.cuda.Stream(), torch.cuda.Event(), torch.Generator("cuda")
+
+results = [simdist.run(body, world_size=2, backend="nccl") for body in (pinned, all_kinds)]
+builtins.kept = [simdist.run(body, world_size=2, backend="nccl") for body in (pinned, all_kinds)]
+assert all(result.ok for result in (*results, *builtins.kept))
 """
 
 
