@@ -8,6 +8,7 @@ success, until nothing more can be left out. "The same way" is one cause: see `C
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,11 @@ _DURATIONS = ("duration_ns", "delay_ns", "down_ns", "jitter_ns", "tail_ns", "off
 _MS = 1_000_000
 _ORDER = "order:"
 _COMMON = ("name", "after", "optional")
+_MOMENTS = (
+    *("at_ns", "at_step", "at_point", "op", "nth", "every", "period_ns", "probability", "start_ns", "until_ns"),
+    "duration_ns",
+)
+"""When a fault strikes, and for how long: other moments may be simpler, none is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +146,18 @@ def _simpler(program: Program, attempt: Attempt) -> Iterator[tuple[Program, Atte
 
 
 def _simpler_faults(fault: Fault) -> Iterator[Fault]:
-    """The same with a field at its default, or a rounder, shorter time."""
-    for name, each in fields_of(type(fault)).items():
+    """The same with fields at their defaults, or a rounder, shorter time."""
+    fields = {name: each for name, each in fields_of(type(fault)).items() if name not in _COMMON}
+    said = {name: each for name, each in fields.items() if getattr(fault, name) != each.default}
+    more = {name: each.default for name, each in said.items() if each.default is not ... and name not in _MOMENTS}
+    # All of them at once, each, and two that need each other.
+    sizes = dict.fromkeys(size for size in (len(more), 1, 2) if 0 < size <= len(more))
+    for size in sizes:
+        for names in itertools.combinations(more, size):
+            yield replace(fault, **{name: more[name] for name in names})
+    for name in said:
         value = getattr(fault, name)
-        if name in _COMMON or value == each.default:
-            continue
-        if isinstance(value, bool) or name in ("when", "disks", "error"):
-            if each.default is not ...:
-                yield _with(fault, name, each.default)
-        elif name in _DURATIONS and isinstance(value, int):
+        if name in _DURATIONS and isinstance(value, int):
             for shorter in (_MS, 100 * _MS, 1000 * _MS):
                 if shorter < value:
                     yield _with(fault, name, shorter)

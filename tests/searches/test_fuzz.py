@@ -10,10 +10,12 @@ import pytest
 
 import simdist
 from simdist.errors import ArgumentError, RunFailedError, ScenarioError
-from simdist.faults import KINDS, Crash, Fault, Partition, Surroundings
+from simdist.faults import KINDS, Crash, Fault, Partition, SlowRank, Surroundings
+from simdist.programs import FunctionProgram, Program
 from simdist.scenario import Plan, load, run_scenario
 from simdist.searches import FAMILIES, Attempt, Facts, Tries, fuzz_plan, plan_of_faults, read_token, token_of
 from simdist.searches._outcomes import shape_of
+from simdist.searches._shrinking import shrunk
 from tests.searches.programs import all_together, falls_out, gives_up
 
 PROGRAMS = Path(__file__).parent
@@ -211,3 +213,19 @@ def test_any_text_is_a_token_or_refused() -> None:
 def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         simdist.fuzz(all_together, world_size=2, **given)
+
+
+def test_what_a_fault_has_besides_is_left_out_even_if_two_fields_need_each_other() -> None:
+    def fails(_: Program, attempt: Attempt) -> bool:
+        """It takes the jitter, and a share of a tail only beside its length."""
+        (fault,) = attempt.faults or (None,)
+        if not isinstance(fault, SlowRank):
+            return False
+        return fault.jitter_ns == 5 and bool(fault.tail_share) == bool(fault.tail_ns)
+
+    slow = SlowRank(rank=0, delay_ns=3, jitter_ns=5, tail_share=0.5, tail_ns=7, start_ns=9, optional=True)
+    program = FunctionProgram(caller="a test", function=all_together, settings={"world_size": 1})
+    found = shrunk(program, Attempt(faults=(slow,)), fails)
+
+    assert found.attempt.faults == (SlowRank(rank=0, jitter_ns=5, optional=True),)
+    assert found.minimal
