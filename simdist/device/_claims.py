@@ -17,11 +17,13 @@ import torch
 
 from simdist.device._aliases import NotYet, block_of, host, memory
 from simdist.device._memory import Block
-from simdist.device._state import account_of, note_claimed
+from simdist.device._state import account_of
 
-__all__ = ["Claimant", "Follower", "Outstanding", "claim", "memory_of", "release", "values_now"]
+__all__ = ["Claimant", "Follower", "Outstanding", "abandon_claims", "claim", "memory_of", "release", "values_now"]
 
 Tensor = torch.Tensor
+
+_claimed: dict[Outstanding, None] = {}  # of the world that lives
 
 
 class Claimant(Protocol):
@@ -47,7 +49,7 @@ class Follower(Protocol):
 class Outstanding:
     """Stands for the CPU tensor of a block that operations have claimed."""
 
-    __slots__ = ("__weakref__", "_block", "claims", "followers", "host")
+    __slots__ = ("_block", "claims", "followers", "host")
 
     def __init__(self, block: Block) -> None:
         self._block = weakref.ref(block)
@@ -92,13 +94,10 @@ class Outstanding:
         """The claimant needs the memory no longer."""
         self.claims.pop(claimant, None)
         block = self._block()
-        if not self.claims and block is not None and block.host is self:
-            block.host = self.host
-
-    def abandon(self) -> None:
-        """The world ends: refer to no claimant, for each holds tensors that the collector sees no way to."""
-        self.claims.clear()
-        self.followers.clear()
+        if not self.claims:
+            _claimed.pop(self, None)
+            if block is not None and block.host is self:
+                block.host = self.host
 
 
 def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
@@ -111,9 +110,17 @@ def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
     known = block.host
     if type(known) is not Outstanding:
         known = block.host = Outstanding(block)
-        note_claimed(known)
+        _claimed[known] = None
     known.claims[claimant] = writes or known.claims.get(claimant, False)
     return known
+
+
+def abandon_claims() -> None:
+    """A world ends: what is claimed refers to no claimant, for each holds tensors that the collector sees no way to."""
+    for each in list(_claimed):
+        each.claims.clear()
+        each.followers.clear()
+    _claimed.clear()
 
 
 def release(claims: list[Outstanding], claimant: Claimant) -> None:

@@ -11,6 +11,7 @@ import torch
 from simdist.cluster import Cluster
 from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, exchanging, finding, runtime_library
+from simdist.device._claims import abandon_claims
 from simdist.device._generators import DeviceGenerator
 from simdist.device._state import Hardware, enter, there_are_devices
 from simdist.device._streams import torch_streams
@@ -136,6 +137,7 @@ class DeviceState:
             lambda: enter(None),
             self._patches.undo,
             lambda: self.switch(None, None),
+            abandon_claims,
             self._hardware.close,
             _put_back_properties,
             _cuda_build.tenancy.end,

@@ -1,13 +1,12 @@
 """Whose devices: what each process has, and the hosts' devices under it, for the length of a world.
 
-Circle of imports: the devices of a process own its accounts, streams, history, races and claims, and each of these asks
-for the devices of the process that calls.
+Circle of imports: the devices of a process own its accounts, streams, history and races, and each of these asks for the
+devices of the process that calls.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,11 @@ from simdist.inside.torch import begin_cuda, is_built_for_cuda, visible_devices
 from simdist.process import SimProcess, current_process, drawn_from
 
 if TYPE_CHECKING:
-    from simdist.device._claims import Outstanding
     from simdist.device._history import History
     from simdist.device._races import Races
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in"]
-__all__ += ["devices_of", "kernel_changes", "note_claimed", "present", "present_or_none", "there_are_devices"]
+__all__ += ["devices_of", "kernel_changes", "present", "present_or_none", "there_are_devices"]
 
 _present: Hardware | None = None  # of the one world that is active
 _account_class = account_class()
@@ -115,7 +113,6 @@ class Hardware(dict[SimProcess, ProcessDevices]):
         )  # what looks for races in a process, if anything does
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
         self.changes: list[Callable[[int, str, int], tuple[int, float] | None]] = []  # of what kernels make
-        self.claimed: weakref.WeakSet[Outstanding] = weakref.WeakSet()  # memory that operations have claimed
 
     def __missing__(self, process: SimProcess) -> ProcessDevices:
         fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
@@ -125,8 +122,6 @@ class Hardware(dict[SimProcess, ProcessDevices]):
 
     def close(self) -> None:
         """Forget everything: processes and their tensors refer to each other."""
-        for outstanding in list(self.claimed):
-            outstanding.abandon()
         self.clear()
         self.changes.clear()
         for devices in self._hosts.values():
@@ -186,12 +181,6 @@ def count() -> int:
     """How many devices the caller sees; none outside simulated ranks."""
     process = current_process()
     return 0 if process is None or _present is None else len(_present[process].accounts)
-
-
-def note_claimed(outstanding: Outstanding) -> None:
-    """Note memory that operations have claimed, weakly: the world's end abandons what nobody has come to read."""
-    if _present is not None:
-        _present.claimed.add(outstanding)
 
 
 def account_of(index: int | None) -> Account:
