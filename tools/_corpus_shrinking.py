@@ -1,7 +1,8 @@
 """The smallest runs of the corpus's bugs, as a user gets them: found, made smaller, written down, repeated elsewhere.
 
-Each entry is a scenario with twice the ranks that its program needs. What is found is repeated in fresh processes: by
-the token (`simdist replay`), and by the pytest test that `simdist fuzz --write` writes.
+Each entry is a scenario: with twice the ranks that its program needs; in its largest layout, held against one rank; or
+with crashes, held against the run without. What is found is repeated in fresh processes: by the token (`simdist
+replay`), and by the pytest test that `simdist fuzz --write` writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import simdist
 from simdist.scenario import load
 from simdist.searches import Bug, Tries, fuzz_plan
 from simdist.searches._outcomes import shape_of
@@ -24,6 +26,7 @@ __all__ = ["Smallest", "can_be_shrunk", "shrink"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST_S = 120.0
+_PLANS = 20  # of crashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,20 @@ class Smallest:
 
     def line(self) -> str:
         """One line of the table."""
-        what = f"PROBLEM: {self.problem}" if self.problem else f"{2 * self.entry.world_size} ranks -> {self.ranks}"
+        what = f"PROBLEM: {self.problem}" if self.problem else f"{_ranks(self.entry)} ranks -> {self.ranks}"
         return f"{self.entry.name:<51} {self.seconds:6.1f} s  {what}"
 
 
 def can_be_shrunk(entry: Entry) -> bool:
-    """True if one run shows the bug: no comparison of several runs."""
-    return bool(entry.finder) and not entry.layouts and not entry.resumes
+    """True if anything finds the bug."""
+    return bool(entry.finder)
+
+
+def _ranks(entry: Entry) -> int:
+    """With how many ranks the search begins."""
+    if entry.layouts:
+        return max(simdist.Layout.of(each).world_size for each in entry.layouts)
+    return entry.world_size if entry.resumes else 2 * entry.world_size
 
 
 def shrink(entry: Entry) -> Smallest:
@@ -53,25 +63,31 @@ def shrink(entry: Entry) -> Smallest:
         file = folder / f"{entry.name}.toml"
         file.write_text(_scenario(entry), encoding="utf-8")
         started = time.perf_counter()
-        report = fuzz_plan(load(str(file)), Tries(runs=1))
+        report = fuzz_plan(load(str(file)), Tries(runs=_PLANS, families=["crash"]) if entry.resumes else Tries(runs=1))
         seconds = time.perf_counter() - started
-        if report.wrong is None:
+        if not report.bugs:
             return Smallest(entry, seconds=seconds, problem="nothing is found")
-        (bug,) = report.bugs
+        bug = report.bugs[0]
         assert bug.plan is not None
-        tests = [path for path in report.write(folder / "found") if path.suffix == ".py"]
-        return Smallest(entry, bug.plan.world_size, seconds, _problem(bug, seconds, folder, tests))
+        test = next(path for path in report.write(folder / "found") if path.suffix == ".py")  # of the first bug
+        return Smallest(entry, bug.plan.world_size, seconds, _problem(bug, seconds, folder, test))
 
 
 def _scenario(entry: Entry) -> str:
-    settings = {"world_size": 2 * entry.world_size, **entry.settings}
+    settings = {"world_size": _ranks(entry), **entry.settings}
+    target, folder, expect = "main", ", folder = '{tmp}'", ""
+    if entry.layouts:
+        target, folder, expect = "trained", "", "same_as_one_rank = true"
+    elif entry.resumes:
+        target, expect = "resumed", "same_as_without_faults = true"
+        settings["max_restarts"] = 1
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    kwargs = f"{{ name = {json.dumps(entry.name)}, folder = '{{tmp}}' }}"
-    workload = ['[workload]\ntarget = "tests.corpus._scenario:main"', f"folder = '{ROOT}'", f"kwargs = {kwargs}"]
-    return "\n".join([*lines, *workload, ""])
+    lines += [f'[workload]\ntarget = "tests.corpus._scenario:{target}"', f"folder = '{ROOT}'"]
+    lines += [f"kwargs = {{ name = {json.dumps(entry.name)}{folder} }}", f"[expect]\n{expect}"]
+    return "\n".join([*lines, ""])
 
 
-def _problem(bug: Bug, seconds: float, folder: Path, tests: list[Path]) -> str:
+def _problem(bug: Bug, seconds: float, folder: Path, test: Path) -> str:
     """What does not hold of the smallest run."""
     if not bug.minimal:
         return "something can still be left out"
@@ -81,7 +97,7 @@ def _problem(bug: Bug, seconds: float, folder: Path, tests: list[Path]) -> str:
     replayed = _run(["-m", "simdist", "replay", bug.token], folder)
     if replayed.returncode != 1 or said not in _squeezed(replayed.stdout):
         return f"its token does not fail so: {replayed.stdout[-300:]}{replayed.stderr[-300:]}"
-    tested = _run(["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)], folder)
+    tested = _run(["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(test)], folder)
     if tested.returncode != 1 or "1 failed" not in tested.stdout or said not in _squeezed(tested.stdout):
         return f"its test does not fail so: {tested.stdout[-300:]}{tested.stderr[-300:]}"
     return ""
