@@ -5,7 +5,7 @@ What explains a failure:
 - A rank is gone for good, and the launcher has no restart left: the others fail or wait.
 - A fault struck in the last life, and what ranks raise is what a program gets then: torch's errors of communication,
   an error of the operating system, what the fault itself raised.
-- Bits were flipped: anything may follow.
+- A fault changed values: anything may follow.
 
 What does not: a rank that hangs although everything has healed; an exception of another kind; a last life in which no
 fault struck, and which fails all the same, since then the program did not recover; without a restart, a result that is
