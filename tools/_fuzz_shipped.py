@@ -108,7 +108,7 @@ def _drawn(trial: Trial, number: int) -> Attempt:
         has_local_disks=program.has_local_disks,
         has_devices=program.has_devices,
     )
-    return plan_of_faults(number, 0, trial.facts, world, budget=_BUDGET, families=list(families_of(world)))
+    return plan_of_faults(number, 0, trial.facts, world, budget=_BUDGET, families=list(families_of(world))).attempt
 
 
 def limit_memory() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from simdist.errors import TopologyError
-from simdist.values import Duration, Number, settle_fields
+from simdist.cluster._model_spec import Described
+from simdist.values import Duration, Number
 
 __all__ = ["Jitter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Jitter:
+class Jitter(Described):
     """How much times vary under the policies "random" and "pct:D", drawn from the seed of the schedule.
 
     Each rank begins up to `start_ns` late, in every life. An effect on a simulated disk takes up to `disk` times as
@@ -29,18 +29,5 @@ class Jitter:
     """
 
     start_ns: Annotated[int, Duration()] = 0
-    disk: Annotated[float, Number(above=-1e-9)] = 0.0
-    compute: Annotated[float, Number(above=-1e-9)] = 0.0
-
-    def __post_init__(self) -> None:
-        problems = settle_fields(self)
-        if problems:
-            raise TopologyError("; ".join(problems))
-
-    def __repr__(self) -> str:
-        said = (
-            f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
-        )
-        return f"simdist.cluster.Jitter({', '.join(said)})"
+    disk: Annotated[float, Number(least=0)] = 0.0
+    compute: Annotated[float, Number(least=0)] = 0.0

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
-from simdist.values import PYTHON, Dialect, Finding, Spec, Unfit, guess_or_list, specs_of
+from simdist.errors import TopologyError
+from simdist.values import PYTHON, Dialect, Finding, Spec, Unfit, guess_or_list, settle_fields, specs_of
 
-__all__ = ["ModelSpec"]
+__all__ = ["Described", "ModelSpec"]
 
 Model = TypeVar("Model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Described:
+    """The base of models: plain data, checked when it is made, shown as the call that makes it."""
+
+    def __post_init__(self) -> None:
+        problems = settle_fields(self)
+        if problems:
+            raise TopologyError("; ".join(problems))
+
+    def __repr__(self) -> str:
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        said = ", ".join(f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
+        return f"simdist.cluster.{type(self).__name__}({said})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
-from simdist.errors import TopologyError
-from simdist.values import Bandwidth, Maybe, OneOf, Whole, settle_fields
+from simdist.cluster._model_spec import Described
+from simdist.values import Bandwidth, Maybe, OneOf, Whole
 
 __all__ = ["NcclModel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class NcclModel:
+class NcclModel(Described):
     """How NCCL adds up and what it costs: by its own tuning model, on a graph of channels.
 
     `algorithm` and `protocol` are NCCL's own choice if they are "auto". `channels`, and what each is worth within a
@@ -35,16 +35,3 @@ class NcclModel:
     links: Annotated[str, OneOf(("nvlink", "pci"))] = "nvlink"
     local_bandwidth_bytes_per_s: Annotated[int | None, Maybe(Bandwidth())] = None
     bandwidth_bytes_per_s: Annotated[int | None, Maybe(Bandwidth())] = None
-
-    def __post_init__(self) -> None:
-        problems = settle_fields(self)
-        if problems:
-            raise TopologyError("; ".join(problems))
-
-    def __repr__(self) -> str:
-        said = (
-            f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
-        )
-        return f"simdist.cluster.NcclModel({', '.join(said)})"

@@ -30,7 +30,7 @@ from simdist.searches._outcomes import Cause
 from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
 from simdist.searches._run_many import run_many, run_plan_many
 from simdist.searches._shrinking import ShrunkOrder
-from simdist.searches._swarm import DEADLY, FAMILIES, families_of, fitting_fault, plan_of_faults
+from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, families_of, fitting_fault, plan_of_faults
 from simdist.searches._tokens import read_token, token_of
 from simdist.searches._trials import Trial
 from simdist.searches._verdicts import Verdict
@@ -42,6 +42,7 @@ __all__ = [
     "Bug",
     "Cause",
     "Coverage",
+    "Drawn",
     "ExploreReport",
     "Facts",
     "FailedRuns",

@@ -184,6 +184,10 @@ class _Judge(Judging[_Drawn, _Tried]):
         reached = frozenset[Reached]() if ran.result is None else reached_by(ran.result)
         return _Tried(self.trial.judge(ran, task.attempt), reached)
 
+    def killed(self, number: int, task: _Drawn, how: str) -> _Tried:
+        """It is called by the number of its plan: a pool counts within a generation."""
+        return super().killed(number if task.number < 0 else task.number, task, how)
+
 
 @dataclass(slots=True)
 class _Found:

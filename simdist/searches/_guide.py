@@ -23,7 +23,7 @@ from simdist.faults import KINDS, Fault, RankFault, Surroundings, When, problems
 from simdist.programs import Attempt
 from simdist.result import RunResult
 from simdist.searches._attempts import Facts, trigger
-from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, drawn_plan, fitting_fault, leaves_one
+from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, fitting_fault, leaves_one, plan_of_faults
 
 __all__ = ["GENERATION", "Guide", "Reached", "reached_by"]
 
@@ -97,7 +97,7 @@ class Guide:
         else:
             facts, world = self.facts, self.world
             about: dict[str, Any] = {"budget": self.budget, "families": self.families, "spare": self.spare}
-            drawn = drawn_plan(number, self.seed, facts, world, **about)
+            drawn = plan_of_faults(number, self.seed, facts, world, **about)
         self._drawn[number] = drawn
         return drawn.attempt
 

@@ -19,7 +19,7 @@ from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
 
-__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "drawn_plan", "families_of", "fitting_fault", "leaves_one"]
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "families_of", "fitting_fault", "leaves_one"]
 __all__ += ["plan_of_faults"]
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +62,14 @@ class Drawn:
     victims: tuple[int, ...]
 
 
+def leaves_one(faults: Iterable[Fault], facts: Facts, spare: Sequence[Sequence[int]]) -> bool:
+    """True if of each group of ranks in `spare` the faults together leave one alone."""
+    if not spare:
+        return True
+    struck = frozenset[int]().union(*(fault.struck_ranks(facts.hosts) for fault in faults))
+    return not any(struck.issuperset(group) for group in spare)
+
+
 def plan_of_faults(
     number: int,
     seed: int,
@@ -71,33 +79,11 @@ def plan_of_faults(
     budget: int,
     families: Sequence[str],
     spare: Sequence[Sequence[int]] = (),
-) -> Attempt:
+) -> Drawn:
     """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck.
 
     `spare` has groups of ranks; of each group one at least is left alone.
     """
-    return drawn_plan(number, seed, facts, world, budget=budget, families=families, spare=spare).attempt
-
-
-def leaves_one(faults: Iterable[Fault], facts: Facts, spare: Sequence[Sequence[int]]) -> bool:
-    """True if of each group of ranks in `spare` the faults together leave one alone."""
-    if not spare:
-        return True
-    struck = frozenset[int]().union(*(fault.struck_ranks(facts.hosts) for fault in faults))
-    return not any(struck.issuperset(group) for group in spare)
-
-
-def drawn_plan(
-    number: int,
-    seed: int,
-    facts: Facts,
-    world: Surroundings,
-    *,
-    budget: int,
-    families: Sequence[str],
-    spare: Sequence[Sequence[int]] = (),
-) -> Drawn:
-    """As `plan_of_faults`, with the ranks that may be struck."""
     source = random.Random(f"plan {seed} {number}")
     policy = source.choice(("fifo", f"random@{source.randrange(2**31)}", f"pct:3@{source.randrange(2**31)}"))
     struck = min(budget, facts.world_size)

@@ -178,9 +178,10 @@ WORLD_SIZE = Whole(least=1, most=2**15, why=", for each rank is a thread of this
 
 @dataclass(frozen=True, slots=True)
 class Number(Spec):
-    """A finite number, greater than `above`."""
+    """A finite number, greater than `above`, and no less than `least`."""
 
     above: float | None = None
+    least: float | None = None
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -193,6 +194,8 @@ class Number(Spec):
             raise _unfit(f"expected a finite number, found {dialect.found(value)}")
         if self.above is not None and number <= self.above:
             raise _unfit(f"{number:g} is too small; it must be greater than {self.above:g}")
+        if self.least is not None and number < self.least:
+            raise _unfit(f"{number:g} is too small; the least is {self.least:g}")
         return number
 
 

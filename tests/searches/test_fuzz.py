@@ -9,11 +9,22 @@ from typing import Any
 import pytest
 
 import simdist
-from simdist.errors import ArgumentError, RunFailedError, ScenarioError
+from simdist.errors import ArgumentError, RunFailedError, ScenarioError, SimdistError
 from simdist.faults import KINDS, Crash, Fault, Partition, SlowRank, Surroundings
 from simdist.programs import FunctionProgram, Program
 from simdist.scenario import Plan, load, run_scenario
-from simdist.searches import FAMILIES, Attempt, Facts, Tries, fuzz_plan, plan_of_faults, read_token, token_of
+from simdist.searches import (
+    FAMILIES,
+    Attempt,
+    Facts,
+    Trial,
+    Tries,
+    _fuzz,
+    fuzz_plan,
+    plan_of_faults,
+    read_token,
+    token_of,
+)
 from simdist.searches._outcomes import shape_of
 from simdist.searches._shrinking import shrunk
 from tests.searches.programs import all_together, falls_out, gives_up
@@ -35,7 +46,7 @@ def drawn(count: int, **about: Any) -> list[Attempt]:
     has = {name: about.pop(name, False) for name in ("has_disk", "has_devices")}
     world = Surroundings(4, about.pop("max_restarts", 0), has_local_disks=False, **has)
     given: dict[str, Any] = {"budget": 1, "families": tuple(FAMILIES)} | about
-    return [plan_of_faults(number, 0, facts, world, **given) for number in range(count)]
+    return [plan_of_faults(number, 0, facts, world, **given).attempt for number in range(count)]
 
 
 def ranks_of(fault: Fault) -> set[int]:
@@ -137,6 +148,15 @@ def test_a_program_that_fails_without_faults_is_made_small_too() -> None:
     )
     assert report.bugs[0].minimal
     assert not report.ok
+
+
+def test_a_plan_that_kills_its_workers_is_called_by_its_own_number() -> None:
+    program = FunctionProgram(caller="a test", function=all_together, settings={"world_size": 4})
+    with program.ready():
+        judge = _fuzz._Judge(Trial(program))
+
+    with pytest.raises(SimdistError, match="began task 69 died, the last one was killed"):
+        judge.killed(5, _fuzz._Drawn(69, Attempt()), "was killed")
 
 
 def test_causes_are_the_same_in_smaller_worlds_and_other_folders() -> None:

@@ -6,21 +6,15 @@ result to where the program wants it copies the changed one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
 import torch
 
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Payload, Sparse
+from simdist.c10d.calls._read import Change, put
 from simdist.c10d.calls._table import FROM_ROOT, TO_ROOT
 from simdist.c10d.calls._unseen import unseen
-from simdist.errors import SimdistError
 
-__all__ = ["ResultChange", "change_filled", "filled_by"]
-
-ResultChange: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""What a verdict makes of the tensors that an operation has filled."""
+__all__ = ["change_filled", "filled_by"]
 
 
 def filled_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
@@ -34,17 +28,10 @@ def filled_by(operation: Operation, payload: Payload, rank: int) -> list[torch.T
 
 
 @unseen
-def change_filled(change: ResultChange, operation: Operation, payload: Payload, rank: int) -> None:
+def change_filled(change: Change, operation: Operation, payload: Payload, rank: int) -> None:
     """Put what a verdict makes of them in the place of the tensors that the operation has filled.
 
     Raises:
         SimdistError: the verdict makes other tensors of them than there are.
     """
-    tensors = filled_by(operation, payload, rank)
-    changed = change(tensors)
-    if [each.shape for each in changed] != [each.shape for each in tensors]:
-        raise SimdistError(f"a judge makes other shapes of the results of {operation.name}; they must stay as they are")
-    with torch.no_grad():
-        for tensor, new in zip(tensors, changed, strict=True):
-            if new is not tensor:
-                tensor.copy_(new)
+    put(change, filled_by(operation, payload, rank), f"the results of {operation.name}")

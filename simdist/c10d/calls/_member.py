@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from simdist.c10d.calls._events import OperationAdmitted, OperationCalled
-from simdist.c10d.calls._filled import ResultChange
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Outputs, Payload, Scattered
 from simdist.c10d.calls._read import Change, change_read
@@ -68,7 +67,7 @@ class Member:
         self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
         self.left = False  # the process ended, or destroyed the group
         self.change: Change | None = None  # of what the announced operation reads; who reads it takes it
-        self.change_result: ResultChange | None = None  # of what it fills; who runs it takes it
+        self.change_result: Change | None = None  # of what it fills; who runs it takes it
         # What the announcement of the next collective has left to strike (or nothing: ()), if it was made ahead of it.
         self.ahead: Strike | tuple[()] | None = None
 

@@ -17,10 +17,10 @@ from simdist.c10d.calls._payload import Payload, Sparse
 from simdist.c10d.calls._unseen import unseen
 from simdist.errors import SimdistError
 
-__all__ = ["Change", "change_read", "read_by"]
+__all__ = ["Change", "change_read", "put", "read_by"]
 
 Change: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""What a verdict makes of the tensors that an operation reads."""
+"""What a verdict makes of the tensors that an operation reads, or of those that it has filled."""
 
 
 def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
@@ -42,10 +42,18 @@ def change_read(change: Change, operation: Operation, payload: Payload, rank: in
     Raises:
         SimdistError: the verdict makes other tensors of them than there are.
     """
-    tensors = read_by(operation, payload, rank)
+    put(change, read_by(operation, payload, rank), f"the tensors of {operation.name}")
+
+
+def put(change: Change, tensors: list[torch.Tensor], what: str) -> None:
+    """Put what a verdict makes of tensors in their place.
+
+    Raises:
+        SimdistError: the verdict makes other tensors of `what` than there are.
+    """
     changed = change(tensors)
     if [each.shape for each in changed] != [each.shape for each in tensors]:
-        raise SimdistError(f"a judge makes other shapes of the tensors of {operation.name}; they must stay as they are")
+        raise SimdistError(f"a judge makes other shapes of {what}; they must stay as they are")
     with torch.no_grad():
         for tensor, new in zip(tensors, changed, strict=True):
             if new is not tensor:

@@ -47,9 +47,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simdist.c10d.calls import IN_PLACE, ROOTED
 from simdist.c10d.calls._events import CollectiveRead
-from simdist.c10d.calls._filled import ResultChange
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Payload
+from simdist.c10d.calls._read import Change
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine import _data
@@ -187,7 +187,7 @@ class Collective:
             self.strikes = Strikes(self)
         self.strikes.add(rank, when, action)
 
-    def change_result(self, rank: int, change: ResultChange) -> None:
+    def change_result(self, rank: int, change: Change) -> None:
         """Change what the rank gets out of it, when that is there."""
         if self.strikes is None:
             self.strikes = Strikes(self)

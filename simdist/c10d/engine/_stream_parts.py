@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from simdist.c10d.calls._filled import ResultChange, change_filled
+from simdist.c10d.calls._filled import change_filled
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Brought, Exchanged, Factor, Payload
 from simdist.c10d.calls._read import Change, change_read
@@ -68,7 +68,7 @@ class Part:
         self.work: Any = None  # of the call
         self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
         self.change: Change | None = None  # of what it reads
-        self.change_result: ResultChange | None = None  # of what it fills
+        self.change_result: Change | None = None  # of what it fills
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
@@ -100,7 +100,7 @@ class Part:
         """Likewise what its operation has filled."""
         self._change(change_filled, self.change_result)
 
-    def _change(self, apply: Callable[..., None], change: Change | ResultChange | None) -> None:
+    def _change(self, apply: Callable[..., None], change: Change | None) -> None:
         try:
             apply(change, self.operation, self.payload, self.rank)
         except Exception as error:

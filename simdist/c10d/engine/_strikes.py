@@ -18,7 +18,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simdist.c10d.calls._filled import ResultChange, change_filled
+from simdist.c10d.calls._filled import change_filled
+from simdist.c10d.calls._read import Change
 from simdist.process import Strike
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class Strikes:
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self._pending: dict[int, Strike] = {}  # by rank: not struck, and its part has not ended
-        self._changes: dict[int, ResultChange] = {}  # by rank: of what it gets, which is not there yet
+        self._changes: dict[int, Change] = {}  # by rank: of what it gets, which is not there yet
         self.held_back: dict[int, None] = {}  # ranks whose messages do not leave
 
     def add(self, rank: int, when: Literal["during", "after"], action: Callable[[], None]) -> None:
         """Call `action` while the rank's data is under way ("during") or when its part is over ("after")."""
         self._pending[rank] = (when, action)
 
-    def change_result(self, rank: int, change: ResultChange) -> None:
+    def change_result(self, rank: int, change: Change) -> None:
         """Change what the rank gets out of it, when that is there."""
         self._changes[rank] = change
 

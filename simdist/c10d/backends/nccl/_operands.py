@@ -27,7 +27,6 @@ from simdist.process import Strike
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
-    from simdist.c10d.calls._filled import ResultChange
     from simdist.c10d.calls._payload import Factor
     from simdist.c10d.calls._read import Change
 
@@ -69,7 +68,7 @@ class Call:
     sequence: int = -1
     strike: Strike | None = None
     change: Change | None = None
-    change_result: ResultChange | None = None
+    change_result: Change | None = None
 
 
 @dataclass(slots=True, eq=False)
