@@ -232,6 +232,7 @@ REAL: Mapping[str, str] = {
     "store_delay": "a proxy in front of the store; not with restarts",
     "store_lost": "a proxy in front of the store; not with restarts",
     "store_away": "a proxy in front of the store; not with restarts",
+    "store_stale": "torchrun shares its store over restarts",
     "io_error": "not replayed; the report says why",
     "short_write": "not replayed; the report says why",
     "slow_disk": "not replayed; the report says why",

@@ -34,6 +34,22 @@ def counts(rounds: int = 3) -> list[int]:
     return counters
 
 
+def counts_lives() -> list[int]:
+    """Each rank counts in the store how often it was started; the first time rank 1 fails once all have."""
+    store = connect(30.0)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    started = store.add(f"started{rank}", 1)
+    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    store.add(f"there{life}", 1)
+    while store.add(f"there{life}", 0) < size:
+        time.sleep(0.05)  # noqa: TID251 - between two questions
+    if life == "0" and rank == 1:
+        raise RuntimeError("once")
+    if life == "0":
+        time.sleep(60)  # noqa: TID251 - the launcher ends it
+    return [started]
+
+
 def asks_too_late(limit_seconds: float = 0.5) -> list[str]:
     """Ask for a key that is there, with little patience."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))

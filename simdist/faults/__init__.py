@@ -1,9 +1,10 @@
 """Faults: what can go wrong, when, and the injector that makes it so.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `ClockSkew`, `LinkDelay`, `LinkLoss`,
-`LinkSlow`, `Partition`, `Isolate`, `Hold`, `StoreDelay`, `StoreAway`, `StoreLost`, `IoError`, `ShortWrite`, `SlowDisk`,
-`DiskFull`, `BitRot`, `LostSync`, `BitFlip`, `BadValues`, `WrongResult`, `DeviceError`, `DeviceWrong`, or one of the
-user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`, `DiskFault` and `Fault`.
+`LinkSlow`, `Partition`, `Isolate`, `Hold`, `StoreDelay`, `StoreAway`, `StoreLost`, `StoreStale`, `IoError`,
+`ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`, `BadValues`, `WrongResult`, `DeviceError`,
+`DeviceWrong`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`,
+`DiskFault` and `Fault`.
 Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
 problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
 fault can strike.
@@ -46,6 +47,7 @@ from simdist.faults.kinds.network._partition import Partition
 from simdist.faults.kinds.network._store_away import StoreAway
 from simdist.faults.kinds.network._store_delay import StoreDelay
 from simdist.faults.kinds.network._store_lost import StoreLost
+from simdist.faults.kinds.network._store_stale import StoreStale
 from simdist.faults.kinds.processes._clock_skew import ClockSkew
 from simdist.faults.kinds.processes._crash import Crash
 from simdist.faults.kinds.processes._hang import Hang
@@ -110,6 +112,7 @@ __all__ = [
     "StoreDelay",
     "StoreFault",
     "StoreLost",
+    "StoreStale",
     "StruckRank",
     "Surroundings",
     "Trigger",

@@ -158,6 +158,9 @@ class Entry:
     def resume_store(self) -> None:
         self.injector.resume_store(self)
 
+    def keep_store(self) -> None:
+        self.injector.keepers.append(self)
+
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
         self.injector.simulation.bus.intercept(event, lambda announced: PASS if self.lifted else judge(announced))
 

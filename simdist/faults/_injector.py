@@ -91,6 +91,7 @@ class Injector:
         self._stops: dict[SimProcess, list[_Stop]] = {}
         self._judging: dict[type, None] = {}  # of which announcements it is a judge
         self._stoppers: dict[Entry, None] = {}  # which have stopped the launcher's store
+        self.keepers: list[Entry] = []  # that keep the launcher's store over restarts
         self._moving: dict[Timer, None] = {}  # that keep nothing else going: periods, and the ends of stops
         for fault in faults:
             self._take(fault)
@@ -362,6 +363,13 @@ class Injector:
             del self._stoppers[entry]
             if not self._stoppers:
                 self.let_store_run(True)
+
+    def keeps_store(self) -> bool:
+        """True if the life that begins now finds the launcher's store as the one before left it."""
+        keepers = [entry for entry in self.keepers if not entry.lifted]
+        for entry in keepers:
+            entry.tell()
+        return bool(keepers)
 
     def crash_hosts(
         self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None, disks: str

@@ -21,6 +21,7 @@ from simdist.faults.kinds.network._partition import Partition
 from simdist.faults.kinds.network._store_away import StoreAway
 from simdist.faults.kinds.network._store_delay import StoreDelay
 from simdist.faults.kinds.network._store_lost import StoreLost
+from simdist.faults.kinds.network._store_stale import StoreStale
 from simdist.faults.kinds.processes._clock_skew import ClockSkew
 from simdist.faults.kinds.processes._crash import Crash
 from simdist.faults.kinds.processes._hang import Hang
@@ -38,7 +39,7 @@ __all__ = ["KINDS"]
 
 _CLASSES = (
     *(Crash, HostCrash, Hang, Signal, Raise, SlowRank, ClockSkew),
-    *(LinkDelay, LinkLoss, LinkSlow, Partition, Isolate, Hold, StoreDelay, StoreAway, StoreLost),
+    *(LinkDelay, LinkLoss, LinkSlow, Partition, Isolate, Hold, StoreDelay, StoreAway, StoreLost, StoreStale),
     *(IoError, ShortWrite, SlowDisk, DiskFull, BitRot, LostSync, BitFlip),
     *(BadValues, WrongResult, DeviceError, DeviceWrong),
 )

@@ -147,6 +147,10 @@ class Stage(Protocol):
         """It answers again, unless another fault has stopped it, too; also when the fault is lifted."""
         ...
 
+    def keep_store(self) -> None:
+        """A restart finds the launcher's store as the life before left it; the fault strikes then."""
+        ...
+
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
         """Put announced events of this type to `judge`; its verdict and those of others are added up.
 

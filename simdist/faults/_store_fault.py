@@ -7,6 +7,7 @@ of those that delay (`Stage.delay_requests`); another fault may judge for itself
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from simdist.faults._fault import Fault, Machine
 
@@ -17,8 +18,11 @@ class StoreFault(Fault):
     """The launcher's store, the one that torchrun serves at MASTER_ADDR and MASTER_PORT, misbehaves.
 
     A store that a rank serves itself is not affected. On real processes each rank's way to the store has a proxy, which
-    asks the fault `request_delay_ns` and `drawn_delay_ns` for each request, and `lost_at_ns` once.
+    asks the fault `request_delay_ns` and `drawn_delay_ns` for each request, and `lost_at_ns` once. With `keeps_store`
+    torchrun shares its store with the ranks over restarts.
     """
+
+    keeps_store: ClassVar[bool] = False
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
         """How much longer a request takes that the rank makes now."""

@@ -25,9 +25,7 @@ def main(job_path: str, nodes: dict[str, object]) -> int:
     """Launch the node's ranks, and watch them to the end; 0 if all of them ended well."""
     job = Job.load(job_path)
     count = int(str(nodes["count"]))
-    if job.max_restarts:
-        # The store that the agent shares outlives a restart (torch 2.13, dynamic_rendezvous.py), so the ranks of the
-        # next life may read where those of the last one listened: "connectFullMesh ... Connection refused".
+    if not job.shares_store:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if count == 1:
         serve_on_loopback("torch.distributed", "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")

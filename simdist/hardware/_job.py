@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from simdist.faults import Fault
+from simdist.faults import Fault, StoreFault
 
 __all__ = ["Job", "Wait"]
 
@@ -44,6 +44,16 @@ class Job:
     wait: Wait = ""
     record: bool = True
     networks: tuple[str, ...] = ()
+
+    @property
+    def shares_store(self) -> bool:
+        """True if torchrun serves the store that ranks use; else rank 0 does, in each life one of its own.
+
+        Torchrun's outlives a restart, so that ranks of the next life may look for the others where those of the last
+        one listened ("connectFullMesh ... Connection refused").
+        """
+        stale = any(isinstance(fault, StoreFault) and fault.keeps_store for fault in self.faults)
+        return stale or not self.max_restarts
 
     def scaled_s(self, time_ns: int) -> float:
         """A virtual duration in seconds of this run."""

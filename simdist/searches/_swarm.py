@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "clock": ("clock_skew",),
     "network": ("partition", "isolate", "hold"),
     "store": ("store_lost", "store_away"),
+    "stale": ("store_stale",),
     "disk": ("io_error", "short_write", "disk_full", "lost_sync"),
     "device": ("device_error",),
     "corruption": ("bit_flip", "bad_values", "wrong_result", "device_wrong", "bit_rot"),
@@ -108,7 +109,7 @@ def families_of(world: Surroundings) -> Iterator[str]:
     for name in FAMILIES:
         needs = {"device": world.has_devices, "disk": world.has_disk, "network": world.world_size > 1}
         if not world.max_restarts:
-            needs["host"] = world.has_disk
+            needs.update(host=world.has_disk, stale=False)
         if needs.get(name, True):
             yield name
 

@@ -180,6 +180,7 @@ class World:
         self._disk: Disks | None = None
         self._court: Court | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
+        self._port = _AGENT_PORT  # that ranks find in MASTER_PORT
         self._store_runs = True  # False: it does not answer
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
@@ -393,6 +394,14 @@ class World:
             else:
                 self._store.stop()
 
+    def _keep_store(self) -> bool:
+        """Hand the launcher's store on to the life that begins, if a fault says so; False: that has one of its own."""
+        store, injector = self._store, self._injector
+        if store is None or store.gone or injector is None or not injector.keeps_store():
+            return False
+        store.outlive()
+        return True
+
     def _end_threads(self) -> None:
         self._leaked = self._simulation.close()
 
@@ -415,20 +424,20 @@ class World:
         placement = self._cluster.placement
         processes = []
         told = self._spec.env or {}
-        port = _FREE_PORTS + life if life else _AGENT_PORT
-        if told.get("MASTER_PORT", "").isdigit():
-            port = int(told["MASTER_PORT"])
-        if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
-            first = self._cluster.hosts[0]  # where the launcher's rendezvous is
-            address = told.get("MASTER_ADDR", AGENT_HOST)
-            self._store = host_server(
-                self._torch.servers, address, port, lambda host: self._cluster.path(first, host)[0], on=first
-            )
-            self._let_store_run(self._store_runs)
+        if not self._keep_store():
+            wanted = told.get("MASTER_PORT", "")
+            self._port = int(wanted) if wanted.isdigit() else _FREE_PORTS + life if life else _AGENT_PORT
+            if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
+                first = self._cluster.hosts[0]  # where the launcher's rendezvous is
+                address = told.get("MASTER_ADDR", AGENT_HOST)
+                self._store = host_server(
+                    self._torch.servers, address, self._port, lambda host: self._cluster.path(first, host)[0], on=first
+                )
+                self._let_store_run(self._store_runs)
         local: dict[str, int] = {}
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
         places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
-        shared = self._shared_environ(life, port, len(places), len(hosts))
+        shared = self._shared_environ(life, self._port, len(places), len(hosts))
         on_hosts = {host: {**shared, **self._host_environ(host)} for host in hosts}
         for rank, place in enumerate(places):
             host = placement[place]

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.faults import Fault, Machine, StoreAway, StoreDelay, StoreLost
+from simdist.errors import FaultError
+from simdist.faults import Fault, Machine, StoreAway, StoreDelay, StoreLost, StoreStale
 from simdist.result import RunResult
 from simdist.testing import Sim
 from tests.faults.programs import MS, events_of
@@ -354,3 +355,104 @@ def test_a_real_store_is_away_by_a_delay_until_the_end() -> None:
 
     assert [away.request_delay_ns(0, now_ns) for now_ns in (4, 5, 19, 20)] == [0, 15, 1, 0]
     assert away.real_obstacle(Machine("gloo", 1, 0)) == ""
+
+
+# -- stale ----------------------------------------------------------------------------------------------------------
+
+LIFE = "TORCHELASTIC_RESTART_COUNT"
+
+
+def meets_again(backend: str, lateness_s: list[float]) -> tuple[str, int]:
+    """A group of the first life, rank 1 fails, and a group of the second, which ranks come to at these times."""
+    rank, life = int(os.environ["RANK"]), os.environ[LIFE]
+    if life == "1":
+        time.sleep(lateness_s[rank])
+    began_ns = time.monotonic_ns()
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=6))
+        total = torch.ones(1, device=f"cuda:{rank}" if backend == "nccl" else "cpu")
+        dist.all_reduce(total)
+    except Exception as error:
+        took_ms = (time.monotonic_ns() - began_ns) // MS
+        time.sleep(100)  # so that the others see what comes of it
+        return f"{type(error).__name__}: {error}", took_ms
+    if life == "0" and rank == 1:
+        raise ValueError("once")
+    dist.all_reduce(total)
+    return "met", int(total.item())
+
+
+def lives(lateness_s: list[float], *faults: Fault, backend: str = "gloo") -> list[Any]:
+    size = len(lateness_s)
+    return simdist.run(
+        meets_again, world_size=size, args=(backend, lateness_s), faults=faults, max_restarts=1, backend=backend
+    ).values
+
+
+def test_a_restart_finds_the_keys_that_the_life_before_left() -> None:
+    def body() -> tuple[str, int, list[int]]:
+        store = connect()
+        if os.environ[LIFE] == "0":
+            store.set("epoch", "7")
+            store.queue_push("work", "left")
+            time.sleep(0.01)
+            raise RuntimeError("once")
+        return os.environ["MASTER_PORT"], store.num_keys(), [store.check(["epoch"]), store.queue_len("work")]
+
+    stale, fresh = (run(body, *faults, world_size=1, max_restarts=1) for faults in ([StoreStale()], []))
+
+    assert stale.values == [("29500", 1, [True, 1])]
+    assert fresh.values == [("45001", 0, [False, 0])]
+    (event,) = events_of(stale, "fault")
+    assert (event.time_ns, event.rank) == (events_of(stale, "restart")[0].time_ns, -1)
+    assert event.data["text"] == "the launcher's store is as the life before left it"
+
+
+def test_ranks_that_meet_at_once_do_so_in_a_stale_store_as_well() -> None:
+    assert lives([0.0, 0.0, 0.0], StoreStale()) == [("met", 9)] * 3
+
+
+def test_a_rank_that_is_early_looks_for_the_others_where_they_were() -> None:
+    early, late, later = lives([0.0, 1.0, 2.0], StoreStale())
+
+    refused = "pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:"
+    assert (refused + "40001$1" in early[0], early[1]) == (True, 0)
+    assert (refused + "40002$2" in late[0], late[1]) == (True, 0)
+    assert later[0].endswith("pair.h:311] Connect timeout [none]")
+    assert later[1] == 30_000
+    assert lives([0.0, 1.0, 2.0]) == [("met", 9)] * 3
+
+
+def test_ranks_of_nccl_that_are_early_follow_an_old_id() -> None:
+    _, early, _ = lives([1.0, 0.0, 3.0], StoreStale(), backend="nccl")
+
+    assert "connect to 127.0.0.1<40000> returned Connection refused" in early[0]
+    assert early[1] == 59_500
+    assert lives([0.0, 1.0, 2.0], StoreStale(), backend="nccl") == [("met", 9)] * 3
+
+
+def test_a_store_that_is_lost_or_whose_fault_is_lifted_is_not_kept(sim: Sim) -> None:
+    def body() -> tuple[str, bool]:
+        store = connect()
+        if os.environ[LIFE] == "0":
+            store.set("key", "value")
+            time.sleep(1)
+            raise RuntimeError("once")
+        return os.environ["MASTER_PORT"], store.check(["key"])
+
+    assert (
+        run(body, StoreStale(optional=True), StoreLost(at_ns=500 * MS), max_restarts=1).values == [("45001", False)] * 2
+    )
+
+    stale = sim.give(StoreStale())
+    with sim.start(body, world_size=1, max_restarts=1) as world:
+        world.advance("500ms")
+        stale.lift()
+        assert world.finish().values == [("45001", False)]
+
+
+def test_a_stale_store_takes_a_restart() -> None:
+    with pytest.raises(FaultError, match=r"no restart finds the store; give max_restarts"):
+        run(lambda: None, StoreStale())
+    assert StoreStale().real_obstacle(Machine("gloo", 1, 1)) == ""
+    assert StoreStale(after="other").real_obstacle(Machine("gloo", 1, 1)).startswith("on real processes only faults")

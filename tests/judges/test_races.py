@@ -388,3 +388,41 @@ def test_streams_are_not_watched_for_other_judges() -> None:
     program = partial(on_streams, waits=False, changes=True)
 
     assert simdist.run(program, world_size=2, backend="nccl", judges=["finite"]).ok
+
+
+def made_twice(*, backend: str, apart: str) -> None:
+    if apart == "served":
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT="29700")
+    for turn in range(2):
+        if apart == "prefix":
+            client = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+            store = dist.PrefixStore(f"turn{turn}", client)  # type: ignore[attr-defined]
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        else:
+            dist.init_process_group(backend)
+        dist.all_reduce(torch.ones(1, device=f"cuda:{dist.get_rank()}" if backend == "nccl" else "cpu"))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_group_that_is_made_again_at_the_keys_of_an_earlier_one(backend: str) -> None:
+    program = partial(made_twice, backend=backend, apart="")
+
+    found = only_finding(simdist.run(program, world_size=2, backend=backend, judges=["races"]))
+
+    assert found.problem.startswith("group '0' is made anew at the keys of an earlier one")
+    assert found.where == line_of(made_twice, "dist.init_process_group(backend)")
+
+
+@pytest.mark.parametrize(("backend", "apart"), [("gloo", "prefix"), ("gloo", "served"), ("nccl", "prefix")])
+def test_groups_with_keys_of_their_own_are_left_alone(backend: str, apart: str) -> None:
+    program = partial(made_twice, backend=backend, apart=apart)
+
+    assert simdist.run(program, world_size=2, backend=backend, judges=["races"]).ok
+
+
+def test_a_group_made_again_needs_no_addresses_without_a_network() -> None:
+    program = partial(made_twice, backend="sim", apart="")
+
+    assert simdist.run(program, world_size=2, backend="sim", judges=["races"]).ok

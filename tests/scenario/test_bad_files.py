@@ -9,10 +9,10 @@ from simdist.errors import ScenarioError
 from simdist.scenario import load
 
 Write = Callable[..., str]
-KINDS = "crash, host_crash, hang, signal, raise, slow_rank, clock_skew, link_delay, link_loss, link_slow, partition, "
-KINDS += (
-    "isolate, hold, store_delay, store_away, store_lost, io_error, short_write, slow_disk, disk_full, bit_rot, "
-    "lost_sync, bit_flip, bad_values, wrong_result, device_error, device_wrong"
+KINDS = (
+    "crash, host_crash, hang, signal, raise, slow_rank, clock_skew, link_delay, link_loss, link_slow, "
+    "partition, isolate, hold, store_delay, store_away, store_lost, store_stale, io_error, short_write, "
+    "slow_disk, disk_full, bit_rot, lost_sync, bit_flip, bad_values, wrong_result, device_error, device_wrong"
 )
 
 

@@ -14,7 +14,7 @@ from simdist.c10d.engine import Completion, P2PWork
 __all__ = ["GLOO", "IDEAL", "SIMULATED"]
 
 IDEAL = dataclasses.replace(
-    GLOO, name="sim", failure=IdealFailure(), completion=Completion(work=SimWork, message=P2PWork)
+    GLOO, name="sim", failure=IdealFailure(), completion=Completion(work=SimWork, message=P2PWork), unreachable=None
 )
 SIMULATED = {each.name: each for each in (IDEAL,)}
 """Those that torch knows nothing of, by name."""

@@ -60,6 +60,8 @@ class Communicator:
         self.members: list[Member | None] = [None] * size
         self.joined = 0
         self.connected = False  # all members have met
+        self.again = False  # another one met at its place in the store before
+        self.misled = False  # a member has looked for others where those of an earlier group listened: it never is
         self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
         self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told

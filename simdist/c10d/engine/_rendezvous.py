@@ -11,10 +11,16 @@ Invariants:
 - A communicator is `connected` once, a fixed time after the last member has joined, and stays so; a rank that waits
   parks until then and looks again each time it is woken.
 - A member that gave up stays in the communicator: the others are connected to it, and find it gone if it is.
+- Where an earlier group met, its members' addresses stand in the store. A member reads the others' addresses
+  `connect_ns` after it has set its own; it looks in vain for one that has not set its own by then, and nobody is ever
+  connected to it. So a group that is made again at one store is a race, as on real processes (torch 2.13 with
+  torchrun's store: `destroy_process_group`, `init_process_group`; a restart).
 
 Doubts: which of two real processes opens the connection between them is a matter of their port numbers, and so is what
-each sees when the other is missing from a lazy group; the simulation shows what the one sees that opens it. A rank
-that is started again may complete a group that its earlier life's peers still wait in, because it was never complete.
+each sees when the other is missing from a lazy group; the simulation shows what the one sees that opens it. A rank that
+is started again may complete a group that its earlier life's peers still wait in, because it was never complete. Of two
+real processes the one with the lower port waits for the other. So one pair in four connects although one of the two has
+read an old address; here none does.
 """
 
 from __future__ import annotations
@@ -28,10 +34,12 @@ from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 from simdist.c10d.calls._events import MembersAwaited, MembersMet
 from simdist.c10d.calls._member import Member
 from simdist.c10d.engine._communicator import Communicator
-from simdist.c10d.engine._strategies import Backend
+from simdist.c10d.engine._strategies import Backend, Unreachable
+from simdist.c10d.surface._log import log
 from simdist.c10d.surface._store import SimStore
 from simdist.cluster import Network
 from simdist.errors import SimdistError
+from simdist.inside.torch import Place
 from simdist.kernel import Task
 from simdist.process import SimProcess
 
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._streamed import StreamCommunicator
 
 __all__ = ["connect"]
+
+_CONNECTING = 5  # times the group's timeout: how long Gloo waits for a connection (gloo/transport/tcp/pair.h)
 
 
 class _Connecting:
@@ -60,6 +70,20 @@ class _Connecting:
 
     def _missing(self) -> list[int]:
         return [rank for rank, member in enumerate(self._communicator.members) if member is None]
+
+
+class _Misled:
+    """A member waits for a connection to an address at which nobody of its group listens, or that nobody makes."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    def describe(self) -> str:
+        name = self._communicator.name
+        return f"connecting group {name!r} by addresses in the store, where an earlier group's stood as well"
+
+    def waits_for(self) -> Iterable[Task]:
+        return ()
 
 
 def connect(
@@ -109,7 +133,7 @@ def connect(
         bus.tell(MembersAwaited(process, communicator, -1))
     if backend.completion.on_streams:
         return member  # its connections are made later, one by one
-    if communicator.joined == size:
+    if communicator.joined == size and not communicator.misled:
         begin = simulation.now_ns + (backend.connect_ns if size > 1 else 0)
         simulation.call_at(begin, lambda: _release(communicator))
     wait = _Connecting(communicator, ranks)
@@ -118,6 +142,8 @@ def connect(
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
 
     def wait_for_all() -> None:
+        if backend.unreachable is not None and (store.server.outlived or len(store.server.groups[prefix]) > 1):
+            _look_for_others(process, store, communicator, backend, backend.unreachable, timeout_ns)
         limited, late_ns = backend.failure.has_timeouts and size > 1, backend.failure.late_ns
         deadline_ns = simulation.now_ns + limit_ns + late_ns if limited else None
         task, server = simulation.check(), store.server
@@ -142,6 +168,43 @@ def connect(
     else:
         wait_for_all()
     return member
+
+
+def _look_for_others(
+    process: SimProcess,
+    store: SimStore,
+    communicator: Communicator,
+    backend: Backend,
+    words: Unreachable,
+    timeout_ns: int,
+) -> None:
+    """Read where the others listen, in a store in which an earlier group's addresses stand.
+
+    Raises:
+        RuntimeError: one of them has not said yet where it does, or the group has a member that has read too early.
+    """
+    simulation, prefix = process.simulation, store._name("0/")
+
+    def early() -> list[int]:
+        absent = [peer for peer, member in enumerate(communicator.members) if member is None]
+        return [peer for peer in absent if store.server.has(f"{prefix}{peer}")]
+
+    def is_alive(peer: int) -> bool:
+        before = [generation.members[peer] for generation in store.server.groups[store._name("")]]
+        return any(member is not None and member.process.running for member in before)
+
+    if early():
+        simulation.sleep(backend.connect_ns)
+    misled_by = early()
+    if not misled_by and not communicator.misled:
+        return
+    communicator.misled = True
+    dead = next((peer for peer in misled_by if not is_alive(peer)), None)
+    text = words.unconnected() if dead is None else words.refused_by_peer(dead)
+    if dead is None:
+        simulation.park(_Misled(communicator), simulation.now_ns + _CONNECTING * timeout_ns)
+    log(process, "E", text, Place.MESH_FAILED)
+    raise RuntimeError(text)
 
 
 def _wait_for_answer(process: SimProcess, store: SimStore, peer: int, timeout_ns: int) -> None:
@@ -177,6 +240,7 @@ def _communicator_at(
         made = kind(simulation, network, name, size, backend, strict=strict, ranks=ranks)
     else:
         made = _communicator(backend)(simulation, network, name, size, backend, strict=strict)
+    made.again = bool(generations)
     generations.append(made)
     return made
 

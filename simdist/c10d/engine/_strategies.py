@@ -45,6 +45,7 @@ __all__ = [
     "Sizes",
     "StreamAlgorithm",
     "StreamFailure",
+    "Unreachable",
 ]
 
 Tensor = torch.Tensor
@@ -231,6 +232,18 @@ class Failure(Protocol):
         ...
 
 
+class Unreachable(Protocol):
+    """What a member sees that looks for a peer where the store says that it listens, if it does not."""
+
+    def refused_by_peer(self, peer: int) -> str:
+        """The peer's process has ended: the address is that of an earlier one."""
+        ...
+
+    def unconnected(self) -> str:
+        """No connection was made in time."""
+        ...
+
+
 class StreamFailure(Failure, Protocol):
     """The same of a backend whose operations end on streams."""
 
@@ -284,7 +297,8 @@ class Backend:
 
     `connect_ns` is what the members take to connect once all are there. Without `moves_payloads`, its large payloads of
     floating-point numbers stay where they are: see `_unmoved.py`. `monitored_barrier(member, limit_ns, group_ns,
-    wait_all_ranks=, prefix=)` is the backend's, if it has one.
+    wait_all_ranks=, prefix=)` is the backend's, if it has one. With `unreachable`, members find each other by addresses
+    in the store, also by those that an earlier group left there.
     """
 
     name: str
@@ -295,6 +309,12 @@ class Backend:
     connect_ns: int = 200_000
     moves_payloads: bool = True
     monitored_barrier: MonitoredBarrier | None = None
+    unreachable: Unreachable | None = None
+
+    @property
+    def uses_addresses(self) -> bool:
+        """True if members find each other by what they write into the store."""
+        return self.unreachable is not None or self.completion.on_streams
 
     def pass_monitored_barrier(self, member: Member, *limits_ns: int, **how: object) -> None:
         """Pass a monitored barrier.

@@ -111,6 +111,7 @@ class StoreServer:
         self.gone = False  # the process that hosted it has ended
         self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
         self._held: list[Callable[[], None]] = []  # what has arrived since, in order
+        self.outlived = False  # a life that used it is over, and what it left stands here
         self.opener: weakref.ref[SimStore] | None = None  # the store object that a rank made it with
 
     @property
@@ -195,6 +196,15 @@ class StoreServer:
             arrived.add(key)
             if over():
                 task.simulation.wake(task)
+
+    def outlive(self) -> None:
+        """All clients have ended: keep what they left, and nothing of themselves."""
+        self.forget()
+        self.outlived = True
+        self.joined = 0
+        self.master = None
+        for held in (self._waiting, self.connected, self.clients, self._held, self.monitors):
+            held.clear()
 
     def forget(self) -> None:
         """The world is over: let go of the communicators that met here."""

@@ -37,10 +37,11 @@ class StoreProxy:
     alone are told in its journal; rank 0's proxy tells the others.
     """
 
-    def __init__(self, job: Job, rank: int, listener: socket.socket, host: str, port: int) -> None:
+    def __init__(self, job: Job, rank: int, life: int, listener: socket.socket, host: str, port: int) -> None:
         self.port: int = listener.getsockname()[1]
         self._job = job
         self._rank = rank
+        self._life = life
         self._store = (host, port)
         self._listener = listener
         self._origin_ns: int | None = None
@@ -86,6 +87,8 @@ class StoreProxy:
     async def _tell(self, index: int, fault: StoreFault) -> None:
         if self._rank != (0 if fault.target is None else fault.target):
             return
+        if fault.keeps_store and not self._life:
+            return  # there is nothing old yet
         lost_ns = fault.lost_at_ns()
         await self._until(lost_ns if lost_ns is not None else fault.start_ns if isinstance(fault, LastingFault) else 0)
         assert self._origin_ns is not None

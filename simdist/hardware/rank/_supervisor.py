@@ -93,7 +93,7 @@ def _network(job: Job, rank: int) -> dict[str, str]:
     said = {}
     if job.networks:
         said = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), DEVICE)
-        if job.max_restarts:  # rank 0 serves the store itself
+        if not job.shares_store:
             return {**said, "MASTER_ADDR": address_of(0)}
     elif not has_store_faults(job):
         return {}
@@ -102,7 +102,8 @@ def _network(job: Job, rank: int) -> dict[str, str]:
         return socket.create_server(("127.0.0.1", 0))
 
     listener = call_inside(job.networks[rank], listen) if job.networks else listen()
-    proxy = StoreProxy(job, rank, listener, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    life, server = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["MASTER_ADDR"]
+    proxy = StoreProxy(job, rank, life, listener, server, int(os.environ["MASTER_PORT"]))
     return {**said, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(proxy.port)}
 
 

@@ -22,6 +22,7 @@ class NcclBuild:
     number: tuple[int, int, int]
     cuda: str  # what it was built with
     same_device: str  # its text if two ranks have one GPU: with `one`, `other` and `bus`
+    connects: str  # its function that connects, which its text names
     no_algorithm: str  # how it begins to say that a choice of algorithms leaves nothing
     names_functions: bool = False  # a warning has the function behind the line
     can_share_devices: bool = False  # with NCCL_MULTI_RANK_GPU_ENABLE=1
@@ -33,13 +34,14 @@ class NcclBuild:
 _DUPLICATE = "Duplicate GPU detected : rank {one} and rank {other} both on CUDA device {bus:x}"
 _NOTHING = "Error : no algorithm/protocol available"
 _BUILDS = (
-    NcclBuild((2, 28, 9), "13.0", _DUPLICATE, _NOTHING),
-    NcclBuild((2, 29, 7), "13.2", _DUPLICATE, _NOTHING),
+    NcclBuild((2, 28, 9), "13.0", _DUPLICATE, "socketPollConnect", _NOTHING),
+    NcclBuild((2, 29, 7), "13.2", _DUPLICATE, "ncclOsSocketPollConnect", _NOTHING),
     NcclBuild(
         (2, 30, 7),
         "13.3",
         "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this "
         "configuration.",
+        "ncclOsSocketPollConnect",
         "No algorithm/protocol available",
         names_functions=True,
         can_share_devices=True,
@@ -56,6 +58,9 @@ def nccl_build_of(version: tuple[int, ...]) -> NcclBuild:
 NCCL = nccl_build_of(this_version())
 
 
+_FIRST_FILES = {"PEER_SILENT": "transport/net_ib.cc", "CONNECTION_REFUSED": "misc/socket.cc"}  # where 2.28.9 has them
+
+
 class NcclPlace(Enum):
     """Where NCCL gives a warning: a file, the function (of 2.30.7), and the line in each version."""
 
@@ -68,6 +73,7 @@ class NcclPlace(Enum):
     UNKNOWN_NAME = "graph/tuning.cc", "parseList", 104, 105, 109
     UNKNOWN_PREFIX = "graph/tuning.cc", "parseList", 114, 115, 119
     PEER_CLOSED = "misc/socket.cc", "socketProgress", 71, 35, 58
+    CONNECTION_REFUSED = "os/linux.cc", "socketConnectCheck", 582, 221, 288
     MESSAGE_CUT = "transport/net_socket.cc", "ncclNetSocketTest", 565, 569, 636
     PEER_SILENT = "transport/net_ib/p2p.cc", "ncclIbLogCompletionWithError", 2543, 651, 688
 
@@ -78,7 +84,7 @@ class NcclPlace(Enum):
 
     def shown_by(self, build: NcclBuild) -> str:
         """As a warning of a version shows it: "init.cc:974", or "init.cc:1057 (initTransportsRank)"."""
-        file = "transport/net_ib.cc" if self is NcclPlace.PEER_SILENT and build is _BUILDS[0] else self._file
+        file = _FIRST_FILES.get(self.name, self._file) if build is _BUILDS[0] else self._file
         place = f"{file}:{self._lines[_BUILDS.index(build)]}"
         return f"{place} ({self._function})" if build.names_functions else place
 

@@ -6,7 +6,9 @@ the wheels for CUDA (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0): each call that log
 number, next to the address of its text. What a program can bring about without a GPU was compared with what it shows.
 The folder in which torch was built is taken from a library of the torch that is here.
 
-Doubts: `STORE_READ_VECTOR` was seen with 2.13 alone; in all versions the lines before and behind it are the same.
+Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 alone; Gloo's sources
+had the first two at these lines before, too.
+`STORE_READ_VECTOR` was seen with 2.13 alone; in all versions the lines before and behind it are the same.
 `CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL.
 """
 
@@ -166,6 +168,8 @@ class Place(Enum):
     TIMEOUT_IS_NEGATIVE = f"{_GLOO}/context.cc", 62
     RECEIVE_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 78
     SEND_TIMED_OUT = f"{_GLOO}/transport/tcp/unbound_buffer.cc", 129
+    PAIR_REFUSED = f"{_GLOO}/transport/tcp/pair.cc", 152
+    PAIR_UNCONNECTED = f"{_GLOO}/transport/tcp/pair.h", 311
     PAIR_CLOSED = f"{_GLOO}/transport/tcp/pair.cc", 547, 547, 553, 561, 561
     PAIR_RESET = f"{_GLOO}/transport/tcp/pair.cc", 538, 538, 537, 545, 545
     PAIR_OVERRUN = f"{_GLOO}/transport/tcp/pair.cc", 456, 456, 456, 464, 464
@@ -173,6 +177,7 @@ class Place(Enum):
     PARTS_ARE_UNEVEN = f"{_GLOO}/alltoall.cc", 29
     PARTS_DIFFER = f"{_GLOO}/alltoall.cc", 30
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138
+    MESH_FAILED = _GLOO_GROUP, 67
     NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749, 749, 749, 791, 792
     NO_OPERATION = _GROUP, 55, 57, 59, 91, 91
 

@@ -15,11 +15,13 @@ from simdist.c10d.engine import Backend, Completion
 
 __all__ = ["GLOO", "GlooAlgorithm", "GlooFailure", "GlooMessage"]
 
+_failure = GlooFailure()
 GLOO = Backend(
     name="gloo",
     arguments=_arguments,
     algorithm=GlooAlgorithm(),
-    failure=GlooFailure(),
+    failure=_failure,
     completion=Completion(work=SimWork, message=GlooMessage),
     monitored_barrier=monitored_barrier,
+    unreachable=_failure,
 )

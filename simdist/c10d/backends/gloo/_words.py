@@ -38,6 +38,15 @@ class GlooFailure:
             f"This is typically caused by a remote worker hanging or bugs in the application. {_ADVICE}"
         )
 
+    def refused_by_peer(self, peer: int) -> str:
+        """The peer does not listen where the store says that it does."""
+        said = f"timed out connecting: SO_ERROR: Connection refused, remote={_address(peer)}${peer}"
+        return f"Gloo connectFullMesh failed with [{Place.PAIR_REFUSED.path}] {said}"
+
+    def unconnected(self) -> str:
+        """No connection was made in time to a peer that was to make it."""
+        return f"Gloo connectFullMesh failed with [{Place.PAIR_UNCONNECTED.path}] Connect timeout [none]"
+
     def pair_closed(self) -> str:
         """This rank itself timed out before, and closed all its connections."""
         return "Application timeout caused pair closure"

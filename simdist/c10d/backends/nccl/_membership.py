@@ -13,7 +13,7 @@ from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironm
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._timing import Hook
-from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.backends.nccl._words import CONNECTING_NS, nccl_error, refused
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl.watch._debug_lines import show_version
@@ -32,7 +32,7 @@ from simdist.inside.torch import NCCL, NcclPlace, Place
 from simdist.records import flight_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from simdist.c10d.backends.nccl._timing import WorkInfo
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
@@ -276,6 +276,7 @@ class NcclMember(EndingMember):
             server.wait_for_answer(self._member.process)
         server.connected[task] = None
         try:
+            self._read_ids(key, makers)
             made = self._communicator.connection(
                 *(key, ranks, self._member, index, device, streams),
                 limit_ns=self._timeout_ns,  # the store's is that of the group
@@ -302,6 +303,26 @@ class NcclMember(EndingMember):
         if index not in self._used:
             self._used.append(index)
         return made
+
+    def _read_ids(self, key: str, makers: Mapping[int, str]) -> None:
+        """Read an ncclUniqueId in a store in which that of an earlier group may stand under the same key.
+
+        Raises:
+            DistBackendError: its maker has not set it anew by then, and nobody listens any more where it leads.
+        """
+        server, simulation = self._store.server, self._communicator.simulation
+        names = {maker: self._store._name(name) for maker, name in makers.items() if maker != self.rank()}
+
+        def is_old() -> bool:
+            known = self._communicator.connections.get(key)
+            joined = () if known is None else known.ends
+            return any(maker not in joined and name in server.data for maker, name in names.items())
+
+        if is_old():
+            simulation.sleep(self._communicator.backend.connect_ns)  # the maker has as long as it takes to make one
+            if is_old():
+                simulation.sleep(CONNECTING_NS)
+                raise refused()
 
     def require_devices(self) -> None:
         """See that the devices of the process work.

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._streamed import Connection
 
-__all__ = ["NcclFailure", "async_error", "nccl_error"]
+__all__ = ["CONNECTING_NS", "NcclFailure", "async_error", "nccl_error", "refused"]
+
+_RETRIES = 34  # NCCL_SOCKET_RETRY_CNT; before the n-th NCCL waits n times NCCL_SOCKET_RETRY_SLEEP_MSEC
+CONNECTING_NS = sum(range(_RETRIES + 1)) * 100_000_000
+"""How long NCCL tries to connect to an address that refuses it."""
 
 _KINDS = {
     "ncclSystemError": (
@@ -46,6 +50,15 @@ def nccl_error(kind: str, warning: str, place: NcclPlace) -> dist.DistBackendErr
     """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
     show_warning(warning, place)
     return dist.DistBackendError(f"NCCL error in: {Place.CALL_FAILED.path_for_cuda}, {_said(kind, warning)}")
+
+
+def refused() -> dist.DistBackendError:
+    """Nobody listens where an ncclUniqueId leads. NCCL tries `CONNECTING_NS` long (misc/socket.cc, os/linux.cc)."""
+    warning = (
+        f"{NCCL.connects}: connect to 127.0.0.1<40000> returned Connection refused, "
+        f"exceeded error retry count after {_RETRIES + 1} attempts"
+    )
+    return nccl_error("ncclRemoteError", warning, NcclPlace.CONNECTION_REFUSED)
 
 
 def async_error(kind: str, warning: str) -> str:

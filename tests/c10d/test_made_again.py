@@ -1,0 +1,80 @@
+"""A group that is made again at one store: who is early looks for the others where an earlier group listened.
+
+Real Gloo (torch 2.13), three processes, `destroy_process_group` and `init_process_group` over torchrun's store or a
+FileStore: most runs fail, with "Connect timeout" after five times the timeout or with "Connection refused".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+
+MS = 1_000_000
+
+
+def twice(backend: str, lateness_ms: Sequence[float], how: str = "") -> tuple[str, int]:
+    """What a rank that comes so late to the second group of the same name sees, and after how long."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    file: dict[str, Any] = {"init_method": how, "rank": rank, "world_size": size} if how.startswith("file") else {}
+    if how == "served":
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT="29700")
+    began_ns = 0
+    for turn in range(2):
+        if turn:
+            time.sleep(lateness_ms[rank] / 1e3)
+        began_ns = time.monotonic_ns()
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=6), **file)
+            dist.all_reduce(torch.ones(1, device=f"cuda:{rank}" if backend == "nccl" else "cpu"))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", (time.monotonic_ns() - began_ns) // MS
+        dist.destroy_process_group()
+    return "met", 0
+
+
+def ends(backend: str, lateness_ms: Sequence[float], how: str = "") -> list[Any]:
+    world_size = len(lateness_ms)
+    return simdist.run(twice, world_size=world_size, args=(backend, lateness_ms, how), backend=backend).values
+
+
+@pytest.mark.parametrize("lateness_ms", [(0.0, 0.0, 0.0), (0.0, 0.1, 0.15)])
+def test_ranks_that_meet_before_they_read_addresses_meet(lateness_ms: Sequence[float]) -> None:
+    assert ends("gloo", lateness_ms) == [("met", 0)] * 3
+
+
+@pytest.mark.parametrize("how", ["", "file"])
+def test_ranks_that_do_not_wait_for_five_times_the_timeout(how: str, tmp_path: Path) -> None:
+    seen = ends("gloo", (0.0, 0.1, 500.0), how and f"file://{tmp_path}/store")
+
+    assert [took_ms for _, took_ms in seen] == [30_000] * 3
+    assert all(text.startswith("RuntimeError: Gloo connectFullMesh failed with [") for text, _ in seen)
+    assert all(text.endswith("gloo/transport/tcp/pair.h:311] Connect timeout [none]") for text, _ in seen)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_store_that_a_rank_serves_anew_has_no_old_addresses(backend: str) -> None:
+    assert ends(backend, (0.0, 0.1, 500.0), "served") == [("met", 0)] * 3
+
+
+def test_the_ideal_backend_needs_no_addresses() -> None:
+    assert ends("sim", (0.0, 0.1, 500.0)) == [("met", 0)] * 3
+
+
+def test_ranks_of_nccl_need_the_one_that_makes_the_id_to_be_first() -> None:
+    (late, early, other) = ends("nccl", (700.0, 0.0, 500.0))
+
+    assert ends("nccl", (0.0, 500.0, 700.0)) == [("met", 0)] * 3
+    assert "ncclRemoteError" in early[0]
+    assert "returned Connection refused, exceeded error retry count after 35 attempts" in other[0]
+    assert (early[1], other[1]) == (59_500, 59_500)
+    assert late is None
