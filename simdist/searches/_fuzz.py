@@ -18,6 +18,7 @@ from simdist.searches._database import Database
 from simdist.searches._explore import function_program, judged
 from simdist.searches._fuzz_report import Bug, FuzzReport
 from simdist.searches._guide import GENERATION, Guide, Reached, reached_by
+from simdist.searches._lines import LinesAfterFaults
 from simdist.searches._outcomes import Cause
 from simdist.searches._shrinking import Shrunk, shrunk
 from simdist.searches._swarm import FAMILIES, families_of
@@ -26,6 +27,7 @@ from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
 from simdist.settings import check_settings
 from simdist.values import guess_or_list, items_of
+from simdist.world import observed_by
 
 if TYPE_CHECKING:
     from simdist.judges import Judge
@@ -180,8 +182,9 @@ class _Judge(Judging[_Drawn, _Tried]):
 
     def do(self, task: _Drawn) -> _Tried:
         """Run one, and judge it."""
-        ran = self.trial.run(task.attempt)
-        reached = frozenset[Reached]() if ran.result is None else reached_by(ran.result)
+        with observed_by(LinesAfterFaults()) as lines:
+            ran = self.trial.run(task.attempt)
+        reached = frozenset[Reached]() if ran.result is None else reached_by(ran.result, lines.passed)
         return _Tried(self.trial.judge(ran, task.attempt), reached)
 
     def killed(self, number: int, task: _Drawn, how: str) -> _Tried:

@@ -2,20 +2,17 @@
 
 What a run reaches is a set of triples. Of a strike: the kind of the fault, the operation that the struck rank was in or
 had called last, and the phase. After a strike: the operations that ranks called, the errors that operations ended with,
-and the lines of the program at which ranks failed.
+the lines of the program that ran, and those at which ranks failed.
 
 Invariant: a plan depends on its number and on the generations before its own, which is over before the next begins. So
 the search finds the same with any number of workers. All plans of the first generation are drawn from nothing, later
 every other one.
-
-Doubt: lines of the program count where a rank fails, not where it passes: to see these each line of each run would
-have to be traced.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +27,7 @@ __all__ = ["GENERATION", "Guide", "Reached", "reached_by"]
 GENERATION = 64
 _MOST = 4  # faults of a plan
 _AFTERWARDS = "called afterwards"
+_PASSED = "passed afterwards"
 _TURNS = 12  # in which a change is drawn that fits
 _SIDES: tuple[When, ...] = ("before", "during", "after")
 
@@ -42,9 +40,9 @@ class Reached(NamedTuple):
     phase: str
 
 
-def reached_by(result: RunResult) -> frozenset[Reached]:
-    """What a run reached."""
-    found: set[Reached] = set()
+def reached_by(result: RunResult, passed: Iterable[tuple[str, str]] = ()) -> frozenset[Reached]:
+    """What a run reached, which has `passed` these lines after faults of these kinds."""
+    found = {Reached(line, fault, _PASSED) for line, fault in passed}
     inside: dict[int, str] = {}  # by rank the operation that is under way
     last: dict[int, str] = {}
     struck, life = "", 0  # the kind of the fault that struck last
