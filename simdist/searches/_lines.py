@@ -26,7 +26,7 @@ _NAME = "simdist looks for new lines"
 
 
 class LinesAfterFaults:
-    """An observer of one world. `passed` has lines, "train.py:12", each with the kind of fault that struck last before."""
+    """An observer of one world. `passed` has lines, "train.py:12", each with the kind of the last fault before it."""
 
     def __init__(self) -> None:
         self.passed: set[tuple[str, str]] = set()
