@@ -11,7 +11,7 @@ sends it (`_logs`).
 
 In doubt: each life has a store of its own. Under torchrun 2.13 all lives of a job share one, unless
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set: workers of the second may find addresses of the first there, and fail once
-more with "Connection refused", as chance has it.
+more with "Connection refused", as chance has it. The fault `StoreStale` does so here.
 
 Open `_options.py` for what is taken and what is refused, `_run.py` for what a run does.
 """
