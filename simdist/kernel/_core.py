@@ -18,6 +18,8 @@ import socket
 import sys
 from collections.abc import Iterator
 
+from simdist.inside.system import call
+
 __all__ = ["one_core", "why_not_one_core"]
 
 _NEEDED = ("sched_getaffinity", "sched_setaffinity", "sched_getscheduler", "sched_setscheduler", "SCHED_BATCH")
@@ -32,6 +34,7 @@ def why_not_one_core() -> str:
     if missing:
         return f"this Python has no os.{missing[0]}"
     try:
+        call("sched_getcpu")
         os.sched_setaffinity(0, os.sched_getaffinity(0))
         scheduler = os.sched_getscheduler(0)
         if scheduler == os.SCHED_OTHER:
@@ -52,7 +55,8 @@ def one_core() -> Iterator[int | None]:
         yield None
         return
     before = os.sched_getaffinity(0)
-    core, claim = _claim(sorted(before))
+    here = call("sched_getcpu")  # to be moved to another takes long where that one is busy
+    core, claim = _claim(sorted(before, key=lambda core: (core != here, core)))
     scheduler = os.sched_getscheduler(0)
     batch = scheduler == os.SCHED_OTHER
     try:

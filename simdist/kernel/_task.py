@@ -57,6 +57,7 @@ class Task:
         "ident",
         "insisted",
         "name",
+        "native_ident",
         "parent",
         "parked_at_ns",
         "paused",
@@ -81,6 +82,7 @@ class Task:
         self.state = TaskState.READY
         self.started = False  # its thread exists only from its first turn on
         self.ident = 0  # of its thread, once started
+        self.native_ident = 0  # the system's, once it runs
         self.daemon = False  # whatever it could do on its own account one day, nobody counts on it
         self.waiting: Wait | None = None  # what it is parked on
         self.parked_at_ns = 0

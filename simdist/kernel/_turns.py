@@ -422,6 +422,7 @@ class Turns(Timetable):
 
     def _thread_main(self, task: Task) -> None:
         task.ident = self.current_ident = _thread.get_ident()
+        task.native_ident = _thread.get_native_id()
         task.state = _RUNNING
         try:
             if not task.doomed:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import random
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators"]
 
 
 _ALL = slice(None)
+_POSITION = array("I", [GENERATOR_WORDS]).tobytes()  # of a generator that has given all its words
 
 
 class GlobalGenerator(Protocol):
@@ -54,8 +55,12 @@ class GlobalGenerator(Protocol):
         """Set its state."""
         ...
 
-    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
-        """The state of a new process that drew these 2,496 bytes, and its bytes in memory; made without touching it."""
+    def fresh(self, chance: bytes) -> Hashable:
+        """The state of a new process that drew these bytes (see `generator_words`); made without touching it."""
+        ...
+
+    def fresh_memory(self, chance: bytes) -> bytes:
+        """Likewise its bytes in `memory`."""
         ...
 
     def holds_gaussian(self, state: Any) -> bool:
@@ -66,16 +71,19 @@ class GlobalGenerator(Protocol):
 class States:
     """The states of the three generators, as one process left them.
 
-    `saved` are what `GlobalGenerator.save` returned; `raw` the same as bytes in memory, None unless nothing else
+    `save` makes what `GlobalGenerator.save` returns; `raw` are the same as bytes in memory, None unless nothing else
     belongs to them; `seen` the words that a draw would change.
     """
 
-    __slots__ = ("raw", "saved", "seen")
+    __slots__ = ("raw", "save", "seen")
 
     def __init__(
-        self, saved: Sequence[Hashable], raw: tuple[bytes, bytes, bytes] | None = None, seen: tuple[int, ...] = ()
+        self,
+        save: Callable[[], Sequence[Hashable]],
+        raw: tuple[bytes, bytes, bytes] | None = None,
+        seen: tuple[int, ...] = (),
     ) -> None:
-        self.saved = saved
+        self.save = save
         self.raw = raw
         self.seen = seen
 
@@ -103,11 +111,13 @@ class _Python:
         self.memory[:] = state[0]
         self._instance.gauss_next = state[2]
 
-    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
-        raw = array("I", [GENERATOR_WORDS]).tobytes() + chance
+    def fresh(self, chance: bytes) -> Hashable:
         if self.memory is None:
-            return (random.Random.VERSION, (*array("I", chance), GENERATOR_WORDS), None), raw
-        return (raw, None, None), raw
+            return random.Random.VERSION, (*array("I", chance), GENERATOR_WORDS), None
+        return self.fresh_memory(chance), None, None
+
+    def fresh_memory(self, chance: bytes) -> bytes:
+        return _POSITION + chance
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -142,8 +152,11 @@ class _Numpy:
             }
         )
 
-    def fresh(self, chance: bytes) -> tuple[Hashable, bytes]:
-        return (chance, GENERATOR_WORDS, None), chance + array("I", [GENERATOR_WORDS]).tobytes()
+    def fresh(self, chance: bytes) -> Hashable:
+        return chance, GENERATOR_WORDS, None
+
+    def fresh_memory(self, chance: bytes) -> bytes:
+        return chance + _POSITION
 
     def holds_gaussian(self, state: Any) -> bool:
         return state[2] is not None
@@ -158,16 +171,19 @@ def global_generators(third: GlobalGenerator) -> tuple[GlobalGenerator, GlobalGe
 @functools.lru_cache(maxsize=256)
 def _fresh(seed: int, rank: int, life: int, lineage: str, third: GlobalGenerator) -> States:
     """The states that a process begins with."""
-    generators = global_generators(third)
-    parts = generator_words(seed, rank, life, lineage)
-    made = [generator.fresh(part) for generator, part in zip(generators, parts, strict=True)]
-    states = States(tuple(saved for saved, _ in made))
-    if all(generator.memory is not None for generator in generators):
-        (_, first), (_, second), (_, last) = made
-        a, b, c = (memoryview(raw).cast("I") for raw in (first, second, last))
-        d, e = third.at
-        states.raw, states.seen = (first, second, last), (a[0], a[2], b[GENERATOR_WORDS], b[1], c[d], c[e])
+    python, legacy, other = global_generators(third)
+    a, b, c = generator_words(seed, rank, life, lineage)
+    states = States(lambda: (python.fresh(a), legacy.fresh(b), other.fresh(c)))
+    if python.memory is not None and legacy.memory is not None and other.memory is not None:
+        states.raw = python.fresh_memory(a), legacy.fresh_memory(b), other.fresh_memory(c)
+        first, second, last = (memoryview(raw).cast("I") for raw in states.raw)
+        states.seen = _stands(first, second, last, *other.at)
     return states
+
+
+def _stands(python: Any, legacy: Any, third: Any, d: int, e: int) -> tuple[int, ...]:
+    """The words that change with every draw, `d` and `e` those of the third generator."""
+    return python[0], python[2], legacy[GENERATOR_WORDS], legacy[1], third[d], third[e]
 
 
 class RandomStates:
@@ -228,7 +244,7 @@ class RandomStates:
             if c is not was_c:
                 memory_c[_ALL] = c
         else:
-            for generator, state in zip(self._generators, states.saved, strict=True):
+            for generator, state in zip(self._generators, states.save(), strict=True):
                 generator.load(state)
         self.loaded = states
 
@@ -251,16 +267,14 @@ class RandomStates:
         saved = tuple(self._known.setdefault(state, state) for _, state in found)
         known: States | None = self._known.get(saved)
         if known is None:
-            known = self._known[saved] = States(saved)
+            known = self._known[saved] = States(lambda: saved)
             if self._quick and not any(generator.holds_gaussian(state) for generator, state in found):
                 a, b, c = (self._known.setdefault(each, each) for each in map(bytes, self._memory))
                 known.raw, known.seen = (a, b, c), self._stands()
         return known
 
     def _stands(self) -> tuple[int, ...]:
-        """The words that change with every draw."""
-        python, numpy, third, a, b = self._watched
-        return python[0], python[2], numpy[GENERATOR_WORDS], numpy[1], third[a], third[b]
+        return _stands(*self._watched)
 
 
 # The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,50 @@ def test_the_groups_are_there_by_every_name() -> None:
 
     assert values(body, 2) == [dict.fromkeys(NAMES, True)] * 2
     assert [type(getattr(_c10d, f"_{name}")) for name in NAMES] == [dict] * len(NAMES)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda tables: tables[dist.group.WORLD],
+        lambda tables: tables.get(dist.group.WORLD),
+        lambda tables: dict(tables.items())[dist.group.WORLD],
+        lambda tables: next(iter(tables.values())),
+        lambda tables: tables.setdefault(dist.group.WORLD, {}),
+        lambda tables: tables.copy()[dist.group.WORLD],
+        lambda tables: (tables | {})[dist.group.WORLD],
+        lambda tables: ({} | tables)[dist.group.WORLD],
+        lambda tables: tables.pop(dist.group.WORLD),
+        lambda tables: (tables == {dist.group.WORLD: dict(enumerate(range(3)))} and tables)[dist.group.WORLD],
+        lambda tables: repr(tables).endswith(f"{dict(enumerate(range(3)))}}}") and tables.popitem()[1],
+        lambda tables: dict.fromkeys(dist.get_process_group_ranks(None)) and tables[dist.group.WORLD],
+    ],
+)
+def test_the_ranks_of_the_default_group_are_there_when_one_looks(look: Callable[[Any], dict[int, int]]) -> None:
+    def body() -> tuple[int, dict[int, int]]:
+        dist.init_process_group("gloo")
+        tables = _c10d._world.pg_group_ranks
+        own = next(iter(dict.values(tables)))
+        kept = len(own)
+        found = look(tables)
+        assert found is own
+        found[7] = dist.get_rank()  # a table of its own, as each process has
+        return kept, found
+
+    expected = dict(enumerate(range(3)))
+    assert values(body, 3) == [(0, {**expected, 7: rank}) for rank in range(3)]
+    assert "range" not in vars(_c10d)
+
+
+def test_ranks_and_groups_are_counted_as_ever_while_a_world_runs() -> None:
+    def body() -> tuple[list[int], list[object], list[int]]:
+        dist.init_process_group("gloo")
+        everyone = dist.get_process_group_ranks(dist.new_group())
+        objects: list[object] = [None, None, None]
+        dist.all_gather_object(objects, dist.get_rank())
+        return everyone, objects, dist.get_process_group_ranks(None)
+
+    assert values(body, 3) == [([0, 1, 2], [0, 1, 2], [0, 1, 2])] * 3
 
 
 def test_no_module_of_torch_has_the_host_s_tables_on_a_rank() -> None:

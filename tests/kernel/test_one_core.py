@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from simdist.kernel import one_core
+from simdist.inside.system import call
+from simdist.kernel import _core, one_core
 
 Placed = tuple[set[int], int]
 
@@ -89,6 +90,25 @@ def test_with_every_core_taken_nothing_is_pinned() -> None:
     assert core is None
     assert inside == (before[0], os.SCHED_BATCH)
     assert placed() == before
+
+
+def test_the_core_that_the_thread_is_on_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+
+    def claim(cores: list[int]) -> tuple[None, None]:
+        asked.append(cores)
+        return None, None
+
+    monkeypatch.setattr(_core, "_claim", claim)
+    cores = sorted(os.sched_getaffinity(0))
+
+    for here in cores:
+        monkeypatch.setattr(_core, "call", lambda name, here=here: here if name == "sched_getcpu" else -1)
+        with one_core():
+            pass
+
+    assert asked == [[here, *(core for core in cores if core != here)] for here in cores]
+    assert call("sched_getcpu") in cores
 
 
 def test_a_process_side_by_side_takes_another_core() -> None:

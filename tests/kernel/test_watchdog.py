@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 
 from simdist.errors import LivelockError, StallError
 from simdist.kernel import Simulation, _watchdog
+from simdist.kernel._watchdog import processor_seconds
 from tests.kernel.fakes import Script, Waiting
 
 
@@ -206,6 +208,21 @@ def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Cal
         simulation.run()
 
     assert simulation.close() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clocks of threads are Linux's")
+def test_a_task_s_processor_time_is_its_thread_s_and_none_when_that_is_gone() -> None:
+    simulation = Simulation()
+    times: list[float] = []
+    task = simulation.spawn(lambda: times.extend((thread_time(), processor_seconds(task), thread_time())), "task")
+    before = processor_seconds(task)
+
+    simulation.run()
+    task.native_ident = 2**23  # more than the system ever numbers
+    gone = processor_seconds(task)
+
+    assert 0 < times[0] <= times[1] <= times[2]
+    assert (before, gone) == (0, 0)
 
 
 def test_progress_tells_time_and_events_while_the_world_runs() -> None:

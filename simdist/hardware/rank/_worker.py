@@ -98,9 +98,9 @@ def _seed_generators(seed: int, rank: int, life: int) -> None:
     """Let them start as those of the simulated rank do, instead of from what the operating system gives."""
     import torch
 
-    python, legacy, last = generator_words(seed, rank, life)
+    python, legacy, of_torch = generator_words(seed, rank, life)
     random.setstate((random.Random.VERSION, (*array("I", python), GENERATOR_WORDS), None))
-    torch.manual_seed(int.from_bytes(last[:8], "little"))
+    torch.manual_seed(int.from_bytes(of_torch, "little"))
     with contextlib.suppress(ImportError):
         import numpy as np
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import dis
 import functools
+import inspect
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -38,6 +41,7 @@ __all__ = [
     "backend_plugin",
     "c10d_module",
     "calls_override",
+    "counts_ranks",
     "get_debug_level",
     "group_world",
     "init_method_name",
@@ -78,6 +82,14 @@ def _newer_group_tables(world: type, known: tuple[str, ...]) -> list[str]:
     beside = {*known, "pg_config_info", "pg_default_device"}  # one is worked out, one is of older versions
     names = (name for name, each in vars(world).items() if isinstance(each, property))
     return [name for name in names if name.startswith("pg_") and name not in beside]
+
+
+@functools.cache
+def counts_ranks() -> CodeType | None:
+    """The code that makes the table of the default group's ranks from a `range`, its only one; None if none does."""
+    code: CodeType = inspect.unwrap(c10d.init_process_group).__code__
+    ranges = [each for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL" and each.argval == "range"]
+    return code if len(ranges) == 1 else None
 
 
 def init_method_name() -> str:
@@ -142,6 +154,17 @@ def _world_is_known() -> str:
         or missing(c10d_module, (*functions, "_coalescing_manager", "_check_p2p_op_list", init_method_name()))
         or missing(c10d_module.Backend, ("_plugins",))
     )
+
+
+@fact(
+    "torch.c10d.ranks",
+    what="`init_process_group` makes the table of the default group's ranks from its only `range`",
+    source="torch/distributed/distributed_c10d.py, init_process_group",
+    seen="2.13",
+    feature="worlds of thousands of ranks: each would keep a table of all, in quadratic time and memory",
+)
+def _ranks_are_counted() -> str:
+    return "" if counts_ranks() is not None else "`init_process_group` has no `range`, or several"
 
 
 @fact(

@@ -56,12 +56,18 @@ class _TorchGenerator:
         self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     @_without_modes
-    def fresh(self, chance: bytes) -> tuple[bytes, bytes]:
-        generator = torch.Generator().manual_seed(int.from_bytes(chance[:8], "little"))
-        raw = b"" if self._place is None else engine_words(generator, self._place).tobytes()
-        return generator.get_state().numpy().tobytes(), raw
+    def fresh(self, chance: bytes) -> bytes:
+        return _seeded(chance).get_state().numpy().tobytes()
+
+    def fresh_memory(self, chance: bytes) -> bytes:
+        assert self._place is not None
+        return engine_words(_seeded(chance), self._place).tobytes()
 
     holds_gaussian = staticmethod(keeps_gaussian)
+
+
+def _seeded(chance: bytes) -> torch.Generator:
+    return torch.Generator().manual_seed(int.from_bytes(chance, "little"))
 
 
 @functools.cache

@@ -8,19 +8,22 @@ sets is set on each.
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import c10d_module, newer_group_tables
-from simdist.process import current_process
+from simdist.inside.torch import c10d_module, counts_ranks, newer_group_tables
+from simdist.process import Patches, current_process
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from simdist.inside.torch import Store
 
-__all__ = ["RankWorld", "WorldPerThread"]
+__all__ = ["RankWorld", "WorldPerThread", "install"]
 
 
 class _GroupMap(dict["ProcessGroup", "tuple[str, Store]"]):
@@ -43,6 +46,42 @@ def _leave(group: ProcessGroup) -> None:
         group.leave()
 
 
+class _RanksOfGroups(dict["ProcessGroup", dict[int, int]]):
+    """The ranks of each group. Those of the default group, which torch leaves out on a rank (see `install`), are put in
+    when somebody looks for them: a large world would spend most of its start and of its memory on them."""
+
+
+def _complete(name: str) -> Callable[..., object]:
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def look(self: _RanksOfGroups, *args: Any) -> object:
+        for group, ranks in dict.items(self):
+            if not ranks:
+                ranks.update((rank, rank) for rank in range(group.size()))
+        return method(self, *args)
+
+    return look
+
+
+for _name in (
+    *("__getitem__", "get", "items", "values", "pop", "popitem", "setdefault", "copy"),
+    *("__eq__", "__ne__", "__or__", "__ror__", "__repr__"),
+):
+    setattr(_RanksOfGroups, _name, _complete(_name))
+
+
+def _range(*bounds: int) -> range:
+    left_out = sys._getframe(1).f_code is counts_ranks() and current_process() is not None
+    return range(0) if left_out else range(*bounds)
+
+
+def install(patches: Patches) -> None:
+    """Let `init_process_group` make an empty table of the default group's ranks on a rank."""
+    if counts_ranks() is not None:
+        patches.replace(c10d_module, "range", _range)
+
+
 class RankWorld:
     """What a rank's thread finds there in the beginning (torch's `_World`); the maps are the rank's from then on."""
 
@@ -50,7 +89,7 @@ class RankWorld:
         self.default_pg: ProcessGroup | None = None
         self.pg_map: dict[ProcessGroup, tuple[str, Store]] = _GroupMap()
         self.pg_names: dict[ProcessGroup, str] = {}
-        self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
+        self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = _RanksOfGroups()
         self.pg_backend_config: dict[ProcessGroup, str] = {}
         self.group_count = 0
         self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
