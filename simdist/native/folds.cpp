@@ -177,9 +177,10 @@ struct Instruction {
 constexpr size_t kTileBytes = 4096;
 constexpr size_t kLargeBytes = 128 << 10;  // of all ranks, from which on the interpreter is not held
 // Of all ranks, from which on they come from memory and not from a cache: smaller tiles then keep more of it busy
-// (measured: 9.9 GB/s of four ranks' bytes with 1 KiB, 7.2 with 4 KiB and more; a loop over them in place has 8.6).
+// (measured, GiB/s of the ranks' bytes with 256 bytes, 512, 1 KiB and 4 KiB: 4 ranks 15.7, 17.7, 17.8, 16.1; 8 ranks 13.5,
+// 16.1, 9.9 to 11.4, 10.1; 16 ranks 11.2, 11.5, 9.6; fetching lines ahead by hand makes it slower).
 constexpr size_t kFarBytes = 4 << 20;
-constexpr size_t kFarTileBytes = 1024;
+constexpr size_t kFarTileBytes = 512;
 
 size_t tile_bytes(size_t bytes) { return bytes >= kFarBytes ? kFarTileBytes : kTileBytes; }
 
