@@ -6,7 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeAlias
 
 import torch
 
@@ -16,12 +16,14 @@ __all__ = ["bytes_of", "content_checksum", "with_numbered_storages", "with_zero_
 
 _P = ParamSpec("_P")
 
+Tensors: TypeAlias = "torch.Tensor | Iterable[Tensors]"
+
 # Where the heap of a Linux process begins if nothing is random, and what a StorageImpl takes there.
 _FIRST_ADDRESS = 0x5555_5555_6000
 _BYTES_APART = 192
 
 
-def content_checksum(tensors: Iterable[Any], crc: int = 0) -> int:
+def content_checksum(tensors: Iterable[Tensors], crc: int = 0) -> int:
     """CRC-32 over the bytes of `tensors`, in order, lists inside included; each in its logical order of elements.
 
     The same on every device and for every layout; unlike the checksums of the digest it leaves nothing out.

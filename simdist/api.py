@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, handed_over, own
 from simdist.records import step_begun
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["point", "run", "spawn", "step"]
 
+_T = TypeVar("_T")
+
 
 def run(
-    fn: Callable[..., object],
+    fn: Callable[..., _T],
     *,
     world_size: int,
     args: Sequence[object] = (),
@@ -53,7 +55,7 @@ def run(
     echo: Callable[[int, int, str, str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     replay: str | None = None,
-) -> RunResult:
+) -> RunResult[_T]:
     """Call `fn(*args, **kwargs)` once per rank, on simulated ranks, with the environment that torchrun sets.
 
     `fn` is ordinary code that imports torch.distributed; `init_process_group("gloo")` gives it a simulated group. All
@@ -155,7 +157,7 @@ def run(
     watching = {"stall_s": stall_s, "echo": echo, "progress": progress}
     every: dict[str, Any] = {"fn": fn, **determining, **watching, "replay": replay}
     given = {name: value for name, value in every.items() if name in _LOOKED_AT or value is not _DEFAULTS[name]}
-    checked = every | check_settings("simdist.run", given)
+    checked: dict[str, Any] = {**every, **check_settings("simdist.run", given)}
     settings = {name: checked[name] for name in determining}
     if replay is None:
         shown = {name: settings[name] for name in settings if name in given or name in ALWAYS}

@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "ArgumentError",
-    "DeadlockError",
-    "FaultError",
-    "InternalError",
-    "LivelockError",
-    "MismatchError",
-    "RunFailedError",
-    "ScenarioError",
-    "SimdistError",
-    "StallError",
-    "StrictError",
-    "TopologyError",
-    "TraceError",
-    "UnsupportedError",
-]
+__all__ = ["ArgumentError", "DeadlockError", "FaultError", "InternalError", "LivelockError", "MismatchError"]
+__all__ += ["RunFailedError", "ScenarioError", "SimdistError", "StallError", "StrictError", "TopologyError"]
+__all__ += ["TraceError", "UnsupportedError"]
 
 
 class SimdistError(Exception):

@@ -22,21 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import CodeType, FrameType, TracebackType
 
-__all__ = [
-    "Line",
-    "foreign_lines",
-    "is_internal",
-    "is_internal_file",
-    "is_our_file",
-    "is_ours",
-    "is_user_file",
-    "raising_line",
-    "same_everywhere",
-    "torch_folder",
-    "user_frame",
-    "user_frames",
-    "user_line",
-]
+__all__ = ["Line", "foreign_lines", "is_internal", "is_internal_file", "is_our_file", "is_ours", "is_user_file"]
+__all__ += ["raising_line", "same_everywhere", "torch_folder", "user_frame", "user_frames", "user_line"]
 
 Line = tuple[str, int, str]
 """A file, a line in it, and the function that it belongs to."""

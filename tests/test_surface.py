@@ -26,7 +26,6 @@ LAYERS: dict[str, set[str]] = {
     "inside": {"errors", "numpy", "torch"},
     "native": {"_native", "errors", "inside", "torch"},
     "records": {"values"},
-    "result": {"errors", "frames", "values"},
     "kernel": {"errors", "frames", "inside", "networkx", "numpy", "records", "simpy"},
     "cluster": {"errors", "kernel", "networkx", "values"},
     "storage": {"_lazy"},
@@ -49,6 +48,7 @@ LAYERS: dict[str, set[str]] = {
         "records",
         "torch",
     },
+    "result": {"c10d", "errors", "frames", "values"},
     "faults": {
         "_lazy",
         "c10d",

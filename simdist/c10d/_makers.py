@@ -251,7 +251,8 @@ class Makers:
         if not state.group_in_making or state.debug_level != c10d_bindings.DebugLevel.DETAIL:
             return group
         name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs gets none itself
-        checked: CheckedProcessGroup = wrap_for_debugging(group, name, store, rank, size, timeout)
+        checked = wrap_for_debugging(group, name, store, rank, size, timeout)
+        assert isinstance(checked, CheckedProcessGroup)
         state.group_in_making = name
         checked.passes_for = backend
         return checked

@@ -4,7 +4,7 @@ Importing it loads neither torch nor the engine; a command imports what it needs
 expectations hold, 1 one fails, 2 bad input, told in one message on stderr without a traceback, 130 interrupted. What
 goes to stdout is the same for equal runs, byte for byte, but for the last line, which tells the real time.
 
-`_main.py` has the commands' options, `_summary.py` what a run prints.
+`commands` has the commands' options, `_main.py` how they end, `_summary.py` what a run prints.
 """
 
 from simdist.cli._main import main

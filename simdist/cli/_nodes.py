@@ -16,16 +16,8 @@ from simdist.values import Unfit, Whole, shown
 if TYPE_CHECKING:
     from simdist.cli._real import RealOptions
 
-__all__ = [
-    "Count",
-    "Ranks",
-    "given_node_options",
-    "node_options",
-    "options_given",
-    "real_options",
-    "report_options",
-    "worker_options",
-]
+__all__ = ["Count", "Ranks", "given_node_options", "node_options", "options_given", "real_options", "report_options"]
+__all__ += ["scenario_options", "worker_options"]
 
 
 if TYPE_CHECKING:
@@ -146,6 +138,19 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         with_workers = option(with_workers)
     return with_workers
+
+
+def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the scenario's file, and what stands in place of what it says."""
+    for option in (
+        click.option(
+            "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
+        ),
+        click.option("--seed", type=Count(most=2**64 - 1), help="Instead of the seed in the file."),
+        click.argument("file"),
+    ):
+        command = option(command)
+    return command
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,16 +42,8 @@ if TYPE_CHECKING:
     from simdist.determinism import CallStacks, DeterminismReport
     from simdist.device import KernelTimes
 
-__all__ = [
-    "PICTURES",
-    "Outputs",
-    "picture_problems",
-    "run_file",
-    "run_seeds",
-    "write_graph",
-    "write_streams",
-    "write_timeline",
-]
+__all__ = ["PICTURES", "Outputs", "picture_problems", "run_file", "run_seeds", "write_graph", "write_streams"]
+__all__ += ["write_timeline"]
 
 
 PICTURES = ("timeline", "graph", "streams")

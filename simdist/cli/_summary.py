@@ -22,16 +22,8 @@ from simdist.scenario import (
 if TYPE_CHECKING:
     from simdist.determinism import DeterminismReport
 
-__all__ = [
-    "heading",
-    "print_failures",
-    "print_findings",
-    "print_programs",
-    "print_ranks",
-    "print_shared",
-    "print_summary",
-    "print_timeline",
-]
+__all__ = ["heading", "print_failures", "print_findings", "print_programs", "print_ranks", "print_shared"]
+__all__ += ["print_summary", "print_timeline"]
 
 _FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
 _TIMELINE = 20

@@ -10,14 +10,16 @@ A speed is a share of the speed that the flow has alone, so 1.0 is the exact num
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 __all__ = ["fill"]
+
+_Link = TypeVar("_Link")
 
 _SAME = 1 + 1e-12  # levels that differ by rounding only are one
 
 
-def fill(loads: Sequence[Mapping[Any, float]], byte_ns: Sequence[float]) -> list[float]:
+def fill(loads: Sequence[Mapping[_Link, float]], byte_ns: Sequence[float]) -> list[float]:
     """The speed of each flow, in (0, 1].
 
     `loads[f][l]` is the share of link l's bandwidth that flow f takes when it goes at full speed, `byte_ns[f]` how long
@@ -28,9 +30,9 @@ def fill(loads: Sequence[Mapping[Any, float]], byte_ns: Sequence[float]) -> list
         [0.5, 0.5, 1.0]
     """
     speeds = [0.0] * len(loads)
-    free: dict[Any, float] = {}
-    wanted: dict[Any, float] = {}  # of each link by the flows that grow, per byte and ns of their rate
-    users: dict[Any, dict[int, None]] = {}
+    free: dict[_Link, float] = {}
+    wanted: dict[_Link, float] = {}  # of each link by the flows that grow, per byte and ns of their rate
+    users: dict[_Link, dict[int, None]] = {}
     for flow, load in enumerate(loads):
         for link, share in load.items():
             if link not in free:

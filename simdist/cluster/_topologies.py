@@ -209,7 +209,7 @@ TOPOLOGIES: Mapping[str, Topology] = {
 _NEEDED = {"switched": ("hosts",), "fat_tree": ("hosts", "hosts_per_leaf")}
 
 
-def make(world_size: int, *, topology: str = "uniform", **settings: Any) -> Cluster:
+def make(world_size: int, *, topology: str = "uniform", **settings: object) -> Cluster:
     """A cluster of that topology, by the names that scenarios use.
 
     Raises:
@@ -224,7 +224,7 @@ def make(world_size: int, *, topology: str = "uniform", **settings: Any) -> Clus
     return known.make(world_size, **settings)
 
 
-def problems_of(topology: str, world_size: int, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+def problems_of(topology: str, world_size: int, settings: Mapping[str, object]) -> list[tuple[str, str]]:
     """What is wrong with the settings of a topology: each with what, all at once."""
     specs = TOPOLOGIES[topology].settings
     problems = [

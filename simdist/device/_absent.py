@@ -225,7 +225,9 @@ def _leave_nvtx(self: torch.autograd.profiler.emit_nvtx, *_: object) -> object:
 
 def _compiling(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def compile_with_inductor(self: object, model: object, inputs: Iterable[object], **kwargs: object) -> object:
+    def compile_with_inductor(
+        self: object, model: torch.fx.GraphModule, inputs: list[torch.Tensor], **kwargs: object
+    ) -> object:
         if current_process() is None or not _has_devices(model, inputs):
             return original(self, model, inputs, **kwargs)
         return compile_without_inductor(model, inputs)
@@ -233,7 +235,7 @@ def _compiling(original: Callable[..., object]) -> Callable[..., object]:
     return compile_with_inductor
 
 
-def _has_devices(model: object, inputs: Iterable[object]) -> bool:
+def _has_devices(model: object, inputs: Iterable[torch.Tensor]) -> bool:
     held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     if any(each.is_cuda for each in (*inputs, *held) if isinstance(each, torch.Tensor)):
         return True

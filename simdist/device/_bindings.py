@@ -27,16 +27,8 @@ from simdist.device.kernels._kernels import also_wrap
 from simdist.inside.torch import begin_cuda, compiled_base, cuda_variables, is_built_for_cuda
 from simdist.process import current_process
 
-__all__ = [
-    "CUDA_VERSION",
-    "NAME",
-    "DeviceProperties",
-    "Markers",
-    "bindings",
-    "exchanging",
-    "finding",
-    "runtime_library",
-]
+__all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "exchanging", "finding"]
+__all__ += ["runtime_library"]
 
 NAME = "simdist virtual GPU"
 CUDA_VERSION = "13.0"

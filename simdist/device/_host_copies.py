@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from simdist.device.kernels._special import account_on, synchronize_current
 __all__ = ["HostCopies"]
 
 Tensor = torch.Tensor
+_T = TypeVar("_T")
 
 
 class HostCopies:
@@ -38,25 +39,25 @@ class HostCopies:
     def __bool__(self) -> bool:
         return bool(self._copies)
 
-    def lower(self, value: object) -> Any:
+    def lower(self, value: _T) -> _T:
         """The value, with copies in place of tensors of devices, lists inside included.
 
         Parks until what the current stream of their device has is done: the copies are on it.
         """
         if isinstance(value, Tensor):
-            return self._copy_of(value) if value.is_cuda else value
+            return cast("_T", self._copy_of(value)) if value.is_cuda else value
         if isinstance(value, (list, tuple)):
             lowered = [self.lower(each) for each in value]
             changed = any(new is not old for new, old in zip(lowered, value, strict=True))
-            return type(value)(lowered) if changed else value
+            return cast("_T", type(value)(lowered)) if changed else value
         return value
 
-    def originals(self, value: object) -> Any:
+    def originals(self, value: _T) -> _T:
         """The value, with the tensors of devices in place of their copies."""
         if isinstance(value, Tensor):
-            return self._originals.get(id(value), value)
+            return cast("_T", self._originals.get(id(value), value))
         if isinstance(value, (list, tuple)):
-            return type(value)([self.originals(each) for each in value])
+            return cast("_T", type(value)([self.originals(each) for each in value]))
         return value
 
     def copy_back(self) -> None:

@@ -26,7 +26,6 @@ __all__ = ["Account", "Block", "Device", "account_class"]
 
 _BLOCK, _SEGMENT = 512, 2 << 20
 _SMALL, _MEDIUM, _MEDIUM_SEGMENT = 1 << 20, 10 << 20, 20 << 20
-_POOLS = ("all", "small_pool", "large_pool")
 
 
 class Device:

@@ -28,7 +28,7 @@ from simdist.faults._link_fault import LinkEffect, LinkFault
 from simdist.faults._operation_delay import OperationDelay
 from simdist.faults._operations import ALIASES, EFFECTS, OPERATIONS, STORAGE, STORE, effects_of, operations_of
 from simdist.faults._problems import FaultProblem, problems_among, problems_of
-from simdist.faults._rank_fault import RankFault
+from simdist.faults._rank_fault import Payload, RankFault
 from simdist.faults._stage import Stage, StruckRank
 from simdist.faults._store_fault import StoreFault
 from simdist.faults._trigger import Trigger, Watch, Watches, When
@@ -100,6 +100,7 @@ __all__ = [
     "Machine",
     "OperationDelay",
     "Partition",
+    "Payload",
     "Problem",
     "Raise",
     "RankFault",

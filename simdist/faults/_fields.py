@@ -31,38 +31,9 @@ from simdist.values import (
     Whole,
 )
 
-__all__ = [
-    "COMMON",
-    "COUNT",
-    "DELAY",
-    "DEVICE_ERROR",
-    "DISKS",
-    "EXIT_CODE",
-    "GROUPS",
-    "LIFE",
-    "MOMENT",
-    "NAME",
-    "OFFSET",
-    "OPERATION",
-    "PERIOD",
-    "POINT",
-]
-__all__ += [
-    "PART",
-    "PROBABILITY",
-    "RANK",
-    "SHARE",
-    "SIDE",
-    "STEP",
-    "TRUTH",
-    "Field",
-    "Life",
-    "Offset",
-    "Rank",
-    "Share",
-    "fields_of",
-]
-__all__ += ["file_key", "kind_name", "ranks_in"]
+__all__ = ["COMMON", "COUNT", "DELAY", "DEVICE_ERROR", "DISKS", "EXIT_CODE", "GROUPS", "LIFE", "MOMENT", "NAME"]
+__all__ += ["OFFSET", "OPERATION", "PART", "PERIOD", "POINT", "PROBABILITY", "RANK", "SHARE", "SIDE", "STEP", "TRUTH"]
+__all__ += ["Field", "Life", "Offset", "Rank", "Share", "fields_of", "file_key", "kind_name", "ranks_in"]
 
 
 @dataclass(frozen=True, slots=True)

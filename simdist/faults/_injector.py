@@ -31,7 +31,7 @@ from simdist.faults._fault import Fault
 from simdist.faults._operations import STORE
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import Watch, Watches
-from simdist.kernel import PASS, Simulation, Timer, Verdict
+from simdist.kernel import PASS, Change, Simulation, Timer, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
 from simdist.result import FaultResult
 
@@ -306,7 +306,7 @@ class Injector:
                 own = own.and_then(Verdict(change_result=self._result_change_of(entry, unchanged), when=own.when))
         return own
 
-    def _result_change_of(self, entry: Entry, unchanged: dict[Entry, None]) -> Callable[[Any], Any]:
+    def _result_change_of(self, entry: Entry, unchanged: dict[Entry, None]) -> Change:
         """What a fault makes of what a collective leaves; it is `unchanged` until then."""
 
         def change_result(results: Any) -> Any:
@@ -316,11 +316,17 @@ class Injector:
 
         return change_result
 
-    def _change_of(self, entry: Entry) -> Callable[[Any], Any] | None:
+    def _change_of(self, entry: Entry) -> Change | None:
         """What a fault makes of what an operation carries."""
         assert isinstance(entry.fault, RankFault)
         change = entry.fault.changes
-        return None if change is None else lambda payload: change(payload, self.drawing(entry))
+        if change is None:
+            return None
+
+        def change_drawn(payload: Any) -> Any:
+            return change(payload, self.drawing(entry))
+
+        return change_drawn
 
     def drawing(self, entry: Entry) -> Callable[[], float]:
         """The numbers that say what a fault changes: each strike goes on where the one before it ended."""

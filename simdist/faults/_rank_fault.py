@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
 from simdist.faults._fields import (
@@ -22,7 +22,13 @@ from simdist.faults._operations import STORE, effects_of, operations_of
 from simdist.faults._stage import StruckRank
 from simdist.faults._trigger import Trigger, When
 
-__all__ = ["RankFault"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Payload", "RankFault"]
+
+Payload: TypeAlias = "bytes | list[torch.Tensor]"
+"""What an operation carries: the bytes of a write, or the tensors that it reads."""
 
 
 class RankFault(Fault):
@@ -77,7 +83,7 @@ class RankFault(Fault):
         """What the rank's program gets in place of the operation, or at the step or point; None: nothing."""
         return None
 
-    def change(self, payload: Any) -> Any:
+    def change(self, payload: Payload) -> Payload:
         """What takes the place of what the operation carries: the bytes of a write, or a list of the tensors it reads.
 
         In a simulation only. The tensors are the program's own, or copies that had to be made of them, and may be
@@ -85,11 +91,11 @@ class RankFault(Fault):
         """
         return payload
 
-    def change_drawn(self, payload: Any, draw: Callable[[], float]) -> Any:
+    def change_drawn(self, payload: Payload, draw: Callable[[], float]) -> Payload:
         """As `change`, for a fault that draws what it changes: `draw` gives numbers from 0 to 1, by the run's seed."""
         return self.change(payload)
 
-    def change_result(self, results: Any, draw: Callable[[], float]) -> Any:
+    def change_result(self, results: list[torch.Tensor], draw: Callable[[], float]) -> Sequence[torch.Tensor]:
         """What takes the place of what a collective leaves on the rank: a list of the tensors that it has filled.
 
         In a simulation only, when the result is there; the fault strikes "after" then. The tensors are the program's
@@ -142,14 +148,14 @@ class RankFault(Fault):
         return cls.exception is not RankFault.exception
 
     @property
-    def changes(self) -> Callable[[Any, Callable[[], float]], Any] | None:
+    def changes(self) -> Callable[[Payload, Callable[[], float]], Payload] | None:
         """Its `change_drawn`, if the class has that or a `change`."""
         kind = type(self)
         own = kind.change is not RankFault.change or kind.change_drawn is not RankFault.change_drawn
         return self.change_drawn if own else None
 
     @property
-    def changes_result(self) -> Callable[[Any, Callable[[], float]], Any] | None:
+    def changes_result(self) -> Callable[[list[torch.Tensor], Callable[[], float]], Sequence[torch.Tensor]] | None:
         """Its `change_result`, if the class has one."""
         return None if type(self).change_result is RankFault.change_result else self.change_result
 

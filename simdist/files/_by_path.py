@@ -33,7 +33,8 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
     disk, process, place, real = found.disk, found.process, found.place, found.real
     there = is_there(real)
 
-    def opened(number: int) -> int:
+    def opened(number: int | None) -> int:
+        assert number is not None  # no verdict drops it
         inode = disk.find(place)
         if inode is not None and (flags & _WRITES or inode.kind == "folder"):
             disk.open[number] = OpenFile.with_flags(inode, process, place, flags)
@@ -68,7 +69,8 @@ def open_unnamed(found: Spot, flags: int, act: Callable[[], int]) -> int:
         disk.remember(inode)
         return number
 
-    number: int = disk.change(process, "create", place, create)
+    number = disk.change(process, "create", place, create)
+    assert number is not None
     return number
 
 

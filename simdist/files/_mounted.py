@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from simdist.cluster import Host
 from simdist.errors import SimdistError
@@ -33,6 +33,8 @@ __all__ = ["MountedDisk", "OpenFile"]
 
 _SYNC, _DSYNC = getattr(os, "O_SYNC", -1), getattr(os, "O_DSYNC", 0)
 _AGAIN = ("create", "fdatasync", "fsync", "fsync_dir", "truncate", "write")
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -177,7 +179,7 @@ class MountedDisk(WatchedFolder):
         process: SimProcess,
         effect: str,
         path: str,
-        act: Callable[[float], object],
+        act: Callable[[float], _T],
         *,
         offset: int = 0,
         size: int = 0,
@@ -185,7 +187,7 @@ class MountedDisk(WatchedFolder):
         waits_for: int = 0,
         payload: _Payload | None = None,
         takes: Collection[str] = (),
-    ) -> Any:
+    ) -> _T | None:
         """Change the disk: announce it, let time pass, do it. What `act` returns, or None if a verdict drops it.
 
         `act` does it to the real file and tells the model; called with 0.5, it does half of it. `waits_for` are bytes
@@ -308,7 +310,7 @@ class MountedDisk(WatchedFolder):
             self.remember(opened.inode)
             return count
 
-        count: int | None = self.change(
+        count = self.change(
             *(opened.process, "write", opened.path, write),
             offset=offset,
             size=len(data),
@@ -327,13 +329,13 @@ class MountedDisk(WatchedFolder):
         inode: Inode,
         path: str,
         size: int,
-        act: Callable[[], object],
+        act: Callable[[], _T],
         *,
         allocates: bool = False,
-    ) -> Any:
+    ) -> _T | None:
         """Set a file's size; with `allocates` it has its place on the disk up to there."""
 
-        def resize(_: float) -> object:
+        def resize(_: float) -> _T:
             self.look(inode)
             self.pin(inode)
             result = act()

@@ -19,16 +19,8 @@ from simdist.device import values_now
 from simdist.inside.python import bytes_at
 from simdist.native import NOT_LOOKED, place_not_finite
 
-__all__ = [
-    "bits_inside",
-    "bits_of",
-    "bits_of_each",
-    "first_not_finite",
-    "is_constant",
-    "local_part",
-    "place_in_memory",
-    "tensors_in",
-]
+__all__ = ["bits_inside", "bits_of", "bits_of_each", "first_not_finite", "is_constant", "local_part", "place_in_memory"]
+__all__ += ["tensors_in"]
 
 Tensor = torch.Tensor
 

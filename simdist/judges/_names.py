@@ -89,13 +89,13 @@ def names_of(wanted: object) -> list[str]:
     """The names of the judges that a setting asks for, as findings have them; those of unknown ones are left out."""
     if wanted is True:
         return list(JUDGES)
-    found = []
+    found: list[object] = []
     for item in items_of(wanted) or ():
         try:
             found.append(own_judge(item).name if isinstance(item, str) and is_own(item) else item)
         except ValueError:
             continue
-    return [getattr(item, "name", item) for item in found]
+    return [name for item in found if isinstance(name := getattr(item, "name", item), str)]
 
 
 def judges_of(wanted: bool | Sequence[str | Judge]) -> list[Judge]:

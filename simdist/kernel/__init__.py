@@ -11,7 +11,7 @@ watches or interferes, `_events.py` the log that hangs on it and its digest, `_c
 scheduling make it twice as fast.
 """
 
-from simdist.kernel._bus import PASS, Bus, Verdict
+from simdist.kernel._bus import PASS, Bus, Change, Verdict
 from simdist.kernel._core import one_core, why_not_one_core
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
@@ -36,6 +36,7 @@ __all__ = [
     "PASS",
     "POLICIES",
     "Bus",
+    "Change",
     "EventLog",
     "FifoPolicy",
     "Guide",

@@ -16,13 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from simdist.records import Packed, Record, unpacked
 
-__all__ = ["PASS", "Bus", "Verdict"]
+__all__ = ["PASS", "Bus", "Change", "Verdict"]
 
 _Event = TypeVar("_Event")
+
+
+_Payload = TypeVar("_Payload")
+
+
+class Change(Protocol):
+    """What becomes of what an effect carries or leaves; the like of it comes back, unseen by the kernel."""
+
+    def __call__(self, payload: _Payload, /) -> _Payload:
+        """What takes the place of the payload."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +55,9 @@ class Verdict:
     strike: Callable[[], None] | None = None
     when: Literal["before", "during", "after"] = "before"
     part_bytes: int | None = None
-    change: Callable[[Any], Any] | None = None
+    change: Change | None = None
     drop: bool = False
-    change_result: Callable[[Any], Any] | None = None
+    change_result: Change | None = None
 
     def and_then(self, later: Verdict) -> Verdict:
         """Both: the delays added up, one strike and one change after the other, and the later error.
@@ -75,12 +86,14 @@ def _in_turn(strikes: list[Callable[[], None]]) -> Callable[[], None] | None:
     return strike
 
 
-def _one_after_the_other(
-    first: Callable[[Any], Any] | None, second: Callable[[Any], Any] | None
-) -> Callable[[Any], Any] | None:
+def _one_after_the_other(first: Change | None, second: Change | None) -> Change | None:
     if first is None or second is None:
         return second if first is None else first
-    return lambda payload: second(first(payload))
+
+    def change(payload: _Payload) -> _Payload:
+        return second(first(payload))
+
+    return change
 
 
 PASS = Verdict()

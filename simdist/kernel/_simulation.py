@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from simpy.core import EventPriority  # type: ignore[attr-defined]  # simpy lists no exports
 
@@ -24,6 +24,8 @@ from simdist.kernel._unwinding import insist, settle, without_collector
 from simdist.kernel._watchdog import Watchdog, processor_seconds
 
 __all__ = ["Simulation"]
+
+_Context = TypeVar("_Context")
 
 _RUNNING, _DONE = TaskState.RUNNING, TaskState.DONE
 
@@ -72,7 +74,7 @@ class Simulation(Turns):
         self,
         *,
         policy: Policy | None = None,
-        on_switch: Callable[[Any, Any], None] | None = None,
+        on_switch: Callable[[_Context | None, _Context | None], None] | None = None,
         stall_s: float = 30.0,
         progress: Callable[[int, int], None] | None = None,
         idle_turns: int = IDLE_TURNS,

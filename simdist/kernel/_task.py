@@ -70,7 +70,7 @@ class Task:
         "woken_while_paused",
     )
 
-    def __init__(self, simulation: Simulation, name: str, function: Callable[[], None], context: Any) -> None:
+    def __init__(self, simulation: Simulation, name: str, function: Callable[[], None], context: object) -> None:
         self.simulation = simulation
         self.name = name
         self.function = function

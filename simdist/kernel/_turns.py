@@ -16,7 +16,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simdist.errors import DeadlockError, SimdistError
 from simdist.kernel._bus import Bus
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from simdist.kernel._simulation import Simulation
 
 __all__ = ["Turns"]
+
+_Context = TypeVar("_Context")
 
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
@@ -110,7 +112,7 @@ class Turns(Timetable):
     def __init__(
         self,
         policy: Policy | None = None,
-        on_switch: Callable[[Any, Any], None] | None = None,
+        on_switch: Callable[[_Context | None, _Context | None], None] | None = None,
         idle_turns: int = IDLE_TURNS,
     ) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class Turns(Timetable):
         self.policy = self._ready  # for what asks it beside who goes next
         self._gathers = self._ready.touch is not None
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
-        self._on_switch = on_switch
+        self._on_switch: Callable[[Any, Any], None] | None = on_switch
         # Of a lock that is held while the world runs; the end of the world releases it.
         self._host_acquire, self._host_release, self._host_locked = methods_of_lock(_thread.allocate_lock())
         self._host_acquire()
@@ -135,7 +137,7 @@ class Turns(Timetable):
         self._closing = False
         self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
         self._broken: BaseException | None = None  # what failed inside the kernel itself
-        self._previous: Any = None  # context of the task that ran last
+        self._previous: object = None  # context of the task that ran last
         self._until_quiet: dict[Task, None] = {}  # those that wait for what is outside, in the order in which they came
         self.tasks: list[Task] = []
         self.current: Task | None = None
@@ -146,7 +148,7 @@ class Turns(Timetable):
 
     # -- what tasks do -------------------------------------------------------------------------------------------
 
-    def spawn(self, function: Callable[[], None], name: str, context: Any = None) -> Task:
+    def spawn(self, function: Callable[[], None], name: str, context: object = None) -> Task:
         """Add a task that calls `function`; it becomes runnable now. `context` is handed to the switch hook."""
         task = Task(cast("Simulation", self), name, function, context)
         spawner = self.current
@@ -397,7 +399,7 @@ class Turns(Timetable):
             if self.deadlock is not None:
                 self.bus.record(deadlocked(self.now_ns, -1, self.deadlock.cycle, self.deadlock.report))
 
-    def _switch_context(self, context: Any) -> None:
+    def _switch_context(self, context: object) -> None:
         if self._on_switch is not None and context is not self._previous:
             self._on_switch(self._previous, context)
             self._previous = context

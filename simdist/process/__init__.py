@@ -32,7 +32,7 @@ from simdist.process._events import HandedOver, PointReached, RankBegan, StepRea
 from simdist.process._imports import imported_for_all
 from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
-from simdist.process._process import SimProcess
+from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, global_generators
 from simdist.process._runtime import Runtime, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots
@@ -99,6 +99,7 @@ __all__ = [
     "original",
     "own",
     "patched_now",
+    "process_of",
     "real_methods",
     "refusal_of",
     "run_program",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ]  # `sys.stdout`, `sys.stderr`, `sys.excepthook`
     Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal; a number is one of `Handlers`
 
-__all__ = ["ORPHAN_NS", "SimProcess"]
+__all__ = ["ORPHAN_NS", "SimProcess", "process_of"]
 
 # What does nothing to a process without a handler; 0 only asks whether it is there.
 _HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
@@ -444,3 +444,9 @@ class SimProcess:
 
     def __repr__(self) -> str:
         return f"<SimProcess rank {self.rank} life {self.life} {self.status}>"
+
+
+def process_of(task: Task) -> SimProcess:
+    """The process that a task of a rank belongs to."""
+    assert isinstance(task.context, SimProcess)
+    return task.context

@@ -51,7 +51,7 @@ class GlobalGenerator(Protocol):
         """Its state, as something hashable."""
         ...
 
-    def load(self, state: Any) -> None:
+    def load(self, state: Hashable) -> None:
         """Set its state."""
         ...
 
@@ -63,7 +63,7 @@ class GlobalGenerator(Protocol):
         """Likewise its bytes in `memory`."""
         ...
 
-    def holds_gaussian(self, state: Any) -> bool:
+    def holds_gaussian(self, state: Hashable) -> bool:
         """True if a state keeps the second of a pair of Gaussians."""
         ...
 

@@ -11,24 +11,13 @@ from typing import Any, Protocol, TypeVar
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
 from simdist.process._patches import Make, Patches, Replacement
-from simdist.process._process import SimProcess
+from simdist.process._process import SimProcess, process_of
 from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
 from simdist.process._undoing import call_all
 
-__all__ = [
-    "Make",
-    "OwnModules",
-    "Patches",
-    "Replacement",
-    "Replacements",
-    "Runtime",
-    "StateLeft",
-    "active_runtime",
-    "current_process",
-    "current_runtime",
-    "on_ranks",
-]
+__all__ = ["Make", "OwnModules", "Patches", "Replacement", "Replacements", "Runtime", "StateLeft", "active_runtime"]
+__all__ += ["current_process", "current_runtime", "on_ranks"]
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
@@ -168,7 +157,7 @@ class Runtime:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""
         task = self.simulation.current
         assert task is not None
-        self.slots.separate(slot, task.context)
+        self.slots.separate(slot, process_of(task))
 
     def notice_writes(self) -> None:
         """From now on a rank that writes to a file descriptor wakes its tasks that poll; called by one that does."""
@@ -241,8 +230,8 @@ def current_process() -> SimProcess | None:
     if _get_ident() != simulation.current_ident:
         return None
     task = simulation.current
-    process: SimProcess | None = None if task is None else task.context  # hot: what else has a context is no rank's
-    return process
+    # Hot, so nothing looks at it: what else has a context is no rank's.
+    return None if task is None else task.context  # type: ignore[return-value]
 
 
 def on_ranks(replacement: Callable[..., object]) -> Make:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from simdist.errors import ArgumentError, FaultError, ScenarioError, SimdistError, TopologyError
 from simdist.faults import Fault
 from simdist.result import RunResult
+from simdist.values import Json
 
 __all__ = ["Attempt", "Bounds", "EndlessError", "Problems", "Program", "Progress", "Ran", "fewer_steps", "ran_within"]
 
@@ -42,7 +43,7 @@ class Attempt:
         """True if the run is like the usual one."""
         return not self.faults and self.policy in ("", "fifo")
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """It as JSON-ready data."""
         return {"policy": self.policy, "faults": [repr(fault) for fault in self.faults]}
 

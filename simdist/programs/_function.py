@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
 from simdist.programs._scratch import scratch_folder
@@ -16,6 +16,9 @@ from simdist.scenario import fill
 from simdist.settings import SETTINGS, call_text, check_settings, has_devices
 from simdist.storage import Mount
 from simdist.values import guess_or_list
+
+if TYPE_CHECKING:
+    from simdist.settings import CheckedSettings
 
 __all__ = ["FunctionProgram", "Seen", "count_problems", "setting_problems", "watched"]
 
@@ -81,7 +84,7 @@ class FunctionProgram:
 
     @property
     def has_devices(self) -> bool:
-        return has_devices(self.settings)
+        return has_devices(cast("CheckedSettings", self.settings))
 
     @property
     def moves_payloads(self) -> bool:
@@ -164,7 +167,7 @@ def _is_constant(value: object) -> bool:
 
 
 def setting_problems(
-    settings: Mapping[str, Any], *, what: str, taken: Sequence[str], own: Iterable[str] = ()
+    settings: Mapping[str, object], *, what: str, taken: Sequence[str], own: Iterable[str] = ()
 ) -> Iterator[str]:
     """What is wrong with the names of settings. `taken` are those that `what`, a search, has for itself.
 

@@ -29,11 +29,11 @@ class Worker(ABC, Generic[Task, Result]):
     def do(self, task: Task) -> Result:
         """Do one. What it comes to depends on nothing else."""
 
-    def learnt(self) -> dict[str, Any]:
+    def learnt(self) -> Mapping[str, object]:
         """What it has found out so far that saves others work, by name."""
         return {}
 
-    def learn(self, found: Mapping[str, Any]) -> None:
+    def learn(self, found: Mapping[str, object]) -> None:
         """Another one has found this out."""
 
     def killed(self, number: int, task: Task, how: str) -> Result:

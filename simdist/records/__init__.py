@@ -16,6 +16,7 @@ from simdist.records._flight_dumps import (
     flight_dump,
     flight_entry,
     flight_group,
+    flight_json,
     flight_status,
 )
 from simdist.records._operations import (
@@ -110,6 +111,7 @@ __all__ = [
     "flight_dump",
     "flight_entry",
     "flight_group",
+    "flight_json",
     "flight_status",
     "issued",
     "kinds",

@@ -8,10 +8,19 @@ ProcessGroupGloo.cpp, torch 2.13). The dumps of a whole run (`simdist.trace`) ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-__all__ = ["ELEMENT_BYTES", "SCALAR_TYPES", "flight_dump", "flight_entry", "flight_group", "flight_status"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "SCALAR_TYPES",
+    "flight_dump",
+    "flight_entry",
+    "flight_group",
+    "flight_json",
+    "flight_status",
+]
 
 _VERSION = "2.10"
 
@@ -63,15 +72,34 @@ Sizes = list[list[int]]
 
 
 def flight_dump(
-    config: Mapping[str, Any],
-    status: Mapping[str, Any],
-    entries: Sequence[Mapping[str, Any]] | None,
+    config: Mapping[str, object],
+    status: Mapping[str, object],
+    entries: Sequence[Mapping[str, object]] | None,
     *,
     library: str = "",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a rank's recorder holds, as torch unpickles it; without its entries where these are None."""
-    found = {"version": _VERSION, "pg_config": config, "comm_lib_version": library, "pg_status": status}
+    found: dict[str, object] = {
+        "version": _VERSION,
+        "pg_config": config,
+        "comm_lib_version": library,
+        "pg_status": status,
+    }
     return found if entries is None else {**found, "entries": entries}
+
+
+def flight_json(dump: dict[str, object]) -> str:
+    """A dump without frames as torch writes it in JSON: numbers of groups as text, 0 for times that nobody knows."""
+    found: dict[str, Any] = {**dump, "nccl_comm_state": {}}
+    found["pg_status"] = {
+        name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
+    }
+    for one in found.get("entries", ()):
+        for name in ("time_discovered_started_ns", "time_discovered_completed_ns"):
+            one[name] = one[name] or 0
+    if not found.get("entries"):
+        found.pop("entries", None)
+    return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def flight_group(name: str, description: str, ranks: Iterable[int]) -> dict[str, str]:
@@ -110,12 +138,12 @@ def flight_entry(
     timeout_ns: int | None = None,
     is_p2p: bool = False,
     frames: Iterable[tuple[str, int, str]] | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One operation, its fields in torch's order; `thread` is a name and an identifier, a frame (file, line, function).
 
     Without the field `frames` where these are None; without the timeout and the duration likewise.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if frames is not None:
         found["frames"] = [{"name": function, "filename": file, "line": line} for file, line, function in frames]
     found |= {

@@ -7,30 +7,9 @@ from typing import Annotated
 from simdist.records._record import Record, packer, record
 from simdist.values import Duration, ListOf, Maybe, Text, Whole
 
-__all__ = [
-    "ChildEnded",
-    "ChildStarted",
-    "Ended",
-    "Printed",
-    "ProgramEnded",
-    "ProgramStarted",
-    "SamplesTold",
-    "Slept",
-    "Started",
-    "StateTold",
-    "StepBegun",
-    "child_ended",
-    "child_started",
-    "ended",
-    "printed",
-    "program_ended",
-    "program_started",
-    "samples_told",
-    "slept",
-    "started",
-    "state_told",
-    "step_begun",
-]
+__all__ = ["ChildEnded", "ChildStarted", "Ended", "Printed", "ProgramEnded", "ProgramStarted", "SamplesTold", "Slept"]
+__all__ += ["Started", "StateTold", "StepBegun", "child_ended", "child_started", "ended", "printed", "program_ended"]
+__all__ += ["program_started", "samples_told", "slept", "started", "state_told", "step_begun"]
 
 _NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
 

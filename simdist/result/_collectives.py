@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from simdist.c10d.calls import ALIKE
 from simdist.result._outcome import Event
 from simdist.values import rank_text
 
 __all__ = ["uneven_collectives"]
 
-_ALIKE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier")  # the same on every rank
 _SHOWN = 3  # of the calls that differ
 _Group = dict[int, dict[str, list[int]]]  # what its ranks called: by number; by call, the ranks
 
@@ -72,7 +72,7 @@ def uneven_collectives(events: Sequence[Event], *, strict: bool) -> list[str]:
 
 def _different(name: str, number: int, by_call: dict[str, list[int]], *, strict: bool) -> list[str]:
     operations = {call.partition(" ")[0] for call in by_call}
-    if len(by_call) < 2 or (len(operations) == 1 and not operations <= set(_ALIKE)):
+    if len(by_call) < 2 or (len(operations) == 1 and not operations <= set(ALIKE)):
         return []
     told = "; ".join(f"{rank_text(ranks)} {call}" for call, ranks in list(by_call.items())[:_SHOWN])
     hint = [] if strict else ["    (the backend does not check that; strict=True makes it an error at the call)"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simdist.errors import DeadlockError
-from simdist.values import repr_of, text_of
+from simdist.values import Json, repr_of, text_of
 
 __all__ = ["Event", "FaultResult", "JudgeFinding", "Outcome", "RankResult", "Status", "first_to_fail"]
 
@@ -58,7 +58,7 @@ class RankResult:
         """True if the rank returned, or left with exit code 0."""
         return self.status in ("returned", "exited") and self.exit_code == 0
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The result as JSON-ready data; a value that JSON does not know appears as its `repr`."""
         error = self.exception
         return {
@@ -106,7 +106,7 @@ class FaultResult:
         """True if it struck, or need not."""
         return self.struck or not self.required
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The result as JSON-ready data."""
         return {
             "fault": self.call,
@@ -150,7 +150,7 @@ class JudgeFinding:
         other = [f"against: {self.against}"] if self.against else []
         return [head, f"    {self.problem}", *(f"    {line}" for line in (*other, *self.notes))]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The finding as JSON-ready data."""
         return {
             "judge": self.judge,

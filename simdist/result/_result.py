@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from simdist.errors import RunFailedError
 from simdist.result._outcome import Outcome, RankResult, first_to_fail
 from simdist.result._report import report_of
+from simdist.values import Json
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Value = TypeVar("Value", default=Any)
+else:  # which has no defaults before Python 3.13
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
 
 __all__ = ["RunResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult(Outcome):
+class RunResult(Outcome, Generic[Value]):
     """The outcome of one world.
 
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of
@@ -25,6 +35,8 @@ class RunResult(Outcome):
     line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what
     they found, and what `simdist.always` did. `sometimes` has each name of `simdist.sometimes` that a rank passed, and
     whether it held.
+
+    For type checkers, `RunResult[int]` is that of a function which returns an `int`.
     """
 
     @property
@@ -34,8 +46,8 @@ class RunResult(Outcome):
         return all(rank.ok for rank in self.ranks) and all(fault.ok for fault in self.faults) and not self.findings
 
     @property
-    def values(self) -> list[Any]:
-        """What each rank's function returned, by rank."""
+    def values(self) -> list[Value]:
+        """What each rank's function returned, by rank; None where it did not return."""
         return [rank.value for rank in self.ranks]
 
     def __str__(self) -> str:
@@ -60,7 +72,7 @@ class RunResult(Outcome):
         first = self.first_failure()
         raise RunFailedError(str(self)) from (first and first.exception) or self.deadlock
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The result as JSON-ready data, without the events; `report` is the text of a run that failed."""
         return {
             "ok": self.ok,

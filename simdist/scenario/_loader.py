@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simdist import faults
 from simdist.errors import ScenarioError, SimdistError
@@ -34,6 +34,9 @@ from simdist.scenario._schema import (
 from simdist.scenario._workload import WorkloadError, import_workload, importable
 from simdist.settings import SETTINGS, unmoved_problems
 from simdist.values import brief, found, guess_or_list
+
+if TYPE_CHECKING:
+    from simdist.settings import CheckedSettings
 
 __all__ = ["load", "load_faults"]
 
@@ -102,7 +105,7 @@ class _Loader:
         """The plan, or None if there are problems."""
         with own_judges_importable(self.source, self.table.get("judges")):
             top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
-            for key, text in () if top is None else unmoved_problems(dict(top)):
+            for key, text in () if top is None else unmoved_problems(cast("CheckedSettings", dict(top))):
                 self._problem((key,), text)
         workload = self._workload(import_target)
         cluster = {**self._cluster(), **self._models()}

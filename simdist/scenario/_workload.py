@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from simdist.faults import Fault
 from simdist.scenario._plan import Workload
 from simdist.values import brief, guess, plain, shortened, text_of
 
 __all__ = ["ImportProblem", "WorkloadError", "fill", "filled_faults", "import_name", "import_workload", "importable"]
+
+_T = TypeVar("_T")
 
 
 class ImportProblem(Exception):
@@ -109,14 +111,14 @@ def import_name(target: str, folder: Path, noun: str, is_one: Callable[[object],
     return value
 
 
-def fill(value: object, tmp: str) -> Any:
+def fill(value: _T, tmp: str) -> _T:
     """`value` with "{tmp}" replaced by `tmp` in every string, however deep."""
     if isinstance(value, str):
-        return value.replace("{tmp}", tmp)
+        return cast("_T", value.replace("{tmp}", tmp))
     if isinstance(value, Mapping):
-        return {key: fill(item, tmp) for key, item in value.items()}
+        return cast("_T", {key: fill(item, tmp) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)(fill(item, tmp) for item in value)
+        return cast("_T", type(value)(fill(item, tmp) for item in value))
     return value
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simdist.kernel import BEYOND, EVERYTHING, Task
 from simdist.result import RunResult
@@ -292,5 +293,6 @@ def _is_reported(result: RunResult) -> bool:
 
 def _family(task: Task) -> int:
     """The rank to which a task belongs, with all that descend from it; -1: a launcher's."""
-    rank: int = task.context.oldest.rank
+    process: Any = task.context
+    rank: int = process.oldest.rank
     return rank

@@ -63,10 +63,11 @@ class Tries:
                 yield f"families: {name!r} is none{guess_or_list(name, FAMILIES)}"
         for group in self.spare:
             ranks = items_of(group) or ("",)
-            if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in ranks):
+            whole = [rank for rank in ranks if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0]
+            if len(whole) < len(ranks):
                 yield f"spare: {group!r} is no group of ranks, such as (0, 2)"
-            elif isinstance(world_size, int) and max(ranks) >= world_size:
-                yield f"spare: rank {max(ranks)} is outside the world of {world_size} ranks"
+            elif isinstance(world_size, int) and max(whole) >= world_size:
+                yield f"spare: rank {max(whole)} is outside the world of {world_size} ranks"
         yield from count_problems(budget=self.budget, **({} if self.runs is None else {"runs": self.runs}))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from simdist.programs import Attempt, died_words
 from simdist.scenario import Plan
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import SearchReport
 from simdist.searches._written import write_failures
+from simdist.values import Json
 
 __all__ = ["Bug", "FuzzReport"]
 
@@ -85,7 +85,7 @@ class FuzzReport(SearchReport):
         for bug in self.bugs:
             yield from bug.lines()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
         return {
             "ok": self.ok,

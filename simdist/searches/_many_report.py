@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from simdist.programs import died_words
 from simdist.searches._outcomes import Cause
 from simdist.searches._report import SearchReport
+from simdist.values import Json
 
 __all__ = ["FailedRuns", "ManyReport", "SingleRun"]
 
@@ -42,7 +42,7 @@ class SingleRun:
         """True if it did not fail."""
         return self.cause is None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """It as JSON-ready data."""
         return {
             "number": self.number,
@@ -75,7 +75,7 @@ class FailedRuns:
         yield f"  {len(self.runs)} of {count} runs: {_seed_text(self.runs)}"
         yield f"  replay: {self.first.replay}"
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """It as JSON-ready data."""
         return {
             **self.cause.summary(),
@@ -140,7 +140,7 @@ class ManyReport(SearchReport):
     def __str__(self) -> str:
         return "\n".join([*self.lines(), f"{self.runs_a_minute_per_core:,.0f} runs a minute per core"])
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
         failures = self.failures
         return {

@@ -16,7 +16,7 @@ from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
 from simdist.searches._shrinking import ShrunkOrder
 from simdist.searches._written import write_failures
-from simdist.values import format_duration
+from simdist.values import Json, format_duration
 
 __all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint"]
 
@@ -110,7 +110,7 @@ class SearchReport(ABC):
         """The report; a line that begins with "found:" begins a failure."""
 
     @abstractmethod
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
 
     def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -190,7 +190,7 @@ class ExploreReport(SearchReport):
         if self.died:
             yield died_words(self.died)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
         return {
             "ok": self.ok,

@@ -38,7 +38,7 @@ from simdist.settings import SETTINGS, check_fitting, misfits
 from simdist.values import PYTHON, Unfit, items_of, text_of
 
 if TYPE_CHECKING:
-    from simdist.settings import RunManySettings
+    from simdist.settings import CheckedSettings, RunManySettings
 
 __all__ = ["run_many", "run_plan_many"]
 
@@ -56,11 +56,11 @@ _SEED = SETTINGS["seed"]
 
 
 def run_many(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
     world_size: int,
     seeds: int | Iterable[int] | None = None,
-    variants: Sequence[Mapping[str, Any]] | None = None,
+    variants: Sequence[Mapping[str, object]] | None = None,
     check: Callable[[RunResult], str | None] | None = None,
     until_failure: bool = False,
     workers: int | str | None = None,
@@ -359,17 +359,18 @@ def _seeds(seeds: Any, variants: Any) -> tuple[list[int], list[str]]:
     return items, problems
 
 
-def _checked(common: Mapping[str, Any], variants: Any) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _checked(common: Mapping[str, object], variants: object) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The variants, and what is wrong with them, with the common settings, and with both together."""
     good, problems = misfits(common)
     items = items_of(variants)
-    if items is None or not all(isinstance(each, Mapping) for each in items):
+    mappings = [each for each in items or () if isinstance(each, Mapping)]
+    if items is None or len(mappings) < len(items):
         return [], [
             *problems,
             f"variants: expected mappings with settings of simdist.run, found {PYTHON.found(variants)}",
         ]
-    checked: list[tuple[str, dict[str, Any]]] = []
-    for at, variant in enumerate(items):
+    checked: list[tuple[str, CheckedSettings]] = []
+    for at, variant in enumerate(mappings):
         where = f"variants[{at}]"
         names = list(_name_problems(variant))
         own, wrong = misfits({name: value for name, value in variant.items() if name in SETTINGS})
@@ -378,10 +379,10 @@ def _checked(common: Mapping[str, Any], variants: Any) -> tuple[list[Mapping[str
     if not problems:
         for where, own in checked or [("", {})]:
             problems += [f"{where}{line}" for line in _misfit({**good, **own})]
-    return list(items), problems
+    return mappings, problems
 
 
-def _misfit(settings: Mapping[str, Any]) -> Sequence[str]:
+def _misfit(settings: CheckedSettings) -> Sequence[str]:
     """Why settings do not fit together that are good by themselves."""
     try:
         check_fitting("simdist.run_many", settings)

@@ -24,6 +24,7 @@ from simdist.settings._settings import (
 if TYPE_CHECKING:
     from simdist.settings._keywords import (
         AgreeSettings,
+        CheckedSettings,
         ExploreSettings,
         FuzzSettings,
         ResumeSettings,
@@ -41,6 +42,7 @@ __all__ = [
     "SETTINGS",
     "START_TIME",
     "AgreeSettings",
+    "CheckedSettings",
     "ExploreSettings",
     "FuzzSettings",
     "ResumeSettings",
@@ -61,6 +63,7 @@ _HOMES = {"ALWAYS": "_replay", "call_text": "_replay"}
 _HOMES |= dict.fromkeys(
     (
         "AgreeSettings",
+        "CheckedSettings",
         "ExploreSettings",
         "FuzzSettings",
         "ResumeSettings",

@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     from simdist.judges import Judge
     from simdist.storage import Mount
 
-__all__ = [
-    "AgreeSettings",
-    "ExploreSettings",
-    "FuzzSettings",
-    "ResumeSettings",
-    "RunManySettings",
-    "SettingsOfRun",
-    "SweepSettings",
-]
+__all__ = ["AgreeSettings", "CheckedSettings", "ExploreSettings", "FuzzSettings", "ResumeSettings", "RunManySettings"]
+__all__ += ["SettingsOfRun", "SweepSettings"]
 
 
 class _Common(TypedDict, total=False):
@@ -102,3 +95,12 @@ class ResumeSettings(AgreeSettings, _Values, total=False):
 
 class SettingsOfRun(ResumeSettings, total=False):
     """All, but for the function and the number of ranks."""
+
+
+class CheckedSettings(SettingsOfRun, total=False):
+    """What `check_settings` gives back of `simdist.run` and `simdist.spawn`: those that were given."""
+
+    fn: Callable[..., object]
+    world_size: int
+    nprocs: int
+    join: bool

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from simdist.errors import ArgumentError, FaultError, TopologyError
 from simdist.faults import problems_of
@@ -44,21 +44,10 @@ if TYPE_CHECKING:
     from simdist.cluster import Cluster
     from simdist.faults import Fault
     from simdist.judges import Judge
+    from simdist.settings._keywords import CheckedSettings
 
-__all__ = [
-    "ANYTHING",
-    "BACKENDS",
-    "DISK",
-    "SETTINGS",
-    "START_TIME",
-    "VALUES",
-    "RunSettings",
-    "check_fitting",
-    "check_settings",
-    "has_devices",
-    "misfits",
-    "unmoved_problems",
-]
+__all__ = ["ANYTHING", "BACKENDS", "DISK", "SETTINGS", "START_TIME", "VALUES", "RunSettings", "check_fitting"]
+__all__ += ["check_settings", "has_devices", "misfits", "unmoved_problems"]
 
 BACKENDS = ("gloo", "nccl", "sim")
 VALUES = ("all", "shapes")
@@ -84,16 +73,15 @@ class _Anything(Spec):
 class _Arguments(Spec):
     """The positional arguments of a function, kept as they are."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
-        checked: tuple[Any, ...] = ListOf(ANYTHING).check(value, dialect)
-        return checked
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
+        return ListOf(ANYTHING).check(value, dialect)
 
 
 @dataclass(frozen=True, slots=True)
 class _Keywords(Spec):
     """The keyword arguments of a function."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, Any]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, object]:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise Unfit([Finding((), f"expected a mapping with names as keys, found {dialect.found(value)}")])
         return dict(value)
@@ -103,7 +91,7 @@ class _Keywords(Spec):
 class _Faults(Spec):
     """Some faults; what is wrong with each is for `problems_of` to say."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
         items = items_of(value)
         if items is None:
             text = f"expected a sequence of faults from simdist.faults, found {dialect.found(value)}"
@@ -115,14 +103,13 @@ class _Faults(Spec):
 class _Isolate(Spec):
     """True or False, or names of modules; False comes out, or a tuple."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[str, ...] | bool:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...] | bool:
         if isinstance(value, bool):
             return () if value else False
         if items_of(value) is None:
             expected = f"expected {dialect.truth}, or {dialect.list} of names of modules"
             raise Unfit([Finding((), f"{expected}, found {dialect.found(value)}")])
-        checked: tuple[str, ...] = ListOf(_MODULE).check(value, dialect)
-        return checked
+        return ListOf(_MODULE).check(value, dialect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +142,7 @@ class _Policy(OneOf):
 class _Judges(Spec):
     """True or False, or judges and names of judges; True, False or a tuple comes out."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...] | bool:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...] | bool:
         if isinstance(value, bool):
             return value
         from simdist.judges import judges_problem  # which worlds without judges do not need
@@ -277,9 +264,9 @@ SETTINGS: Mapping[str, Spec] = {
 }
 
 
-def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> tuple[dict[str, Any], list[str]]:
+def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> tuple[CheckedSettings, list[str]]:
     """Those of `given` that are what they have to be, as plain data; and a line for everything that is wrong."""
-    good: dict[str, Any] = {}
+    good: dict[str, object] = {}
     lines = []
     for name, value in given.items():
         if name not in known:
@@ -289,16 +276,16 @@ def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -
             good[name] = known[name].check(value)
         except Unfit as unfit:
             lines += [f"{place((name, *finding.path))}: {finding.text}" for finding in unfit.findings]
-    return good, lines
+    return cast("CheckedSettings", good), lines
 
 
-def has_devices(settings: Mapping[str, Any]) -> bool:
+def has_devices(settings: CheckedSettings) -> bool:
     """True if a world with these settings has virtual devices."""
     cluster = settings.get("cluster")
     return settings.get("backend") == "nccl" or (cluster is not None and bool(cluster.devices_per_host))
 
 
-def unmoved_problems(good: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unmoved_problems(good: CheckedSettings) -> Iterator[tuple[str, str]]:
     """What needs values, in a world that does not move them: which setting, and why."""
     if good.get("values") != "shapes":
         return
@@ -313,7 +300,7 @@ def unmoved_problems(good: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield "judges", f'{judge.name!r} compares values, and values="shapes" moves none; leave one of them out'
 
 
-def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> dict[str, Any]:
+def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> CheckedSettings:
     """The arguments of `call` as plain data, each by itself and all together.
 
     Raises:
@@ -326,7 +313,7 @@ def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, S
     return good
 
 
-def check_fitting(call: str, good: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+def check_fitting(call: str, good: CheckedSettings, lines: Iterable[str] = ()) -> None:
     """Check that settings, good by themselves, fit together; `lines` tells what is wrong already.
 
     Raises:

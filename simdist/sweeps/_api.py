@@ -64,7 +64,7 @@ def sweep(
     only: Sequence[Fault] | None = None,
     keep: str | None = None,
     max_steps_lost: int | None = None,
-    expect: Mapping[str, Any] | None = None,
+    expect: Mapping[str, object] | None = None,
     check: Callable[[RunResult, str], str | None] | None = None,
     progress: Progress | None = None,
     **settings: Unpack[SweepSettings],
@@ -137,7 +137,7 @@ def sweep(
     )
     problems = [*setting_problems(settings, what="sweep", taken=_TAKEN, own=inspect.signature(sweep).parameters)]
     problems += tries.problems()
-    wanted = dict(expect or {})
+    wanted: dict[str, Any] = dict(expect or {})
     problems += [f"expect: {name!r} is none of {', '.join(_EXPECTED)}" for name in wanted if name not in _EXPECTED]
     for name, value in wanted.items():
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -138,9 +138,9 @@ class Crashes(Worker[Case, Tried]):
         """The second lives that have been seen to their ends, by what they found."""
         return dict(self.lives.seen)
 
-    def learn(self, found: Mapping[str, SecondLife]) -> None:
+    def learn(self, found: Mapping[str, object]) -> None:
         """Another process has seen these."""
-        self.lives.learn(found)
+        self.lives.learn({name: life for name, life in found.items() if isinstance(life, SecondLife)})
 
     def _run(self, attempt: Attempt, watcher: Watcher | None = None) -> Struck:
         if watcher is None:

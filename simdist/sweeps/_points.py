@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from simdist.c10d import OperationCalled, StoreRequested
 from simdist.faults import Crash, Fault, Hang, HostCrash, Signal
@@ -25,7 +25,7 @@ from simdist.kernel import PASS, Bus, Verdict
 from simdist.process import PointReached, SimProcess, StepReached
 from simdist.sweeps._images import Found, outcomes_of
 
-__all__ = ["STRIKES", "Case", "Point", "Strike", "Watcher", "cases_of"]
+__all__ = ["STRIKES", "Case", "Point", "Strike", "TriggerFields", "Watcher", "cases_of"]
 
 Strike = Literal["rank", "host", "all", "swap", "lost", "sigterm", "hang"]
 STRIKES: tuple[Strike, ...] = ("rank", "host", "all", "swap", "lost", "sigterm", "hang")
@@ -34,6 +34,15 @@ DOWN_NS = 1_000_000_000
 HANG_NS = 7_200_000_000_000  # longer than the time-outs that torch has by default
 _STANDARD = tuple(f"{Path(os.__file__).parent}/{name}" for name in (*sys.stdlib_module_names,))
 _KEY = 60  # characters of a store's key that are shown
+
+
+class TriggerFields(TypedDict, total=False):
+    """The fields of a fault that say where it strikes."""
+
+    at_step: int
+    at_point: str
+    op: str
+    nth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class Point:
         return f"{self.name} of {self.path or 'the disk'}" if self.kind == "storage" else self.name
 
     @property
-    def trigger(self) -> dict[str, Any]:
+    def trigger(self) -> TriggerFields:
         """The fields of a fault that strikes there."""
         if self.kind == "step":
             return {"at_step": int(self.name)}

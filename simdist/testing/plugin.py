@@ -58,19 +58,9 @@ if TYPE_CHECKING:
 
     from simdist.testing._plugin._sim import Sim
 
-__all__ = [
-    "is_simulated",
-    "pytest_addoption",
-    "pytest_configure",
-    "pytest_enter_pdb",
-    "pytest_generate_tests",
-    "pytest_leave_pdb",
-    "pytest_pyfunc_call",
-    "pytest_report_header",
-    "pytest_runtest_makereport",
-    "pytest_runtest_setup",
-    "pytest_runtestloop",
-]
+__all__ = ["is_simulated", "pytest_addoption", "pytest_configure", "pytest_enter_pdb", "pytest_generate_tests"]
+__all__ += ["pytest_leave_pdb", "pytest_pyfunc_call", "pytest_report_header", "pytest_runtest_makereport"]
+__all__ += ["pytest_runtest_setup", "pytest_runtestloop"]
 
 last_words = 2  # the file to which C code writes stacks when no Python can run any more; the kernel looks here
 _NAMES = ("simdist", "simdist.testing.plugin")  # of the entry point, and for `-p` and `pytest_plugins`

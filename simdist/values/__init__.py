@@ -11,6 +11,7 @@ start from. Nothing here imports anything but the standard library.
 """
 
 from simdist.values._chance import GENERATOR_WORDS, generator_words
+from simdist.values._json import Json
 from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
 from simdist.values._ranks import number_text, program_lines, rank_text, without_source
 from simdist.values._specs import (
@@ -61,6 +62,7 @@ __all__ = [
     "Finding",
     "Function",
     "Instance",
+    "Json",
     "ListOf",
     "Maybe",
     "Moment",

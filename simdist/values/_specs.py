@@ -18,36 +18,9 @@ from simdist.values._plain import awkward_character
 from simdist.values._units import LONGEST_NS, parse_bandwidth, parse_duration, parse_size
 from simdist.values._words import brief, found, guess, place, shown
 
-__all__ = [
-    "FILE",
-    "JSON",
-    "PYTHON",
-    "WORLD_SIZE",
-    "Bandwidth",
-    "Dialect",
-    "Duration",
-    "Either",
-    "Environment",
-    "Finding",
-    "Function",
-    "Instance",
-    "ListOf",
-    "Maybe",
-    "Moment",
-    "Number",
-    "OneOf",
-    "Size",
-    "Spec",
-    "TableOf",
-    "Text",
-    "Truth",
-    "Unfit",
-    "Whole",
-    "findings_of",
-    "items_of",
-    "settle_fields",
-    "specs_of",
-]
+__all__ = ["FILE", "JSON", "PYTHON", "WORLD_SIZE", "Bandwidth", "Dialect", "Duration", "Either", "Environment"]
+__all__ += ["Finding", "Function", "Instance", "ListOf", "Maybe", "Moment", "Number", "OneOf", "Size", "Spec"]
+__all__ += ["TableOf", "Text", "Truth", "Unfit", "Whole", "findings_of", "items_of", "settle_fields", "specs_of"]
 
 _Path = tuple[str | int, ...]
 
@@ -96,7 +69,7 @@ class Spec(ABC):
     """What one value has to be."""
 
     @abstractmethod
-    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         """The value as plain data: Python's own numbers, tuples for lists.
 
         Raises:
@@ -118,9 +91,9 @@ def specs_of(described: type) -> Mapping[str, Spec]:
     return _specs_of(described)
 
 
-def settle_fields(described: Any) -> list[str]:
+def settle_fields(described: object) -> list[str]:
     """Make of each field of a frozen object what its spec makes of it, unless it is the default; what does not fit."""
-    kind: Any = type(described)
+    kind: type = type(described)
     problems: list[str] = []
     for name, spec, default in _with_defaults(kind):
         value = getattr(described, name)
@@ -134,7 +107,7 @@ def settle_fields(described: Any) -> list[str]:
 
 
 @functools.cache
-def _with_defaults(described: Any) -> tuple[tuple[str, Spec, Any], ...]:
+def _with_defaults(described: type) -> tuple[tuple[str, Spec, Any], ...]:
     defaults = {field.name: field.default for field in dataclasses.fields(described)}
     return tuple((name, spec, defaults[name]) for name, spec in _specs_of(described).items())
 
@@ -317,7 +290,7 @@ class Either(Spec):
     words: tuple[str, ...]
     spec: Spec
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         if not isinstance(value, str):
             return self.spec.check(value, dialect)
         if value not in self.words:
@@ -333,7 +306,7 @@ class Maybe(Spec):
     spec: Spec
     none: str = ""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         if value is None or (dialect.units and self.none and isinstance(value, str) and value == self.none):
             return None
         return self.spec.check(value, dialect)
@@ -346,7 +319,7 @@ class ListOf(Spec):
     each: Spec
     of: str = ""  # what they are, in the plural
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[Any, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
         items = items_of(value)
         if items is None:
             of = f" of {self.of}" if self.of else ""
@@ -362,7 +335,7 @@ class ListOf(Spec):
         return tuple(checked)
 
 
-def items_of(value: object) -> tuple[Any, ...] | None:
+def items_of(value: object) -> tuple[object, ...] | None:
     """What is in a sequence, or comes out of an iterator; None if `value` is neither, or is a text or a mapping."""
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
         return None
@@ -378,7 +351,7 @@ class TableOf(Spec):
 
     each: Spec
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, Any]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, object]:
         if not isinstance(value, Mapping):
             raise _unfit(f"expected {dialect.table}, found {dialect.found(value)}")
         checked, findings = {}, []
@@ -400,7 +373,7 @@ class Environment(Spec):
     """What an operating system takes as environment: names and values are texts without NUL, names have no "="."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, str]:
-        table: dict[str, str] = TableOf(Text()).check(value, dialect)
+        table = {name: str(text) for name, text in TableOf(Text()).check(value, dialect).items()}
         findings = []
         for name, text in table.items():
             if not name or "=" in name:
@@ -419,7 +392,7 @@ class Environment(Spec):
 class Function(Spec):
     """Something to call."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> Callable[..., object]:
         if not callable(value):
             raise _unfit(f"expected a function, found {dialect.found(value)}")
         return value
@@ -432,7 +405,7 @@ class Instance(Spec):
     kind: Callable[[], type]
     expected: str
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> Any:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         if not isinstance(value, self.kind()):
             raise _unfit(f"expected {self.expected}, found {dialect.found(value)}")
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 from simdist.values._words import brief
@@ -23,8 +24,27 @@ _PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 LONGEST_NS = 2**63  # TOML's own integers end here; 292 years of nanoseconds
 
 _DURATION = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zµ]+)\s*", re.ASCII)
-_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)B\s*")
-_BANDWIDTH = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]i?|)(bit|B)/s\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*((?:[kKMGT]i?|)B)\s*")
+_BANDWIDTH = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*((?:[kKMGT]i?|)(?:bit|B))/s\s*")
+_BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in _PREFIXES.items()}
+_BITS = {f"{prefix}bit": Fraction(factor, 8) for prefix, factor in _PREFIXES.items()}
+
+
+def _amount(value: object, pattern: re.Pattern[str], units: Mapping[str, Fraction], what: str) -> Fraction:
+    """A plain count, or what a text says: a number and its unit."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Fraction(value)
+    match = pattern.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(f"{brief(value)} is no {what}")
+    return Fraction(match[1]) * units[match[2]]
+
+
+def _whole(value: object, amount: Fraction, problems: Mapping[str, bool]) -> int:
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ValueError(f"{brief(value)} {problem}")
+    return int(amount)
 
 
 def parse_duration(value: object) -> int:
@@ -33,20 +53,14 @@ def parse_duration(value: object) -> int:
     Raises:
         ValueError: it is no duration, negative, finer than a nanosecond, or longer than 292 years.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        amount = Fraction(value)
-    else:
-        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2] not in _NANOSECONDS:
-            raise ValueError(f"{brief(value)} is no duration; write '3ms', '1.5s', '250us', '30min', '2h'")
-        amount = Fraction(match[1]) * _NANOSECONDS[match[2]]
-    if amount < 0:
-        raise ValueError(f"{brief(value)} is negative; a duration is not")
-    if amount.denominator != 1:
-        raise ValueError(f"{brief(value)} is finer than a nanosecond, the unit of virtual time")
-    if amount >= LONGEST_NS:
-        raise ValueError(f"{brief(value)} is longer than virtual time can be (292 years)")
-    return int(amount)
+    units = {name: Fraction(size) for name, size in _NANOSECONDS.items()}
+    amount = _amount(value, _DURATION, units, "duration; write '3ms', '1.5s', '250us', '30min', '2h'")
+    problems = {
+        "is negative; a duration is not": amount < 0,
+        "is finer than a nanosecond, the unit of virtual time": amount.denominator != 1,
+        "is longer than virtual time can be (292 years)": amount >= LONGEST_NS,
+    }
+    return _whole(value, amount, problems)
 
 
 def parse_bandwidth(value: object) -> int:
@@ -55,20 +69,13 @@ def parse_bandwidth(value: object) -> int:
     Raises:
         ValueError: it is no bandwidth, zero, or not a whole number of bytes per second.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        amount = Fraction(value)
-    else:
-        match = _BANDWIDTH.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(f"{brief(value)} is no bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'")
-        amount = Fraction(match[1]) * _PREFIXES[match[2]] / (8 if match[3] == "bit" else 1)
-    if amount <= 0:
-        raise ValueError(f"{brief(value)} lets nothing through; a bandwidth is at least 1B/s")
-    if amount.denominator != 1:
-        raise ValueError(f"{brief(value)} is not a whole number of bytes per second")
-    if amount >= LONGEST_NS:
-        raise ValueError(f"{brief(value)} is more than simdist can count")
-    return int(amount)
+    amount = _amount(value, _BANDWIDTH, _BYTES | _BITS, "bandwidth; write '25Gbit/s', '1GB/s', '100MiB/s'")
+    problems = {
+        "lets nothing through; a bandwidth is at least 1B/s": amount <= 0,
+        "is not a whole number of bytes per second": amount.denominator != 1,
+        "is more than simdist can count": amount >= LONGEST_NS,
+    }
+    return _whole(value, amount, problems)
 
 
 def parse_size(value: object) -> int:
@@ -77,20 +84,13 @@ def parse_size(value: object) -> int:
     Raises:
         ValueError: it is no size, zero, or not a whole number of bytes.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        amount = Fraction(value)
-    else:
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(f"{brief(value)} is no size; write '80GiB', '512MB', '16KiB'")
-        amount = Fraction(match[1]) * _PREFIXES[match[2]]
-    if amount <= 0:
-        raise ValueError(f"{brief(value)} is no memory; a size is at least 1B")
-    if amount.denominator != 1:
-        raise ValueError(f"{brief(value)} is not a whole number of bytes")
-    if amount >= LONGEST_NS:
-        raise ValueError(f"{brief(value)} is more than simdist can count")
-    return int(amount)
+    amount = _amount(value, _SIZE, _BYTES, "size; write '80GiB', '512MB', '16KiB'")
+    problems = {
+        "is no memory; a size is at least 1B": amount <= 0,
+        "is not a whole number of bytes": amount.denominator != 1,
+        "is more than simdist can count": amount >= LONGEST_NS,
+    }
+    return _whole(value, amount, problems)
 
 
 def format_duration(duration_ns: int) -> str:

@@ -1,9 +1,9 @@
 """One world from start to end: the engine under `simdist.run`, `simdist.spawn`, scenarios and the pytest plugin.
 
 Open `_world.py` first: it puts together kernel, processes, collectives, faults and disks, runs them, and makes a result
-of what is left. `_agent.py` is torchrun's agent on each host, `_torchrun.py` what it sets in the environment,
-`_spawn.py` what `simdist.spawn` returns. Programs say more with `_tell.py` (state and samples) and `_assertions.py`
-(always and sometimes); `_observer.py` lets others look on in every world of a block.
+of what is left; `_spec.py` is what starts one. `_agent.py` is torchrun's agent on each host, `_torchrun.py` what it
+sets in the environment, `_spawn.py` what `simdist.spawn` returns. Programs say more with `_tell.py` (state and samples)
+and `_assertions.py` (always and sometimes); `_observer.py` lets others look on in every world of a block.
 """
 
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from simdist.world._assertions import always, sometimes
     from simdist.world._observer import WorldEnded, observed_by
     from simdist.world._spawn import SpawnContext
+    from simdist.world._spec import WorldSpec
     from simdist.world._tell import samples, state
-    from simdist.world._world import World, WorldSpec
+    from simdist.world._world import World
 
 __all__ = [
     "SpawnContext",
@@ -34,7 +35,7 @@ _HOMES = {
     "SpawnContext": "_spawn",
     "World": "_world",
     "WorldEnded": "_observer",
-    "WorldSpec": "_world",
+    "WorldSpec": "_spec",
     "always": "_assertions",
     "observed_by": "_observer",
     "samples": "_tell",

@@ -11,7 +11,8 @@ from dataclasses import replace
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from simdist.result import RankResult, RunResult, report_of
-from simdist.world._world import World, WorldSpec
+from simdist.world._spec import WorldSpec
+from simdist.world._world import World
 
 __all__ = ["SpawnContext"]
 

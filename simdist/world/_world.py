@@ -7,8 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import FrameType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -38,15 +37,15 @@ from simdist.process import (
 )
 from simdist.records import started
 from simdist.result import JudgeFinding, RunResult
-from simdist.settings import RunSettings, check_settings
 from simdist.storage import Mount
 from simdist.trace import EventStream
 from simdist.values import program_lines
-from simdist.world._agent import GRACE_NS, MONITOR_NS, Agent
+from simdist.world._agent import Agent
 from simdist.world._assertions import assertions_of
 from simdist.world._no_devices import explain, without_devices
 from simdist.world._observer import WorldEnded, observers
 from simdist.world._ranks import frames_of, print_exception, rank_results
+from simdist.world._spec import WorldSpec
 from simdist.world._torchrun import AGENT_HOST, said_to_all, said_to_rank
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from simdist.files import Disks
     from simdist.judges import Court
 
-__all__ = ["World", "WorldSpec"]
+__all__ = ["World"]
 
 (_HOSTNAME,) = encoded({"HOSTNAME": ""})
 _AGENT_PORT = 29500
@@ -65,38 +64,6 @@ _NO_RANK = -1  # the launcher's own
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _DEBUG = b"TORCH_DISTRIBUTED_DEBUG"  # as environments keep names
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldSpec(RunSettings):
-    """A run's settings, and what its starter adds. `call` is called as `call(rank)` on each rank.
-
-    Raises:
-        ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
-    """
-
-    call: Callable[[int], object]
-    # More environment, by life, rank, local rank and number of the host.
-    rank_env: Callable[[int, int, int, int], Mapping[str, str]] | None = None
-    monitor_ns: int = MONITOR_NS  # how often the agent looks after its workers
-    grace_ns: int = GRACE_NS  # from SIGTERM to SIGKILL
-    stop_on_failure: bool = False
-    torchrun: bool = True  # set the environment that torchrun sets
-    replay: str = ""
-    echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
-    prints_exceptions: bool = True  # a rank prints the exception it ends with; mp.spawn's hand it to their parent
-    # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
-    on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
-    # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
-    launcher: Callable[[], None] | None = None
-    checked: bool = False  # its maker has checked the settings
-
-    def __post_init__(self) -> None:
-        if self.checked:
-            return
-        checked = check_settings("a world", {each.name: getattr(self, each.name) for each in fields(RunSettings)})
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
 
 
 @functools.lru_cache(maxsize=64)

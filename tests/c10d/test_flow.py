@@ -306,24 +306,15 @@ def test_who_posts_to_a_closed_pair_fails_at_once() -> None:
     assert flow.outcome(0) == Failed(900, CLOSED)
 
 
-def test_what_has_left_before_the_connection_closes_arrives() -> None:
+@pytest.mark.parametrize(("closed_ns", "outcome"), [(103_000, Done(153_000)), (102_999, Failed(102_999, CLOSED))])
+def test_what_has_left_before_the_connection_closes_arrives(closed_ns: int, outcome: object) -> None:
     flow = Flow(Case("broadcast", 2, 1000, 0).program, FakeCosts(50_000, 2.0))
-    flow.close(1, 0, 103_000, CLOSED)
+    flow.close(1, 0, closed_ns, CLOSED)
     flow.arrive(1, 0)
     flow.arrive(0, 101_000)
     flow.conclude()
 
-    assert flow.outcome(1) == Done(153_000)
-
-
-def test_what_is_cut_off_in_the_middle_does_not_arrive() -> None:
-    flow = Flow(Case("broadcast", 2, 1000, 0).program, FakeCosts(50_000, 2.0))
-    flow.close(1, 0, 102_999, CLOSED)
-    flow.arrive(1, 0)
-    flow.arrive(0, 101_000)
-    flow.conclude()
-
-    assert flow.outcome(1) == Failed(102_999, CLOSED)
+    assert flow.outcome(1) == outcome
 
 
 @settings(max_examples=100, deadline=None)

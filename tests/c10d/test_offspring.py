@@ -16,6 +16,7 @@ import torch.distributed as dist
 import simdist
 from simdist.inside.torch import Place
 from tests.builds import VERSION
+from tests.c10d.worlds import values
 from tests.real_gloo import run_real
 
 SOON = timedelta(seconds=4)
@@ -99,9 +100,7 @@ ENFORCED = f"RuntimeError: [enforce fail at {Place.RANK_IS_TOO_LARGE.path}] rank
 
 
 def simulated(body: Callable[[], list[Any]]) -> list[Any]:
-    result = simdist.run(body, world_size=3)
-    result.raise_for_failure()
-    return result.values
+    return values(body, 3)
 
 
 def test_groups_are_split_off_in_every_form() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from tests.c10d.worlds import values
 
 ops: Any = torch.ops
 library: Any = torch.library
@@ -145,10 +146,7 @@ def test_an_operator_of_torchs_own_is_another_where_a_rank_has_said_so_and_nowhe
         dist.barrier()
         return torch.ones(1).mul(0).erfinv().item()
 
-    result = simdist.run(program, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [41.0, 0.0]
+    assert values(program, 2) == [41.0, 0.0]
     assert torch.zeros(1).erfinv().item() == 0.0
 
 
@@ -163,10 +161,7 @@ def test_a_library_that_a_rank_lets_go_of_takes_only_its_own_kernel_along() -> N
                 time.sleep(1)  # rank 0 has gone on
             return ops.simdist_tests.scale(torch.ones(1)).item()
 
-    result = simdist.run(program, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [1.0, 2.0]
+    assert values(program, 2) == [1.0, 2.0]
 
 
 def test_a_script_may_define_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +180,4 @@ def test_a_script_may_define_operators(tmp_path: Path, monkeypatch: pytest.Monke
 
         return defines.main()
 
-    result = simdist.run(program, world_size=2, isolate=True)
-
-    result.raise_for_failure()
-    assert result.values == [1.0, 2.0]
+    assert values(program, 2, isolate=True) == [1.0, 2.0]

@@ -19,7 +19,7 @@ from simdist.faults import Hold, LinkDelay
 from tests.c10d.worlds import APP_CLOSED, BROKEN, CLOSED, MS, Diary, attempt, in_group, now_ns, ones, sleep_s, timed_out
 
 LATENCY_NS = 50_000
-FAST = {"local_latency_ns": LATENCY_NS, "local_bandwidth_bytes_per_s": 500_000_000}  # 2 ns per byte
+FAST: dict[str, Any] = {"local_latency_ns": LATENCY_NS, "local_bandwidth_bytes_per_s": 500_000_000}  # 2 ns per byte
 
 
 def meet(send_at_ns: int, receive_at_ns: int, count: int = 250) -> list[int]:

@@ -20,6 +20,7 @@ from torch.utils import _pytree
 import simdist
 from simdist.c10d.surface.state._registries import Registry as Tables
 from simdist.process import current_runtime
+from tests.c10d.worlds import values
 
 trees: Any = _pytree
 torch_: Any = torch
@@ -193,10 +194,7 @@ def test_each_rank_has_what_it_registered(program: Callable[[], Any], values: li
 
 
 def test_each_rank_may_register_a_rendezvous() -> None:
-    result = simdist.run(handler_of_rendezvous, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [0, 1]
+    assert values(handler_of_rendezvous, 2) == [0, 1]
 
 
 def test_registering_twice_on_a_rank_is_refused_in_torchs_words() -> None:

@@ -18,7 +18,7 @@ from tests.c10d.worlds import in_group, now_ns
 
 LATENCY_NS = 50_000
 MIB = 1 << 20
-WIDE = {"local_latency_ns": LATENCY_NS, "local_bandwidth_bytes_per_s": 1_000_000_000}  # 1 ns per byte
+WIDE: dict[str, Any] = {"local_latency_ns": LATENCY_NS, "local_bandwidth_bytes_per_s": 1_000_000_000}  # 1 ns per byte
 
 
 def floats(size_bytes: int) -> torch.Tensor:

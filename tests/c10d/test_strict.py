@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.errors import MismatchError, StrictError
+from tests.c10d.worlds import values
 
 
 def start() -> int:
@@ -118,10 +119,7 @@ def test_a_clean_program_passes() -> None:
         dist.destroy_process_group()
         return other.tolist()
 
-    result = simdist.run(main, world_size=2, strict=True)
-
-    result.raise_for_failure()
-    assert result.values == [[4.0] * 4] * 2
+    assert values(main, 2, strict=True) == [[4.0] * 4] * 2
 
 
 def test_the_ideal_backend_is_strict_by_default() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from tests.c10d.worlds import in_group
+from tests.c10d.worlds import in_group, values
 from tests.real_gloo import run_real
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
@@ -139,10 +139,7 @@ _OF_RANK_1 = [
 
 
 def test_of_tensors_negated_or_conjugated_when_read_backends_get_a_copy() -> None:
-    result = simdist.run(_lazy_views, world_size=2)
-    result.raise_for_failure()
-
-    assert result.values[1] == _OF_RANK_1
+    assert values(_lazy_views, 2)[1] == _OF_RANK_1
 
 
 @pytest.mark.real

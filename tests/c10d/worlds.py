@@ -74,16 +74,38 @@ def attempt(call: Callable[[], object]) -> str:
     return "ok"
 
 
-def world(body: Callable[[], Any], size: int, **options: Any) -> simdist.RunResult:
+def world(body: Callable[..., Any], size: int, **options: Any) -> simdist.RunResult:
     """Run `body` on every rank; all of them must end well."""
     result = simdist.run(body, world_size=size, **options)
     result.raise_for_failure()
     return result
 
 
-def values(body: Callable[[], Any], size: int, **options: Any) -> list[Any]:
+def values(body: Callable[..., Any], size: int, **options: Any) -> list[Any]:
     """What `body` returned on each rank of a world that ended well."""
     return world(body, size, **options).values
+
+
+def calls_of_mixed_types(one: Any, ones: list[Any]) -> list[Callable[[], Any]]:
+    """Calls with a tensor among `ones`, which are as long as the group, that is half as wide as `one`."""
+    half, mixed = one.half(), [ones[0], ones[1].half()]
+    given: Any = dist
+    return [
+        lambda: given.all_gather(mixed, one),
+        lambda: given.all_gather(ones, half),
+        lambda: given.all_gather_coalesced([mixed], ones),
+        lambda: given.all_gather_coalesced([ones], mixed),
+        lambda: given.all_reduce_coalesced(mixed),
+        lambda: given.reduce_scatter(one, mixed),
+        lambda: given.reduce_scatter(half, ones),
+        lambda: given.all_to_all_single(half, one),
+        lambda: given.all_to_all(mixed, ones),
+        lambda: given.all_to_all(ones, mixed),
+        lambda: given.scatter(one, mixed),
+        lambda: given.gather(half, ones),
+        lambda: given.gather(one, mixed),
+        lambda: given.scatter(half, ones),
+    ]
 
 
 def in_group(body: Callable[[int], Any], size: int, *, timeout_s: float = 1800, **options: Any) -> list[Any]:

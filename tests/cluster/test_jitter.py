@@ -121,4 +121,4 @@ def test_bad_values_are_refused_at_once() -> None:
     assert "start_ns: " in str(caught.value)
     assert "disk: " in str(caught.value)
     with pytest.raises(TopologyError, match=r"jitter: expected a simdist.cluster.Jitter"):
-        build(2, jitter=3)
+        build(2, jitter=3)  # type: ignore[arg-type]

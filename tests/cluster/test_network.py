@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.cluster import Network, build
 
 
-def network(ranks: int = 4, **options: int) -> Network:
+def network(ranks: int = 4, **options: Any) -> Network:
     return Network(build(ranks, local_latency_ns=50_000, **options))
 
 

@@ -9,103 +9,61 @@ from __future__ import annotations
 
 __all__ = ["COVERED", "NOT_HERE"]
 
-COVERED = {
-    # test_c10d_common.py
-    "test_store_based_barrier": ("test_common.py::TestStoreBasedBarrier::test_store_based_barrier",),
-    "test_ddp_checkpointing_once": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_once_reentrant",
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_once_not_reentrant",
+_ALIKE = {  # by class, without "test_": the tests that have their names here
+    "test_common.py::TestStoreBasedBarrier": "store_based_barrier",
+    "test_gloo_reducer.py::TestActivationCheckpointing": (
+        "ddp_checkpointing_twice_static_graph ddp_checkpointing_dynamic_module "
+        "ddp_checkpointing_dynamic_weight_sharing ddp_checkpointing_weight_sharing "
+        "ddp_checkpointing_twice_weight_sharing"
     ),
-    "test_ddp_checkpointing_unused_params": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_unused_params_reentrant",
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_unused_params_not_reentrant",
+    "test_gloo_ddp.py::TestCommunicationHooks": "invalid_powerSGD_state",
+    "test_gloo_reducer.py::TestOutputs": "dataclass_output dataclass_output_unused_param",
+    "test_gloo_reducer.py::TestBucketAssignment": (
+        "single_limit_single_dtype single_limit_multi_dtype multi_limit_single_dtype multi_limit_multi_dtype"
     ),
-    "test_ddp_checkpointing_twice": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_twice_reentrant",
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_twice_not_reentrant",
+    "test_common.py::TestRendezvous": "tcp_init logging_init",
+    "test_gloo.py::TestBroadcast": (
+        "multi_device_constructor empty_tensors broadcast_checks broadcast_basics broadcast_stress"
     ),
-    "test_ddp_checkpointing_twice_static_graph": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_twice_static_graph",
+    "test_gloo.py::TestAllReduce": (
+        "allreduce_checks allreduce_op_timeout allreduce_overall_timeout allreduce_stress set_gloo_pg_timeout"
     ),
-    "test_ddp_checkpointing_dynamic_module": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_dynamic_module",
+    "test_gloo.py::TestCoalescedAllReduce": (
+        "allreduce_coalesced_checks allreduce_coalesced_basics allreduce_coalesced_stress allreduce_coalesced_async"
     ),
-    "test_ddp_checkpointing_dynamic_weight_sharing": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_dynamic_weight_sharing",
+    "test_gloo.py::TestSparseAllReduce": "sparse_allreduce_checks sparse_allreduce_basics",
+    "test_gloo_movement.py::TestAllGather": (
+        "allgather_into_tensor_coalesced allgather_checks allgather_basics allgather_noncontiguous_input "
+        "allgather_inference_mode allgather_stress"
     ),
-    "test_ddp_checkpointing_weight_sharing": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_weight_sharing",
+    "test_gloo.py::TestReduceScatter": "reduce_scatter reduce_scatter_tensor reduce_scatter_tensor_coalesced",
+    "test_gloo_movement.py::TestScatterAndGather": (
+        "scatter_checks scatter_basics scatter_stress gather_checks gather_basics gather_noncontiguous_input "
+        "gather_stress"
     ),
-    "test_ddp_checkpointing_twice_weight_sharing": (
-        "test_gloo_ddp.py::TestActivationCheckpointing::test_ddp_checkpointing_twice_weight_sharing",
+}
+_CHECKPOINTS = "test_gloo_reducer.py::TestActivationCheckpointing::test_ddp_checkpointing_"
+_REDUCTIONS = "test_gloo.py::TestAllReduce::test_allreduce_"
+_STORES = "test_common.py::TestRendezvous::test_default_store_timeout_gloo_"
+
+COVERED = {f"test_{name}": (f"{owner}::test_{name}",) for owner, names in _ALIKE.items() for name in names.split()} | {
+    **{
+        f"test_ddp_checkpointing_{name}": (f"{_CHECKPOINTS}{name}_reentrant", f"{_CHECKPOINTS}{name}_not_reentrant")
+        for name in ("once", "unused_params", "twice")
+    },
+    "test_default_store_timeout_gloo": (f"{_STORES}file", f"{_STORES}tcp"),
+    "test_allreduce_basics": tuple(
+        f"{_REDUCTIONS}{name}" for name in ("basics", "of_several_tensors_of_a_rank", "basics_in_half_precision")
     ),
-    "test_invalid_powerSGD_state": ("test_gloo_ddp.py::TestCommunicationHooks::test_invalid_powerSGD_state",),
-    "test_dataclass_output": ("test_gloo_ddp.py::TestOutputs::test_dataclass_output",),
-    "test_dataclass_output_unused_param": ("test_gloo_ddp.py::TestOutputs::test_dataclass_output_unused_param",),
-    "test_single_limit_single_dtype": ("test_gloo_ddp.py::TestBucketAssignment::test_single_limit_single_dtype",),
-    "test_single_limit_multi_dtype": ("test_gloo_ddp.py::TestBucketAssignment::test_single_limit_multi_dtype",),
-    "test_multi_limit_single_dtype": ("test_gloo_ddp.py::TestBucketAssignment::test_multi_limit_single_dtype",),
-    "test_multi_limit_multi_dtype": ("test_gloo_ddp.py::TestBucketAssignment::test_multi_limit_multi_dtype",),
-    # test_c10d_gloo.py
-    "test_tcp_init": ("test_common.py::TestRendezvous::test_tcp_init",),
-    "test_logging_init": ("test_common.py::TestRendezvous::test_logging_init",),
-    "test_default_store_timeout_gloo": (
-        "test_common.py::TestRendezvous::test_default_store_timeout_gloo_file",
-        "test_common.py::TestRendezvous::test_default_store_timeout_gloo_tcp",
-    ),
-    "test_multi_device_constructor": ("test_gloo.py::TestBroadcast::test_multi_device_constructor",),
-    "test_empty_tensors": ("test_gloo.py::TestBroadcast::test_empty_tensors",),
-    "test_broadcast_checks": ("test_gloo.py::TestBroadcast::test_broadcast_checks",),
-    "test_broadcast_basics": ("test_gloo.py::TestBroadcast::test_broadcast_basics",),
-    "test_broadcast_stress": ("test_gloo.py::TestBroadcast::test_broadcast_stress",),
-    "test_allreduce_checks": ("test_gloo.py::TestAllReduce::test_allreduce_checks",),
-    "test_allreduce_op_timeout": ("test_gloo.py::TestAllReduce::test_allreduce_op_timeout",),
-    "test_allreduce_overall_timeout": ("test_gloo.py::TestAllReduce::test_allreduce_overall_timeout",),
-    "test_allreduce_basics": (
-        "test_gloo.py::TestAllReduce::test_allreduce_basics",
-        "test_gloo.py::TestAllReduce::test_allreduce_of_several_tensors_of_a_rank",
-        "test_gloo.py::TestAllReduce::test_allreduce_basics_in_half_precision",
-    ),
-    "test_allreduce_stress": ("test_gloo.py::TestAllReduce::test_allreduce_stress",),
-    "test_allreduce_coalesced_checks": ("test_gloo.py::TestCoalescedAllReduce::test_allreduce_coalesced_checks",),
-    "test_allreduce_coalesced_basics": ("test_gloo.py::TestCoalescedAllReduce::test_allreduce_coalesced_basics",),
-    "test_allreduce_coalesced_stress": ("test_gloo.py::TestCoalescedAllReduce::test_allreduce_coalesced_stress",),
-    "test_allreduce_coalesced_async": ("test_gloo.py::TestCoalescedAllReduce::test_allreduce_coalesced_async",),
-    "test_sparse_allreduce_checks": ("test_gloo.py::TestSparseAllReduce::test_sparse_allreduce_checks",),
-    "test_sparse_allreduce_basics": ("test_gloo.py::TestSparseAllReduce::test_sparse_allreduce_basics",),
-    "test_allgather_into_tensor_coalesced": ("test_gloo.py::TestAllGather::test_allgather_into_tensor_coalesced",),
-    "test_reduce_scatter": ("test_gloo.py::TestReduceScatter::test_reduce_scatter",),
-    "test_reduce_scatter_tensor": ("test_gloo.py::TestReduceScatter::test_reduce_scatter_tensor",),
-    "test_reduce_scatter_tensor_coalesced": ("test_gloo.py::TestReduceScatter::test_reduce_scatter_tensor_coalesced",),
-    "test_scatter_checks": ("test_gloo.py::TestScatterAndGather::test_scatter_checks",),
-    "test_scatter_basics": ("test_gloo.py::TestScatterAndGather::test_scatter_basics",),
-    "test_set_gloo_pg_timeout": ("test_gloo.py::TestAllReduce::test_set_gloo_pg_timeout",),
-    "test_scatter_stress": ("test_gloo.py::TestScatterAndGather::test_scatter_stress",),
-    "test_gather_checks": ("test_gloo.py::TestScatterAndGather::test_gather_checks",),
-    "test_gather_basics": ("test_gloo.py::TestScatterAndGather::test_gather_basics",),
-    "test_gather_noncontiguous_input": ("test_gloo.py::TestScatterAndGather::test_gather_noncontiguous_input",),
-    "test_gather_stress": ("test_gloo.py::TestScatterAndGather::test_gather_stress",),
-    "test_allgather_checks": ("test_gloo.py::TestAllGather::test_allgather_checks",),
-    "test_allgather_basics": ("test_gloo.py::TestAllGather::test_allgather_basics",),
-    "test_allgather_noncontiguous_input": ("test_gloo.py::TestAllGather::test_allgather_noncontiguous_input",),
-    "test_allgather_inference_mode": ("test_gloo.py::TestAllGather::test_allgather_inference_mode",),
-    "test_allgather_stress": ("test_gloo.py::TestAllGather::test_allgather_stress",),
 }
 
-NOT_HERE = {
-    "test_sync_batch_norm_only_empty_input": "SyncBatchNorm takes GPU tensors only",
-    "test_sync_batch_norm_empty_input": "SyncBatchNorm takes GPU tensors only",
-    "test_broadcast_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_broadcast_stress_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_allreduce_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_allreduce_stress_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_allreduce_coalesced_checks_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_sparse_allreduce_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_sparse_allreduce_cuda_dispatched": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_scatter_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_scatter_stress_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_gather_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_gather_stress_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_allgather_basics_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
-    "test_allgather_stress_cuda": "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py",
+_REASONS = {  # without "test_"
+    "SyncBatchNorm takes GPU tensors only": "sync_batch_norm_only_empty_input sync_batch_norm_empty_input",
+    "needs a GPU, and has a virtual one in tests/device/test_gloo_cases.py": (
+        "broadcast_basics_cuda broadcast_stress_cuda allreduce_basics_cuda allreduce_stress_cuda "
+        "allreduce_coalesced_checks_cuda sparse_allreduce_basics_cuda sparse_allreduce_cuda_dispatched "
+        "scatter_basics_cuda scatter_stress_cuda gather_basics_cuda gather_stress_cuda allgather_basics_cuda "
+        "allgather_stress_cuda"
+    ),
 }
+NOT_HERE = {f"test_{name}": reason for reason, names in _REASONS.items() for name in names.split()}

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import simdist
 from simdist.errors import UnsupportedError
 from simdist.process import current_process
-from tests.device.worlds import cuda, model, values
+from tests.device.worlds import cuda, model, trained, values
 
 MS = 1_755_000
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
@@ -229,22 +229,9 @@ def test_a_group_without_devices_refuses_them_in_torch_s_words() -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"])
 def test_ddp_trains_on_devices_to_the_bits_of_the_cpu(backend: str) -> None:
-    def train(device: Any, ids: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
-        parallel = DistributedDataParallel(module, device_ids=ids)
-        optimizer = torch.optim.AdamW(parallel.parameters(), foreach=False)
-        torch.manual_seed(dist.get_rank())
-        for _ in range(12):  # DDP takes statistics in the tenth
-            optimizer.zero_grad()
-            parallel(torch.randn(3, 4).to(device)).square().mean().backward()
-            optimizer.step()
-        assert all(each.grad is not None and each.grad.device == torch.device(device) for each in module.parameters())
-        return [each.detach().cpu() for each in parallel.parameters()]
-
     def body() -> tuple[Any, Any]:
         rank = join(backend)
-        return train(cuda(rank), [rank]), train("cpu", None)
+        return trained(cuda(rank), [rank], 12), trained("cpu", None, 12)  # DDP takes statistics in the tenth
 
     results = values(body, world_size=2)
 

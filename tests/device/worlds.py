@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import simdist
 from simdist.cluster import build
 
-__all__ = ["cuda", "model", "on_devices", "values"]
+__all__ = ["cuda", "model", "on_devices", "trained", "values"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 
@@ -54,3 +56,18 @@ def cuda(index: int = 0) -> torch.device:
 def model(index: int = 1) -> Any:
     """A small one on a device."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(cuda(index))
+
+
+def trained(device: Any, ids: Any, steps: int) -> list[torch.Tensor]:
+    """The parameters of a model that DDP has trained in the default group, on numbers of the rank's own."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
+    parallel = DistributedDataParallel(module, device_ids=ids)
+    optimizer = torch.optim.AdamW(parallel.parameters(), foreach=False)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        parallel(torch.randn(3, 4).to(device)).square().mean().backward()
+        optimizer.step()
+    assert all(each.grad is not None and each.grad.device == torch.device(device) for each in module.parameters())
+    return [each.detach().cpu() for each in parallel.parameters()]

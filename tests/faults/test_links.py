@@ -20,7 +20,9 @@ START_NS = 10 * MS  # well after the group has met
 Arrival = tuple[int, int] | str
 
 
-def message_times(*faults: Fault, source: int = 0, target: int = 1, timeout_s: float = 1) -> dict[int, int | str]:
+def message_times(
+    *faults: Fault, source: int = 0, target: int = 1, timeout_s: float = 1
+) -> dict[int, int | str | None]:
     """When a send that starts at 10 ms and its waiting receive end, by rank; or what they fail with."""
 
     def body() -> int | str | None:

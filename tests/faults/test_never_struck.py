@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import simdist
@@ -27,7 +29,7 @@ def test_each_fault_has_its_account() -> None:
     assert pause.ended == ((1, 0, "hung"),)
     assert (crash.call, crash.required, crash.struck_ns) == ("Crash(rank=0, at_step=7, optional=True)", False, ())
     assert result.ok
-    assert result.summary()["faults"][1] == {
+    assert json.loads(json.dumps(result.summary()))["faults"][1] == {
         "fault": "Crash(rank=0, at_step=7, optional=True)",
         "kind": "crash",
         "rank": 0,

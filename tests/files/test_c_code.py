@@ -100,7 +100,7 @@ def test_what_a_commit_promises_is_kept_and_no_more(tmp_path: Path) -> None:
     }
 
 
-def _left_of(folder: Path, program: Callable[[str], Any], count: Callable[[str], int]) -> set[int]:
+def _left_of(folder: Path, program: Callable[[str], Any], count: Callable[[str], int]) -> set[int | None]:
     """How many steps are there after a crash at the end, in the most suspicious outcomes; -1 if nothing can be read."""
     left = set()
     for outcome in range(6):

@@ -12,8 +12,6 @@ import simdist
 from simdist.faults import Crash
 from simdist.hardware.compare._account import account_of, template
 
-ADVICE = "Check the logs of the remote worker before reporting an error. GLHF!"
-
 
 @pytest.mark.parametrize(
     ("one", "other"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from simdist.hardware.compare._outcome import matches_of, outcome_of
 from simdist.hardware.compare._replay import RealReport
 from simdist.records import Packed
 from simdist.scenario import load, run_scenario
-from tests.hardware.test_pieces import job
+from tests.hardware.jobs import job
 from tools.parity_nccl import flight_check
 
 ORIGIN_NS = 1_700_000_000_000_000_000
@@ -401,7 +402,7 @@ def report(tmp_path: Path) -> RealReport:
         name = f"rank-watchdog-life{life}-{rank}" if rank else f"rank{rank}-life{life}.flight"
         created = {"time_created_ns": ORIGIN_NS + life * 100 * MS + 6, "time_discovered_completed_ns": None}
         (tmp_path / name).write_bytes(dump(entry("all_reduce", 1, **created)))
-    one = dataclasses.replace(job(tmp_path, 2), backend="nccl")
+    one = dataclasses.replace(job(tmp_path, world_size=2), backend="nccl")
     matches = matches_of(one)
     plan = load("scenarios/ring_order.toml")
     return RealReport(plan, "nccl", 1.0, outcome_of(one, "", matches), (), (), matches=matches)
@@ -456,7 +457,7 @@ def test_a_run_whose_recorders_disagree_is_not_ok(report: RealReport) -> None:
     disagreeing = dataclasses.replace(report, matches=(wrong, *report.matches[1:]))
 
     assert not disagreeing.ok
-    assert disagreeing.summary()["flight_records"][0] == {
+    assert json.loads(json.dumps(disagreeing.summary()))["flight_records"][0] == {
         "rank": 0,
         "life": 0,
         "by": "rank",

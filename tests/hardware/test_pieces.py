@@ -13,31 +13,13 @@ import pytest
 from simdist.faults import KINDS, Crash, LinkDelay, SlowRank
 from simdist.hardware import Nodes
 from simdist.hardware._device import nccl_environment, with_backend
-from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal, read_events, read_lives
 from simdist.hardware.compare._calibrate import Calibration, Fit, Model, fit_model, predict_s
 from simdist.hardware.compare._outcome import outcome_of
 from simdist.hardware.compare._portable import not_replayed
 from simdist.scenario import load
 from simdist.scenario._calibration import CalibrationError, calibrated
-
-
-def job(folder: Path, world_size: int = 1) -> Job:
-    return Job(
-        target="m:f",
-        folder=".",
-        args=(),
-        kwargs={},
-        world_size=world_size,
-        backend="gloo",
-        seed=3,
-        max_restarts=1,
-        time_scale=0.5,
-        limit_s=1.0,
-        out=str(folder),
-        board=("", 0),
-        key=b"",
-    )
+from tests.hardware.jobs import job
 
 
 def test_a_journal_is_read_as_it_was_written_without_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -68,7 +50,7 @@ def test_an_outcome_has_values_exceptions_signals_and_restarts(tmp_path: Path) -
     written(tmp_path, 0, 1, "returned", 0, {"loss": 0.5})
     written(tmp_path, 1, 1, "raised", 1, ValueError("no"))
 
-    result = outcome_of(job(tmp_path, 3), "again")
+    result = outcome_of(job(tmp_path, world_size=3), "again")
 
     assert [rank.status for rank in result.ranks] == ["returned", "raised", "hung"]
     assert [rank.exit_code for rank in result.ranks] == [0, 1, None]

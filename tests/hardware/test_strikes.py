@@ -19,6 +19,7 @@ from simdist.hardware._board import Board, BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal, read_life
 from simdist.hardware.rank._strikes import Strikes
+from tests.hardware.jobs import job
 
 Happening = tuple[str, Any]
 
@@ -46,22 +47,7 @@ class FakeBoard:
 
 
 def job_of(out: Path, faults: Sequence[Fault], *, seed: int = 0, scale: float = 1.0) -> Job:
-    return Job(
-        target="job:work",
-        folder="",
-        args=(),
-        kwargs={},
-        world_size=1,
-        backend="gloo",
-        seed=seed,
-        max_restarts=0,
-        time_scale=scale,
-        limit_s=10.0,
-        out=str(out),
-        board=("", 0),
-        key=b"key",
-        faults=tuple(faults),
-    )
+    return job(out, seed=seed, max_restarts=0, time_scale=scale, limit_s=10.0, faults=tuple(faults))
 
 
 def strikes_of(out: Path, faults: Sequence[Fault], client: Any = None, *, seed: int = 0, scale: float = 1.0) -> Strikes:

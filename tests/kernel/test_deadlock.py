@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from simdist.errors import DeadlockError
@@ -88,34 +90,14 @@ def test_a_chain_without_a_cycle_is_no_deadlock() -> None:
     assert describe_deadlock(script.simulation) is None
 
 
-def test_waiting_for_a_paused_task_is_no_deadlock() -> None:
+@pytest.mark.parametrize("names", ["b", "ab"])
+@pytest.mark.parametrize("what", ["pause", "kill", "wake"])
+def test_waiting_for_tasks_that_something_happens_to_is_no_deadlock(what: str, names: str) -> None:
     script = Script()
     waits(script, "a", "x", "b")
     waits(script, "b", "x", "a")
-    script.simulation.call_at(5, lambda: script.simulation.pause(script.tasks["b"]))
-
-    finish(script.simulation)
-
-    assert script.simulation.deadlock is None
-
-
-def test_waiting_for_a_killed_task_is_no_deadlock() -> None:
-    script = Script()
-    waits(script, "a", "x", "b")
-    waits(script, "b", "x", "a")
-    script.simulation.call_at(5, lambda: script.simulation.kill(script.tasks["b"]))
-
-    finish(script.simulation)
-
-    assert script.simulation.deadlock is None
-
-
-def test_a_cycle_that_a_timer_will_break_is_no_deadlock() -> None:
-    script = Script()
-    waits(script, "a", "x", "b")
-    waits(script, "b", "x", "a")
-    for name in ("a", "b"):
-        script.simulation.call_at(5, lambda name=name: script.simulation.wake(script.tasks[name]))  # type: ignore[misc]
+    for name in names:
+        script.simulation.call_at(5, functools.partial(getattr(script.simulation, what), script.tasks[name]))
 
     finish(script.simulation)
 

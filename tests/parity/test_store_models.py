@@ -23,7 +23,7 @@ import torch.distributed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import simdist
+from tests.c10d.worlds import values
 from tests.parity.arms import template
 from tests.real_gloo import reserve_port
 
@@ -280,9 +280,7 @@ def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str]
                 results.append(call(store, planned.step))
         return results
 
-    result = simdist.run(body, world_size=ranks + 1)
-    result.raise_for_failure()
-    return list(result.values[:ranks])
+    return list(values(body, ranks + 1)[:ranks])
 
 
 class Caller:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import simdist
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.process import original
+from tests.c10d.worlds import values
 
 SECOND = 1_000_000_000
 LATE_NS = 100_000  # how late a wait ends that runs out of time
@@ -532,10 +533,7 @@ def test_a_rank_reads_from_a_program_that_waits_for_another_rank(
         dist.barrier()
         return found
 
-    result = simdist.run(body, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [("ready\n", "seen\n", "more\n", "err\n"), None]
+    assert values(body, 2) == [("ready\n", "seen\n", "more\n", "err\n"), None]
 
 
 def test_a_program_that_says_nothing_ends_the_run_with_the_line_that_started_it(

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import simdist
 from simdist.cluster import build
+from tests.c10d.worlds import values
 
 ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -140,10 +141,7 @@ FAILURES = {
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
 def test_workers_give_the_batches_of_real_ones(method: str, options: dict[str, Any]) -> None:
-    result = simdist.run(batches, world_size=2, args=(method, options))
-
-    result.raise_for_failure()
-    assert result.values == [BATCHES["".join(options)]] * 2
+    assert values(batches, 2, args=(method, options)) == [BATCHES["".join(options)]] * 2
 
 
 @ONE_CORE

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import simdist
+from tests.c10d.worlds import values
 
 _MISSING = object()
 COUNT = 0
@@ -164,10 +165,7 @@ BODIES: dict[Callable[[], Any], Any] = {
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_what_a_forked_child_writes_is_its_own(body: Callable[[], Any]) -> None:
-    result = simdist.run(body, world_size=2, isolate=True)
-
-    result.raise_for_failure()
-    assert result.values == [BODIES[body]] * 2
+    assert values(body, 2, isolate=True) == [BODIES[body]] * 2
     assert state()[:3] == [0, [], [1]]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import simdist
 from simdist.process.modules import _library_tables
+from tests.c10d.worlds import values
 
 library: Any = networkx
 
@@ -108,10 +109,7 @@ def test_what_a_child_writes_into_tables_of_a_library_is_its_own(method: str, is
 
 
 def test_a_child_of_a_child_begins_with_what_that_had() -> None:
-    result = simdist.run(run_child, args=("fork", 1), world_size=1)
-
-    result.raise_for_failure()
-    inner, childs, _, _ = result.values[0]
+    inner, childs, _, _ = values(run_child, 1, args=("fork", 1))[0]
     assert inner == [written("c", 2), written("c", 1, "later"), written("c", 1, "later")]
     assert childs == written("c", 1, "later")
 

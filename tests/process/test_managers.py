@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 
 import simdist
+from tests.c10d.worlds import values
 from tests.host_state import host_state
 from tests.process.test_multiprocessing import failure_of, open_files
 
@@ -122,10 +123,7 @@ def test_ranks_have_managers(program: Callable[[str], Any], method: str) -> None
     }
     before, files = host_state(), open_files()
 
-    result = simdist.run(program, args=(method,), world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [expected[program]] * 2
+    assert values(program, 2, args=(method,)) == [expected[program]] * 2
     assert host_state() == before
     assert open_files() == files
     assert _addresses_with_proxies() == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import simdist
+from tests.c10d.worlds import values
 
 cloudpickle: Any = pytest.importorskip("cloudpickle")  # scikit-learn's joblib needs it
 
@@ -53,10 +54,7 @@ def test_its_pools_have_simulated_children_and_take_lambdas(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "multiprocess.reduction", reduction)
     early = BaseContext().Pool
 
-    result = simdist.run(use, args=(early,), world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [EXPECTED] * 2
+    assert values(use, 2, args=(early,)) == [EXPECTED] * 2
     assert early() == "its own"
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import simdist
+from tests.c10d.worlds import values
 
 
 def limits() -> list[object]:
@@ -37,10 +38,7 @@ def limits() -> list[object]:
 
 
 def test_limits_are_on_paper_and_judged_as_the_system_does() -> None:
-    result = simdist.run(limits, world_size=1)
-
-    result.raise_for_failure()
-    assert result.values[0] == [
+    assert values(limits, 1)[0] == [
         100,
         "current limit exceeds maximum limit",
         "not allowed to raise maximum limit",
@@ -67,10 +65,7 @@ def test_what_ranks_know_of_types_of_files_is_there_for_their_children_too() -> 
         child.join()
         return [answers.get(), mimetypes.guess_type("file.left")[0], mimetypes.types_map[".left"]]
 
-    result = simdist.run(types, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [["left/rank0"] * 3, ["left/rank1"] * 3]
+    assert values(types, 2) == [["left/rank0"] * 3, ["left/rank1"] * 3]
     assert mimetypes.guess_type("file.left") == (None, None)
 
 

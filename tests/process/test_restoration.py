@@ -19,6 +19,7 @@ from torch._C import _distributed_c10d as _c
 import simdist
 from simdist.errors import LivelockError, SimdistError, StallError
 from simdist.faults import Crash, Hang
+from tests.c10d.worlds import values
 from tests.host_state import host_state
 
 
@@ -165,10 +166,7 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
         dist.all_reduce(total)
         return int(total.item())
 
-    result = simdist.run(body, world_size=2)
-
-    result.raise_for_failure()
-    assert result.values == [2, 2]
+    assert values(body, 2) == [2, 2]
     assert host_state() == before
 
 

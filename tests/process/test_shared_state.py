@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as _c
 
 import simdist
 from simdist.process.stdlib._collector import host_froze
+from tests.c10d.worlds import values
 from tests.process import ways_to_leave_state
 from tests.process.ways_to_leave_state import NAMED, WAYS, leave
 
@@ -59,33 +60,21 @@ OF_THE_PROCESS = [
 ]
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_what_a_rank_leaves_is_its_own_and_gone_with_the_world(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "isolate"), [*((name, True) for name in WAYS), *((name, False) for name in OF_THE_PROCESS)]
+)
+def test_what_a_rank_leaves_is_its_own_and_gone_with_the_world(name: str, isolate: bool) -> None:
     _, look = WAYS[name]
     before = look()
 
-    result = simdist.run(leave, world_size=2, args=(name,), isolate=True)
+    result = simdist.run(leave, world_size=2, args=(name,), isolate=isolate)
 
     result.raise_for_failure()
     mine, other = result.values
     assert mine[0] != mine[1]
     assert other[0] == other[1]
     assert look() == before
-    assert result.shared_state == ()
-
-
-@pytest.mark.parametrize("name", OF_THE_PROCESS)
-def test_settings_of_a_process_are_a_ranks_own_where_modules_are_shared_too(name: str) -> None:
-    _, look = WAYS[name]
-    before = look()
-
-    result = simdist.run(leave, world_size=2, args=(name,))
-
-    result.raise_for_failure()
-    mine, other = result.values
-    assert mine[0] != mine[1]
-    assert other[0] == other[1]
-    assert look() == before
+    assert not isolate or result.shared_state == ()
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -124,10 +113,7 @@ def test_settings_of_torch_end_with_the_world_where_modules_are_shared(name: str
 
 
 def test_what_a_rank_sets_stays_its_own_while_others_run() -> None:
-    result = simdist.run(ways_to_leave_state.turns, world_size=3, isolate=True)
-
-    result.raise_for_failure()
-    assert result.values == [["set by 0"] * 3, ["set by 1"] * 3, ["abc"] * 3]
+    assert values(ways_to_leave_state.turns, 3, isolate=True) == [["set by 0"] * 3, ["set by 1"] * 3, ["abc"] * 3]
     assert not hasattr(string, "left")
 
 

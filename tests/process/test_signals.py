@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.result import RankResult
+from tests.c10d.worlds import values
 
 SECOND = 1_000_000_000
 
@@ -25,9 +26,7 @@ def alone(body: Callable[[], Any]) -> RankResult:
 
 
 def value(body: Callable[[], Any]) -> Any:
-    result = simdist.run(body, world_size=1)
-    result.raise_for_failure()
-    return result.values[0]
+    return values(body, 1)[0]
 
 
 def rank_of() -> int:

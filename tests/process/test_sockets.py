@@ -184,7 +184,8 @@ def test_tasks_talk_over_sockets_in_virtual_time(body: Callable[[], Any]) -> Non
     result = simdist.run(lambda: (body(), time.monotonic()), world_size=2)
 
     result.raise_for_failure()
-    assert result.values == [(found, pytest.approx(seconds, abs=1e-8))] * 2
+    values: list[object] = [*result.values]
+    assert values == [(found, pytest.approx(seconds, abs=1e-8))] * 2
     assert result.programs == ()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import simdist
+from tests.c10d.worlds import values
 
 pytestmark = pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has one time zone")
 TOKYO = ("JST", "JST")
@@ -34,10 +35,7 @@ def test_ranks_have_time_zones_of_their_own_in_turns() -> None:
         return found
 
     of_host = time.tzname, time.localtime(0).tm_hour
-    result = simdist.run(program, world_size=3)
-
-    result.raise_for_failure()
-    assert result.values == [[(TOKYO, 9)] * 2, [(("UTC", "UTC"), 0)] * 2, [of_host] * 2]
+    assert values(program, 3) == [[(TOKYO, 9)] * 2, [(("UTC", "UTC"), 0)] * 2, [of_host] * 2]
     assert (time.tzname, time.localtime(0).tm_hour) == of_host
 
 
@@ -52,10 +50,7 @@ def test_a_variable_alone_changes_nothing_until_a_rank_asks() -> None:
         time.tzset()
         return [before == amid, after, time.tzname == before]
 
-    result = simdist.run(program, world_size=1)
-
-    result.raise_for_failure()
-    assert result.values == [[True, TOKYO, True]]
+    assert values(program, 1) == [[True, TOKYO, True]]
 
 
 def test_a_world_may_begin_with_one() -> None:
@@ -82,7 +77,4 @@ def test_a_forked_child_goes_on_with_that_of_its_parent() -> None:
         child.join()
         return answers.get(), time.tzname
 
-    result = simdist.run(program, world_size=1)
-
-    result.raise_for_failure()
-    assert result.values == [((TOKYO, ("UTC", "UTC")), TOKYO)]
+    assert values(program, 1) == [((TOKYO, ("UTC", "UTC")), TOKYO)]

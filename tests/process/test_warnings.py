@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import simdist
+from tests.c10d.worlds import values
 from tests.warm import Interpreters
 
 
@@ -33,10 +34,7 @@ def test_ranks_that_catch_warnings_at_once_catch_their_own() -> None:
             time.sleep(3)
         return [str(warning.message) for warning in caught]
 
-    result = simdist.run(catches, world_size=3)
-
-    result.raise_for_failure()
-    assert result.values == [["of rank 0"], ["of rank 1"], ["of rank 2"]]
+    assert values(catches, 3) == [["of rank 0"], ["of rank 1"], ["of rank 2"]]
 
 
 def test_a_filter_that_a_rank_sets_is_neither_for_others_nor_for_the_host() -> None:

@@ -10,6 +10,7 @@ The package itself imports nothing but the table, which knows neither torch nor 
 """
 
 from simdist.c10d.calls._table import (
+    ALIKE,
     COPIES,
     FILLING,
     FROM_ROOT,
@@ -24,12 +25,15 @@ from simdist.c10d.calls._table import (
     SILENT,
     TABLE,
     TO_ROOT,
+    UNCOMPARED,
+    UNSHAPED,
     Collective,
     Method,
     names_where,
 )
 
 __all__ = [
+    "ALIKE",
     "COPIES",
     "FILLING",
     "FROM_ROOT",
@@ -44,6 +48,8 @@ __all__ = [
     "SILENT",
     "TABLE",
     "TO_ROOT",
+    "UNCOMPARED",
+    "UNSHAPED",
     "Collective",
     "Method",
     "names_where",

@@ -121,12 +121,13 @@ class Member:
         if task.context is not self.process:
             self.refuse_stranger(task.context)
 
-    def refuse_stranger(self, caller: SimProcess) -> NoReturn:
+    def refuse_stranger(self, caller: object) -> NoReturn:
         """Likewise, of a caller that is known to be one.
 
         Raises:
             SimdistError: always.
         """
+        assert isinstance(caller, SimProcess)
         if caller.parent is not None:
             raise SimdistError(
                 f"a child process of rank {caller.rank} uses the rank's group {self.communicator.name!r}; connections "

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from simdist.c10d.calls import UNCOMPARED, UNSHAPED
+
 __all__ = ["Fields", "Key", "Operation", "Shapes"]
 
 
@@ -89,14 +91,14 @@ class Operation:
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""
-        if strict and self.shape != other.shape and self.name not in ("all_to_all", "reduce_scatter"):
+        if strict and self.shape != other.shape and self.name not in UNSHAPED:
             return False
         return self is other or (
             self.name == other.name
             and self.root == other.root
             and self.reduction == other.reduction
             and (
-                self.name in ("all_to_all", "barrier")
+                self.name in UNCOMPARED
                 or (self.name == "sparse_all_reduce" and self.shape == other.shape)
                 or (self.size == other.size and self.dtype_name == other.dtype_name)
             )

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COPIES", "FILLING", "FROM_ROOT", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS", "RENAMED"]
-__all__ += ["RINGS", "ROOTED", "SILENT", "TABLE", "TO_ROOT", "Collective", "Method", "names_where"]
+__all__ = ["ALIKE", "COPIES", "FILLING", "FROM_ROOT", "IN_PLACE", "KERNELS", "MESSAGES", "METHODS", "REDUCTIONS"]
+__all__ += ["RENAMED", "RINGS", "ROOTED", "SILENT", "TABLE", "TO_ROOT", "UNCOMPARED", "UNSHAPED"]
+__all__ += ["Collective", "Method", "names_where"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Collective:
     payload: Literal["flat", "gathered", "scattered", "exchanged", "sparse", "nothing"] = "flat"
     root: Literal["", "gives", "takes"] = ""  # what the root does, if there is one
     reduces: bool = False  # dense tensors
+    alike: bool = False  # events show the same type and shape of it on every rank
+    agrees: Literal["shape", "size", ""] = "shape"  # what ranks compare of its tensors; shapes only if strict
     in_place: bool = False  # after a failure its tensors still hold what the program put there, or sums of that
     kernel: str = ""  # NCCL's function; "": NCCL makes it of messages, or lacks it
     functions: tuple[str, ...] = ()  # of torch.distributed, besides one with its own name
@@ -68,6 +71,7 @@ TABLE = (
             ),
         ),
         reduces=True,
+        alike=True,
         in_place=True,
         kernel="AllReduce",
         functions=("all_reduce_coalesced",),
@@ -84,6 +88,7 @@ TABLE = (
         (Method("reduce", "reduce_", "REDUCE", 1, alike=(0,)),),
         root="takes",
         reduces=True,
+        alike=True,
         in_place=True,
         kernel="Reduce",
         recorded=("_reduce_oop",),
@@ -92,6 +97,7 @@ TABLE = (
         "broadcast",
         (Method("broadcast", "broadcast_", "BROADCAST", 1, returns_tensors=True, alike=(0,)),),
         root="gives",
+        alike=True,
         kernel="Broadcast",
         functions=("broadcast_object_list",),
         recorded=("_broadcast_oop",),
@@ -116,6 +122,7 @@ TABLE = (
             ),
         ),
         payload="gathered",
+        alike=True,
         kernel="AllGather",
         functions=("all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
         aliases=(
@@ -145,6 +152,8 @@ TABLE = (
         ),
         payload="scattered",
         reduces=True,
+        alike=True,
+        agrees="size",
         kernel="ReduceScatter",
         functions=("reduce_scatter_single", "reduce_scatter_tensor"),
         aliases=(
@@ -174,6 +183,7 @@ TABLE = (
             Method("all_to_all_single", "alltoall_base_", "ALLTOALL_BASE", old="alltoall_base"),
         ),
         payload="exchanged",
+        agrees="",
         functions=("all_to_all_single",),
         aliases=("all_to_all_single_autograd", "alltoall", "alltoall_base", "permute_tensor"),
         recorded=("all_to_all_single", "all_to_all_v_single"),
@@ -182,6 +192,8 @@ TABLE = (
         "barrier",
         (Method("barrier", "barrier", "BARRIER", 0),),
         payload="nothing",
+        alike=True,
+        agrees="",
         kernel="AllReduce",
         recorded=("all_reduce_barrier",),
     ),
@@ -216,6 +228,7 @@ METHODS = {method.name: method for row in TABLE for method in row.methods}
 RENAMED = {method.old: method.name for method in METHODS.values() if method.old}
 """Old name -> new name of methods; a group answers to both."""
 
+ALIKE = names_where(lambda row: row.alike)
 IN_PLACE = names_where(lambda row: row.in_place)
 MESSAGES = names_where(lambda row: row.is_message)
 REDUCTIONS = names_where(lambda row: row.reduces)
@@ -230,6 +243,10 @@ SILENT = (*names_where(lambda row: row.payload == "nothing"), "recv")
 
 FILLING = names_where(lambda row: row.payload not in ("nothing", "sparse") and not row.is_message)
 """The collectives that fill dense tensors."""
+
+UNCOMPARED = names_where(lambda row: row.agrees == "")
+UNSHAPED = names_where(lambda row: row.agrees != "shape")
+"""Those of which ranks compare nothing of the tensors, and those of which they never compare shapes."""
 
 KERNELS = {row.name: row.kernel for row in TABLE if row.kernel}
 """The collectives that NCCL has a function for, and its name."""

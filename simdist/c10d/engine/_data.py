@@ -16,17 +16,8 @@ from simdist.c10d.engine._strategies import Algorithm
 from simdist.c10d.surface._memory import as_bytes, checksum
 from simdist.native import copy_each
 
-__all__ = [
-    "CHECKSUM_BYTES",
-    "Rooted",
-    "divide",
-    "end_exchange",
-    "exchange_buffers",
-    "exchange_fits",
-    "exchange_sizes",
-    "execute",
-    "leave_reduce",
-]
+__all__ = ["CHECKSUM_BYTES", "Rooted", "divide", "end_exchange", "exchange_buffers", "exchange_fits", "exchange_sizes"]
+__all__ += ["execute", "leave_reduce"]
 
 Tensor = torch.Tensor
 

@@ -35,18 +35,8 @@ if TYPE_CHECKING:
     from simdist.c10d.engine._stream_work import StreamWork
     from simdist.c10d.engine._streamed import Connection
 
-__all__ = [
-    "Algorithm",
-    "Backend",
-    "Collision",
-    "Completion",
-    "Failure",
-    "MonitoredBarrier",
-    "Sizes",
-    "StreamAlgorithm",
-    "StreamFailure",
-    "Unreachable",
-]
+__all__ = ["Algorithm", "Backend", "Collision", "Completion", "Failure", "MonitoredBarrier", "Sizes", "StreamAlgorithm"]
+__all__ += ["StreamFailure", "Unreachable"]
 
 Tensor = torch.Tensor
 Sizes = Callable[[int], tuple[list[int], list[int]]]

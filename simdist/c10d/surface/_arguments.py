@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-__all__ = ["Arguments", "Lists", "Tensors"]
+__all__ = ["Arguments", "Lists", "Tensors", "row_counts"]
 
 Tensor = torch.Tensor
 
@@ -16,6 +16,24 @@ Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 Lists: TypeAlias = Tensors | Sequence[Sequence[torch.Tensor]]
 """What a method takes: a list of lists of tensors; beside a single tensor, one list; or a list of one, or one alone."""
+
+
+def row_counts(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> tuple[Sequence[int], int]:
+    """How many rows of a tensor each rank gets in an all_to_all_single, and the elements of a row.
+
+    Raises:
+        RuntimeError: with torch's text; the sizes do not fit.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % size:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = [rows // size] * size
+    elif len(sizes) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    elif sum(sizes) != rows:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+    return sizes, tensor.numel() // rows if rows else 0
 
 
 class Arguments(Protocol):

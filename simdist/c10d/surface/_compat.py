@@ -14,18 +14,8 @@ import torch.distributed as dist
 from simdist.errors import InternalError, UnsupportedError
 from simdist.inside import torch as inside
 
-__all__ = [
-    "REDUCE_NAMES",
-    "ProcessGroup",
-    "Store",
-    "Work",
-    "is_duration",
-    "reduce_name",
-    "said_by",
-    "timeout_ns",
-    "whole_ms",
-    "without_news",
-]
+__all__ = ["REDUCE_NAMES", "ProcessGroup", "Store", "Work", "is_duration", "reduce_name", "said_by", "timeout_ns"]
+__all__ += ["whole_ms", "without_news"]
 
 ProcessGroup: Any = dist.ProcessGroup
 Store = inside.Store

@@ -24,15 +24,8 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._store import SimStore
 
-__all__ = [
-    "Device",
-    "DeviceLike",
-    "GroupBackend",
-    "GroupOptions",
-    "create_default_device",
-    "create_device",
-    "lazy_by_default",
-]
+__all__ = ["Device", "DeviceLike", "GroupBackend", "GroupOptions", "create_default_device", "create_device"]
+__all__ += ["lazy_by_default"]
 
 DeviceLike: TypeAlias = torch.device | str | int
 """What torch takes for a device."""

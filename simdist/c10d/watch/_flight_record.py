@@ -12,7 +12,6 @@ recorder of its own, always on as Gloo's is, so the bus would have to build and 
 from __future__ import annotations
 
 import functools
-import json
 import pickle
 import sys
 import weakref
@@ -28,7 +27,7 @@ from simdist.errors import SimdistError
 from simdist.frames import is_ours
 from simdist.inside.torch import c10d_bindings
 from simdist.process import Patches, SimProcess, current_process, variable_of
-from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_status
+from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_json, flight_status
 
 if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
@@ -100,16 +99,7 @@ class FlightRecord:
 
     def dump_json(self, *, collectives: bool = True) -> str:
         """The record as torch writes it in JSON: without frames, and numbers of groups as text."""
-        found = self.dump(collectives=collectives, frames=False)
-        found["nccl_comm_state"] = {}
-        found["pg_status"] = {
-            name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
-        }
-        for one in found.get("entries", ()):
-            one["time_discovered_started_ns"] = one["time_discovered_completed_ns"] = 0
-        if not found.get("entries"):
-            found.pop("entries", None)
-        return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return flight_json(self.dump(collectives=collectives, frames=False))
 
     def _config(self) -> dict[str, dict[str, str]]:
         found = {}

@@ -258,7 +258,8 @@ def _call_of(op: Operator) -> Kernel:
     packet = op.overloadpacket
     tensors = sum(str(each.type) == "Tensor" for each in schema_of(op).arguments)
     name = full_name(op).removeprefix("aten::").partition(".")[0]
-    if tensors > 1 and len(packet.overloads()) > 1 and not takes_numbers_as_tensors(name):
+    overloads = packet.overloads()  # type: ignore[no-untyped-call]  # torch gives it no types
+    if tensors > 1 and len(overloads) > 1 and not takes_numbers_as_tensors(name):
         return _with_numbers(calling(op), packet)
     return calling(op)
 

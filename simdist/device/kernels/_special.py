@@ -17,17 +17,8 @@ from simdist.device.kernels import _batch_norm
 from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
-__all__ = [
-    "COMPOSITES",
-    "KERNELS",
-    "NO_HOST_MEMORY",
-    "account_on",
-    "drawn_from",
-    "grow",
-    "memory_error",
-    "numbers_of",
-    "synchronize_current",
-]
+__all__ = ["COMPOSITES", "KERNELS", "NO_HOST_MEMORY", "account_on", "drawn_from", "grow", "memory_error", "numbers_of"]
+__all__ += ["synchronize_current"]
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten

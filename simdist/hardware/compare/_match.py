@@ -23,6 +23,7 @@ from simdist.records import (
     completed,
     unpacked,
 )
+from simdist.values import Json
 
 __all__ = ["Match", "match", "with_device_times"]
 
@@ -63,7 +64,7 @@ class Match:
         torch, simdist = self.disagreement
         return f"{who}: torch's flight recorder saw {torch}, simdist recorded {simdist}"
 
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> dict[str, Json]:
         """It as JSON-ready data; of the entries only how many there are."""
         record = self.record
         return {

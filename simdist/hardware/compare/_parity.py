@@ -13,9 +13,10 @@ from simdist.hardware.compare._account import Account, account_of
 from simdist.hardware.compare._compare import Point, compare, recorders
 from simdist.hardware.compare._portable import NotReplayed, not_replayed
 from simdist.hardware.compare._replay import RealReport, replay, unavailable, without
-from simdist.scenario import Plan, format_duration, run_scenario
+from simdist.scenario import Plan, run_scenario
+from simdist.values import Json
 
-__all__ = ["ParityReport", "Timing", "check_parity", "describe_timing", "exit_code"]
+__all__ = ["ParityReport", "Timing", "check_parity", "exit_code"]
 
 Status = Literal["parity", "difference", "not comparable"]
 
@@ -61,7 +62,7 @@ class ParityReport:
         tolerance = self.timing_tolerance
         return "parity" if tolerance is None or all(t.within(tolerance) for t in self.timings) else "difference"
 
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
         return {
             "scenario": self.plan.source,
@@ -167,12 +168,6 @@ def _sometimes(compared: Sequence[Sequence[Point]]) -> tuple[str, ...]:
             who = f" of rank {rank}" if rank >= 0 else ""
             lines.append(f"{name}{who}: " + "; ".join(f"{count} x {text}" for text, count in answers.items()))
     return tuple(lines)
-
-
-def describe_timing(timing: Timing) -> str:
-    """One line: virtual time, and the real times beside it."""
-    real = ", ".join(format_duration(round(value * 1e9)) for value in timing.real_s)
-    return f"rank {timing.rank}: {format_duration(round(timing.simulated_s * 1e9))} simulated, {real} real"
 
 
 def exit_code(reports: Sequence[ParityReport]) -> int:

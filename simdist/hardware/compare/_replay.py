@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from simdist.errors import SimdistError
 from simdist.hardware._job import Job, Wait
@@ -18,6 +17,7 @@ from simdist.hardware.compare._outcome import matches_of, outcome_of
 from simdist.hardware.compare._portable import NotReplayed, not_replayed
 from simdist.result import RunResult
 from simdist.scenario import Plan, Verdict, fill, filled_faults, judge_real, state_of
+from simdist.values import Json
 
 __all__ = ["RealReport", "replay", "unavailable", "without"]
 
@@ -46,7 +46,7 @@ class RealReport:
         agreed = not any(match.disagreement for match in self.matches)
         return agreed and not self.not_replayed and all(verdict.ok for verdict in self.verdicts)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """The report as JSON-ready data."""
         return {
             "scenario": self.plan.source,

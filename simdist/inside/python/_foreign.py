@@ -13,7 +13,7 @@ FOREIGN_FUNCTION: Any = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the ba
 FOREIGN_VALUES: tuple[type, ...] = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 
 
-def function_types(library: ForeignLibrary) -> dict[str, tuple[Any, Any]]:
+def function_types(library: ForeignLibrary) -> dict[str, tuple[object, object]]:
     """The types of the result and of the arguments of each function that was looked up in a library, by name."""
     return {
         name: (function.restype, function.argtypes)

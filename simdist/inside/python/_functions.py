@@ -120,7 +120,7 @@ class Redirection:
 
     __slots__ = ("_code", "_words", "function", "made_by", "original")
 
-    def __init__(self, function: Any, make: Make) -> None:
+    def __init__(self, function: Callable[..., object], make: Make) -> None:
         self.function = function
         self.made_by = make
         self._words: tuple[_Space, list[int], list[int]] | None = (
@@ -133,7 +133,7 @@ class Redirection:
             self._code = (_code_calling(make(self.original), function.__code__), function.__code__)
         else:
             words = _words_of(function)
-            key = (words[0], id(function.__self__), make)
+            key = (words[0], id(getattr(function, "__self__", None)), make)
             stand = _stands.get(key)
             if stand is None:
                 stand = _stands[key] = _Stand(function, words, make)

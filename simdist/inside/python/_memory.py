@@ -14,17 +14,8 @@ from typing import Any
 from simdist.inside._facts import fact
 from simdist.inside.python._functions import original
 
-__all__ = [
-    "MappedFile",
-    "SharedBytes",
-    "address_of_buffer",
-    "bytes_at",
-    "mapped_file",
-    "number_kinds",
-    "own_random_words",
-    "word_in",
-]
-__all__ += ["copied_bytes", "holds_bytes", "words_at"]
+__all__ = ["MappedFile", "SharedBytes", "address_of_buffer", "bytes_at", "mapped_file", "number_kinds"]
+__all__ += ["copied_bytes", "holds_bytes", "own_random_words", "word_in", "words_at"]
 
 _RANDOM_WORDS = 624
 _BUFFER_BYTES = 128  # more than a `Py_buffer` takes

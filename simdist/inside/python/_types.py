@@ -10,20 +10,11 @@ import functools
 import gc
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from simdist.inside._facts import fact
 
-__all__ = [
-    "Setter",
-    "can_exchange_setters",
-    "generic_setter",
-    "namespace_of",
-    "note_change",
-    "noter_of_changes",
-    "put_setter",
-    "setter_of",
-]
+__all__ = ["Setter", "can_exchange_setters", "generic_setter", "namespace_of", "note_change", "noter_of_changes"]
+__all__ += ["put_setter", "setter_of"]
 
 _type_modified = ctypes.PYFUNCTYPE(None)(("PyType_Modified", ctypes.pythonapi))  # converted by hand, ahead of time
 _SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)
@@ -31,7 +22,7 @@ _set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ct
 _delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
 
 
-def namespace_of(owner: type) -> dict[str, Any]:
+def namespace_of(owner: type) -> dict[str, object]:
     """The dictionary of a type itself, behind the view that can only be read. `note_change` belongs to each change."""
     (namespace,) = gc.get_referents(vars(owner))
     return namespace  # type: ignore[no-any-return]

@@ -33,7 +33,7 @@ class LedFunction:
 
     __slots__ = ("_ours", "_real", "address", "real_address")
 
-    def __init__(self, name: str, types: str, lead: Callable[[Callable[..., Any]], Callable[..., object]]) -> None:
+    def __init__(self, name: str, types: str, lead: Callable[[Callable[..., int]], Callable[..., object]]) -> None:
         gives, *takes = (LED_TYPES[each] for each in types.split())
         prototype = ctypes.CFUNCTYPE(gives, *takes, use_errno=True)
         self._real = prototype((name, c_library()))
@@ -42,9 +42,10 @@ class LedFunction:
         self.real_address = ctypes.cast(self._real, ctypes.c_void_p).value or 0
 
 
-def is_address_of(found: Any, address: int) -> bool:
+def is_address_of(found: object, address: int) -> bool:
     """True if a function that was looked up by `ctypes` is the one at an address."""
-    return ctypes.cast(found, ctypes.c_void_p).value == address
+    pointer: Any = found
+    return ctypes.cast(pointer, ctypes.c_void_p).value == address
 
 
 error_number, set_error_number = ctypes.get_errno, ctypes.set_errno

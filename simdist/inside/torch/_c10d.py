@@ -25,31 +25,14 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
     get_debug_level,
 )
+from torch.distributed.distributed_c10d import _World
 
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import c10d_bindings, missing
 
-__all__ = [
-    "BackendOptions",
-    "BackendRequest",
-    "FileStore",
-    "HashStore",
-    "PrefixStore",
-    "Store",
-    "TCPStore",
-    "Work",
-    "backend_plugin",
-    "c10d_module",
-    "calls_override",
-    "counts_ranks",
-    "get_debug_level",
-    "group_world",
-    "init_method_name",
-    "nccl_means_nccl2",
-    "newer_group_tables",
-    "op_types",
-    "wrap_for_debugging",
-]
+__all__ = ["BackendOptions", "BackendRequest", "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "Work"]
+__all__ += ["backend_plugin", "c10d_module", "calls_override", "counts_ranks", "get_debug_level", "group_world"]
+__all__ += ["init_method_name", "nccl_means_nccl2", "newer_group_tables", "op_types", "wrap_for_debugging"]
 
 c10d_module: Any = c10d
 """`torch.distributed.distributed_c10d`, with what its stubs leave out."""
@@ -67,9 +50,10 @@ class BackendRequest(_DistributedBackendOptions):
     split_from: Any = None  # hides the one of C++
 
 
-def group_world() -> Any:
+def group_world() -> _World:
     """What torch keeps of all groups (`_world`): in a world of simdist, what the calling rank has."""
-    return c10d_module._world
+    world: _World = c10d_module._world
+    return world
 
 
 def newer_group_tables(known: Iterable[str]) -> list[str]:
@@ -97,9 +81,9 @@ def init_method_name() -> str:
     return "_default_pg_init_method"
 
 
-def backend_plugin(name: str) -> Any:
+def backend_plugin(name: str) -> c10d.Backend._BackendPlugin | None:
     """What a program has registered as a backend (`Backend.register_backend`); None if there is no such name."""
-    return c10d_module.Backend._plugins.get(name.upper())
+    return c10d.Backend._plugins.get(name.upper())
 
 
 def nccl_means_nccl2() -> bool:
@@ -113,9 +97,10 @@ _NCCL2_BY_DEFAULT = (2, 15)
 
 def wrap_for_debugging(
     group: ProcessGroup, name: str, store: Store, rank: int, size: int, timeout: datetime.timedelta
-) -> Any:
+) -> ProcessGroup:
     """The group that compares calls, which torch makes around each at debug level DETAIL."""
-    return c10d_module._create_process_group_wrapper(group, name, store, rank, size, timeout)
+    wrapper: ProcessGroup = c10d_module._create_process_group_wrapper(group, name, store, rank, size, timeout)
+    return wrapper
 
 
 def op_types() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,15 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = [
-    "FakeTensorMode",
-    "InductorWrapper",
-    "backward_compilers",
-    "compile_without_inductor",
-    "forget_warnings",
-    "frame_evaluation",
-    "guard_pointer",
-]
+__all__ = ["FakeTensorMode", "InductorWrapper", "backward_compilers", "compile_without_inductor", "forget_warnings"]
+__all__ += ["frame_evaluation", "guard_pointer"]
 
 _warning_once: Any = importlib.import_module("torch._logging._internal").warning_once
 frame_evaluation: Any = core_bindings._dynamo.eval_frame
@@ -29,7 +23,7 @@ InductorWrapper: Any = torch._TorchCompileInductorWrapper
 """What `torch.compile` calls where its backend is Inductor."""
 
 
-def compile_without_inductor(model: Any, inputs: Any) -> Any:
+def compile_without_inductor(model: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
     """What `torch.compile` makes as far as Inductor, partitioner included, run by torch's own kernels."""
     from torch._dynamo.backends.debugging import aot_eager  # which takes seconds to load
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, MutableMapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,22 +11,9 @@ import torch
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import c10d_bindings, core_bindings, missing
 
-__all__ = [
-    "CUDA_VARIABLES",
-    "SymmetricMemory",
-    "begin_cuda",
-    "compiled_base",
-    "core_names",
-    "cuda_beginning",
-    "cuda_variables",
-    "cudnn_bindings",
-    "cudnn_module",
-    "exchange_beginning",
-    "functions_of_driver",
-    "is_built_for_cuda",
-    "says_cuda",
-    "visible_devices",
-]
+__all__ = ["CUDA_VARIABLES", "SymmetricMemory", "begin_cuda", "compiled_base", "core_names", "cuda_beginning"]
+__all__ += ["cuda_variables", "cudnn_bindings", "cudnn_module", "exchange_beginning", "functions_of_driver"]
+__all__ += ["is_built_for_cuda", "says_cuda", "visible_devices"]
 
 CUDA_VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
 """What `torch.cuda` keeps once per process in variables of its module, but for `_cudart` and what a driver has told."""
@@ -72,19 +60,20 @@ def visible_devices() -> list[int] | list[str]:
     return named
 
 
-def compiled_base(cls: type) -> Any:
+def compiled_base(cls: type) -> type:
     """The class of C++ under one of `torch.cuda`; in a CPU build a dummy, which refuses to be made."""
     return cls.__mro__[1]
 
 
-def cudnn_bindings() -> Any:
+def cudnn_bindings() -> ModuleType | None:
     """`torch._C._cudnn`: the library that a CUDA build was made with; None in a CPU build."""
     return getattr(core_bindings, "_cudnn", None)
 
 
-def cudnn_module() -> Any:
+def cudnn_module() -> ModuleType:
     """The module behind the object `torch.backends.cudnn`."""
-    return torch.backends.cudnn.m  # type: ignore[attr-defined]  # set by torch itself
+    found: ModuleType = torch.backends.cudnn.m  # type: ignore[attr-defined]  # set by torch itself
+    return found
 
 
 _PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch._library import custom_ops, simple_registry
@@ -18,40 +18,20 @@ from torch.utils import _python_dispatch
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = [
-    "BELOW_TORCH",
-    "DispatchKey",
-    "KernelLibrary",
-    "KeySet",
-    "compiled_kernel",
-    "count_dispatch_modes",
-    "count_function_modes",
-    "forget_operators",
-    "functional_operators",
-    "has_kernel",
-    "keep_function",
-    "kernel_library",
-    "key_set",
-    "keys_of",
-    "modes_module",
-    "operator_tables",
-    "pop_function_mode",
-    "push_function_mode",
-    "strict_fake_kernels",
-    "with_inference",
-    "without_functions",
-    "without_modes",
-]
+__all__ = ["BELOW_TORCH", "DispatchKey", "KernelLibrary", "KeySet", "compiled_kernel", "count_dispatch_modes"]
+__all__ += ["count_function_modes", "forget_operators", "functional_operators", "has_kernel", "keep_function"]
+__all__ += ["kernel_library", "key_set", "keys_of", "modes_module", "operator_tables", "pop_function_mode"]
+__all__ += ["push_function_mode", "strict_fake_kernels", "with_inference", "without_functions", "without_modes"]
 
 
 class KeySet(Protocol):
     """A set of dispatch keys."""
 
-    def has(self, key: Any) -> bool:
+    def has(self, key: object) -> bool:
         """True if the key is in it."""
         ...
 
-    def remove(self, key: Any) -> KeySet:
+    def remove(self, key: object) -> KeySet:
         """The set without a key."""
         ...
 
@@ -89,7 +69,7 @@ class KernelLibrary(Protocol):
 
 
 DispatchKey: Any = torch._C.DispatchKey
-key_set: Callable[[Any], KeySet] = torch._C.DispatchKeySet
+key_set = cast("Callable[[object], KeySet]", torch._C.DispatchKeySet)
 """The set of one key."""
 
 BELOW_TORCH = key_set(DispatchKey.PrivateUse1)
@@ -133,9 +113,10 @@ def has_kernel(name: str, key: object = None) -> bool:
     return bool(core_bindings._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
-def compiled_kernel(name: str, key: object) -> Any:
+def compiled_kernel(name: str, key: object) -> Callable[..., object]:
     """The kernel that the dispatcher would take for a key, fallbacks and composites included."""
-    return core_bindings._dispatch_get_computed_kernel_for_dispatch_key(name, key)
+    kernel: Callable[..., object] = core_bindings._dispatch_get_computed_kernel_for_dispatch_key(name, key)
+    return kernel
 
 
 def forget_operators(names: Sequence[str]) -> None:
@@ -160,7 +141,7 @@ def strict_fake_kernels() -> type | None:
     return None if default else FakeImplHolder
 
 
-def operator_tables() -> tuple[Any, ...]:
+def operator_tables() -> tuple[object, ...]:
     """Where Python keeps the operators and kernels that programs have defined."""
     library: Any = torch.library
     return (

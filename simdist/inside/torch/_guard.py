@@ -19,15 +19,8 @@ from simdist.inside.torch._bindings import core_bindings
 from simdist.inside.torch._cuda import is_built_for_cuda
 from simdist.inside.torch._cxx import Pointer, Table, address_of, keep_for_ever, library, stand_in, table_of, unknown
 
-__all__ = [
-    "CUDA_TYPE",
-    "CxxDevice",
-    "DeviceGuard",
-    "device_guard",
-    "ensure_guard",
-    "guards_go_with_threads",
-    "physical_gpus",
-]
+__all__ = ["CUDA_TYPE", "CxxDevice", "DeviceGuard", "device_guard", "ensure_guard", "guards_go_with_threads"]
+__all__ += ["physical_gpus"]
 
 CUDA_TYPE = 1  # c10::DeviceType
 _TYPES = 22  # words of the registry

@@ -17,16 +17,8 @@ from simdist.inside._facts import fact
 from simdist.inside.python import word_in, words_at
 from simdist.inside.torch._bindings import core_bindings
 
-__all__ = [
-    "address_of_generator",
-    "engine_words",
-    "keeps_gaussian",
-    "on_cpu",
-    "on_device",
-    "place_of_engine",
-    "say_device",
-    "to_capsule",
-]
+__all__ = ["address_of_generator", "engine_words", "keeps_gaussian", "on_cpu", "on_device", "place_of_engine"]
+__all__ += ["say_device", "to_capsule"]
 
 Tensor = torch.Tensor
 _CPU, _CUDA = 1, 2  # DLDeviceType

@@ -6,9 +6,8 @@ the wheels for CUDA (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0): each call that log
 number, next to the address of its text. What a program can bring about without a GPU was compared with what it shows.
 The folder in which torch was built is taken from a library of the torch that is here.
 
-Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 alone; Gloo's sources
-had the first two at these lines before, too.
-`STORE_READ_VECTOR` was seen with 2.13 alone; in all versions the lines before and behind it are the same.
+Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 and 2.14 alone. `STORE_READ_VECTOR` was
+seen with 2.13 alone; in all versions the lines before and behind it are the same.
 `CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL.
 """
 
@@ -177,7 +176,7 @@ class Place(Enum):
     PARTS_ARE_UNEVEN = f"{_GLOO}/alltoall.cc", 29
     PARTS_DIFFER = f"{_GLOO}/alltoall.cc", 30
     OWN_PART_DIFFERS = f"{_GLOO}/alltoallv.cc", 138
-    MESH_FAILED = _GLOO_GROUP, 67
+    MESH_FAILED = _GLOO_GROUP, 67, 67, 67, 68, 68
     NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749, 749, 749, 791, 792
     NO_OPERATION = _GROUP, 55, 57, 59, 91, 91
 
@@ -189,11 +188,6 @@ class Place(Enum):
 
     def __str__(self) -> str:
         return f"{self._file.rpartition('/')[2]}:{self._line}"
-
-    @property
-    def in_sources(self) -> str:
-        """As above, from the folder of the sources on."""
-        return f"{self._file}:{self._line}"
 
     @property
     def path(self) -> str:

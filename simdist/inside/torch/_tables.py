@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import _tensor_str, _weights_only_unpickler
@@ -19,24 +19,12 @@ from torch.utils.data._utils import signal_handling, worker
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import missing
 
-__all__ = [
-    "c10d_logger",
-    "copy_into_each",
-    "decompositions",
-    "find_cpu_count",
-    "fsdp_profiler",
-    "loader_iterators",
-    "loader_signals",
-    "loader_worker",
-    "print_options",
-    "safe_globals",
-    "saved_places",
-    "set_tracing_flag",
-    "tracing",
-    "tracing_flag",
-    "trees",
-    "unpickling",
-]
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._debug_utils import SimpleProfiler
+
+__all__ = ["c10d_logger", "copy_into_each", "decompositions", "find_cpu_count", "fsdp_profiler", "loader_iterators"]
+__all__ += ["loader_signals", "loader_worker", "print_options", "safe_globals", "saved_places", "set_tracing_flag"]
+__all__ += ["tracing", "tracing_flag", "trees", "unpickling"]
 
 trees: Any = _pytree
 """`torch.utils._pytree`: how containers are taken apart."""
@@ -68,9 +56,11 @@ copy_into_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch
 """Copy each tensor of the second list into the one of the first, in one call."""
 
 
-def fsdp_profiler() -> Any:
+def fsdp_profiler() -> type[SimpleProfiler]:
     """The class that keeps the timings of FSDP (torch/distributed/fsdp/_debug_utils.py), loaded when asked for."""
-    return importlib.import_module("torch.distributed.fsdp._debug_utils").SimpleProfiler
+    from torch.distributed.fsdp._debug_utils import SimpleProfiler
+
+    return SimpleProfiler
 
 
 def c10d_logger() -> logging.Logger:
@@ -79,21 +69,19 @@ def c10d_logger() -> logging.Logger:
     return found
 
 
-def print_options() -> dict[str, Any]:
+def print_options() -> dict[str, object]:
     """How tensors are printed (`torch.set_printoptions`), shared."""
     return vars(_tensor_str.PRINT_OPTS)
 
 
-def safe_globals() -> set[Any]:
+def safe_globals() -> set[object]:
     """What `torch.serialization.add_safe_globals` has added, shared."""
-    found: set[Any] = _weights_only_unpickler._marked_safe_globals_set
-    return found
+    return cast("set[object]", _weights_only_unpickler._marked_safe_globals_set)
 
 
-def saved_places() -> list[Any]:
+def saved_places() -> list[object]:
     """What `torch.serialization.register_package` has registered, shared."""
-    found: list[Any] = _serialization._package_registry
-    return found
+    return cast("list[object]", _serialization._package_registry)
 
 
 def find_cpu_count() -> int:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
-from simdist.process._process import SimProcess
+from simdist.process._process import SimProcess, process_of
 from simdist.process._runtime import Runtime, current_runtime
 from simdist.process._signal_masks import SignalMasks
 from simdist.process.modules._attributes import AttributeViews
@@ -41,16 +41,8 @@ from simdist.process.stdlib._pipes import Pipes
 from simdist.process.threads._threads import shut_down
 from simdist.records import child_started
 
-__all__ = [
-    "HandedEnd",
-    "adopt_connections",
-    "hand_connections",
-    "launch_forked",
-    "launch_spawned",
-    "pipes_here",
-    "separate_attributes",
-    "wait_for_child",
-]
+__all__ = ["HandedEnd", "adopt_connections", "hand_connections", "launch_forked", "launch_spawned", "pipes_here"]
+__all__ += ["separate_attributes", "wait_for_child"]
 
 _FIRST_PID = 20_000
 _START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
@@ -91,7 +83,7 @@ def _here() -> tuple[Runtime, SimProcess]:
     runtime = current_runtime()
     assert runtime is not None
     task = runtime.simulation.check()
-    process: SimProcess = task.context
+    process = process_of(task)
     return runtime, process
 
 

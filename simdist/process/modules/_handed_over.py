@@ -29,7 +29,7 @@ class HandedOver:
     whether the rank has a module of this name for itself.
     """
 
-    def __init__(self, own: Callable[[Any], Any], isolates: Callable[[str], bool]) -> None:
+    def __init__(self, own: Callable[[object], object], isolates: Callable[[str], bool]) -> None:
         self._own = own
         self._isolates = isolates
         self._made: dict[int, tuple[object, Any]] = {}  # by id of what was given: it, which keeps it alive, and its own

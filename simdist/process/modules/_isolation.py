@@ -314,8 +314,12 @@ class Isolation:
 
     # -- what the host hands over --------------------------------------------------------------------------------
 
-    def own(self, thing: Any) -> Any:
+    def own(self, thing: _T) -> _T:
         """The rank's own version of a module, class or function of the host's; all else as it is."""
+        own: _T = self._own_of(thing)
+        return own
+
+    def _own_of(self, thing: Any) -> Any:
         if isinstance(thing, functools.partial):
             keywords = {name: self.own(each) for name, each in thing.keywords.items()}
             return functools.partial(self.own(thing.func), *map(self.own, thing.args), **keywords)

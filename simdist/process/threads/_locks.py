@@ -38,6 +38,7 @@ from simdist.errors import InternalError
 from simdist.kernel import Simulation, Task, TaskKilled, TaskState
 from simdist.process._events import HandedOver
 from simdist.process._lateness import due_at
+from simdist.process._process import process_of
 from simdist.process._waiting_words import parked_in
 from simdist.process.threads._lock_kinds import KINDS, RECURSIVE, Kind
 
@@ -86,8 +87,8 @@ class Locks:
         self._waiting: dict[object, deque[LockWait]] = {}
         self._promised: dict[object, Task] = {}
         self._for_host: dict[Task, None] = {}  # tasks that sleep until they look again at a lock that the host holds
-        self._stand_ins: dict[tuple[SimProcess, object], object] = {}  # by process and lock
-        self._stands_for: dict[object, tuple[SimProcess, object]] = {}
+        self._stand_ins: dict[tuple[object, object], object] = {}  # by process and lock
+        self._stands_for: dict[object, tuple[object, object]] = {}
         # Locks between the processes of one rank, and the rank's own process.
         self._of_family: dict[object, SimProcess] = {}
 
@@ -98,7 +99,7 @@ class Locks:
     def _is_shared(self, lock: object, task: Task) -> bool:
         """True if the lock is one for all processes of the task's rank."""
         rank = self._of_family.get(lock) if self._of_family else None
-        return rank is not None and rank is task.context.oldest
+        return rank is not None and rank is process_of(task).oldest
 
     def holder_of(self, lock: object) -> Task | None:
         """The task that has it, or will have it next."""
@@ -112,7 +113,7 @@ class Locks:
 
     def offer(self, task: Task) -> None:
         """Let other threads go first if the policy wants it so."""
-        beside = self.simulation.preempts and len(task.context.tasks) > 1
+        beside = self.simulation.preempts and len(process_of(task).tasks) > 1
         if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
@@ -146,14 +147,14 @@ class Locks:
         if self._of_family and self._is_shared(lock, task):
             if not blocking or timeout == 0:
                 return False
-            limit_ns = None if timeout == -1 else due_at(task.context, nanoseconds(timeout))
+            limit_ns = None if timeout == -1 else due_at(process_of(task), nanoseconds(timeout))
             return self._wait(kind, lock, task, limit_ns)
         holder = self.holder_of(lock)
         if holder is not None and holder.context is not task.context:
             return self._stand_in(kind, lock, task)
         if not blocking or timeout == 0:
             return False
-        deadline_ns = None if timeout == -1 else due_at(task.context, nanoseconds(timeout))
+        deadline_ns = None if timeout == -1 else due_at(process_of(task), nanoseconds(timeout))
         if holder is None:
             return self._wait_for_host(kind, lock, task, deadline_ns)
         return self._wait(kind, lock, task, deadline_ns)
@@ -208,7 +209,7 @@ class Locks:
             Empty: `timeout` passed first.
         """
         task = self.running()
-        deadline_ns = None if timeout is None else due_at(task.context, nanoseconds(timeout))
+        deadline_ns = None if timeout is None else due_at(process_of(task), nanoseconds(timeout))
         wait = LockWait(self, queue, task, "SimpleQueue.get", timed=timeout is not None)
         line = self._waiting.setdefault(queue, deque())
         line.append(wait)
@@ -254,7 +255,7 @@ class Locks:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _process(self) -> Any:
+    def _process(self) -> object:
         task = self.simulation.current
         return None if task is None else task.context
 
@@ -265,11 +266,12 @@ class Locks:
         if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that the kernel's steps set off
             raise InternalError("a taken lock was requested where no task can wait")
         in_time = self.simulation.park(wait, deadline_ns)
-        if task.context.pending:
-            task.context.handle_signals()
-        if task.context.inbox and self._held.get(wait._thing, task) is task:
+        process = process_of(task)
+        if process.pending:
+            process.handle_signals()
+        if process.inbox and self._held.get(wait._thing, task) is task:
             # Not while a lock of others is waited for: what was delivered may want the same.
-            task.context.drain()
+            process.drain()
         return in_time
 
     def _wait(self, kind: Kind, lock: object, task: Task, deadline_ns: int | None) -> bool:

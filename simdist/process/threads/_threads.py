@@ -23,7 +23,7 @@ from typing import Any
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._events import ThreadBegan, tell_of_hand_over
 from simdist.process._lateness import due_at
-from simdist.process._process import SimProcess
+from simdist.process._process import SimProcess, process_of
 from simdist.process._runtime import Runtime, current_process, current_runtime
 from simdist.process.threads._locks import give_back, nanoseconds
 from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
@@ -132,7 +132,7 @@ class Handle:
         if limited and not timeout:
             simulation.check()
             return  # as a lock that is only tried
-        deadline_ns = due_at(self._task.context, nanoseconds(timeout or 0)) if limited else None
+        deadline_ns = due_at(process_of(self._task), nanoseconds(timeout or 0)) if limited else None
         thread = self._threads.objects.get(self._task)
         wait = Joining(self._task, getattr(thread, "name", ""), timed=deadline_ns is not None)
         process = current_process()
@@ -146,7 +146,7 @@ class Handle:
         tell_of_hand_over(self._task, self, gives=True)
         self._done = True
         if not self._task.doomed:
-            self._task.context.wake()
+            process_of(self._task).wake()
 
 
 # -- begin and end ---------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def begin(
     runtime = current_runtime()
     assert runtime is not None
     parent = runtime.simulation.check()
-    process: SimProcess = parent.context
+    process = process_of(parent)
     thread: Any = getattr(function, "__self__", None)
     is_thread = isinstance(thread, threading.Thread)
     if is_thread:
@@ -202,7 +202,7 @@ def _run(
 ) -> None:
     task = runtime.simulation.current
     assert task is not None
-    process: SimProcess = task.context
+    process = process_of(task)
     for begins in runtime.thread_begins:
         begins(process)
     try:

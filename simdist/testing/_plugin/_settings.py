@@ -34,20 +34,8 @@ if TYPE_CHECKING:
     from simdist.faults import Fault
     from simdist.judges import Judge
 
-__all__ = [
-    "MARKER",
-    "Settings",
-    "StartWords",
-    "WorldWords",
-    "item_settings",
-    "nanoseconds",
-    "parametrize_seeds",
-    "policy_for",
-    "seed_of",
-    "settings_from",
-    "settings_of",
-    "world_size_of",
-]
+__all__ = ["MARKER", "Settings", "StartWords", "WorldWords", "item_settings", "nanoseconds", "parametrize_seeds"]
+__all__ += ["policy_for", "seed_of", "settings_from", "settings_of", "world_size_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +180,7 @@ def settings_from(defaults: Settings, keywords: Mapping[str, object], wrong: Seq
 def _checked(given: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
     checked, lines = misfits(given, MARKER)
     problems += [line.replace(": unknown argument;", ": unknown keyword;") for line in lines]
-    return checked
+    return dict(checked)
 
 
 def _told(what: str, problems: Sequence[str]) -> str:
@@ -252,7 +240,7 @@ def _seeds(node: pytest.Item) -> tuple[int, ...]:
 class _Seeds(Spec):
     """How many seeds, from 0 on, or the seeds themselves."""
 
-    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[int, ...]:
+    def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
         expected = f"expected how many, 1 or more, or the seeds themselves; found {brief(value)}"
         count = Whole(least=1, most=1_000_000)
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):

@@ -26,7 +26,7 @@ from simdist.inside.torch import op_types
 
 HOME = Path(str(simdist.__file__)).parent
 TABLE_FILE = HOME / "c10d" / "calls" / "_table.py"
-READERS = ("c10d", "hardware", "faults", "trace")
+READERS = ("c10d", "hardware", "faults", "result", "trace")
 NAMES = {
     name
     for row in TABLE

@@ -16,13 +16,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import simdist
 from simdist.cluster import build
 from simdist.inside.torch import Place
 from tests.builds import BUILT_FOR_CUDA, NCCL, NO_NCCL, VERSION
 from tests.c10d.nccl.worlds import SAME_DEVICE, join, of, results, run, said
+from tests.device.worlds import trained
 
 _nccl: Any = c10d
 _dist: Any = dist
@@ -258,21 +258,9 @@ def test_a_mesh_splits_a_bound_group_of_two_backends(backend: str) -> None:
 
 
 def test_ddp_on_devices_over_nccl_ends_with_the_bits_of_gloo_on_the_cpu() -> None:
-    def train(device: str, ids: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
-        parallel = DistributedDataParallel(module, device_ids=ids)
-        optimizer = torch.optim.AdamW(parallel.parameters(), foreach=False)
-        torch.manual_seed(dist.get_rank())
-        for _ in range(3):
-            optimizer.zero_grad()
-            parallel(torch.randn(3, 4).to(device)).square().mean().backward()
-            optimizer.step()
-        return [each.detach().cpu() for each in parallel.parameters()]
-
     def body() -> tuple[Any, Any]:
         rank = join("cpu:gloo,cuda:nccl")
-        return train(f"cuda:{rank}", [rank]), train("cpu", None)
+        return trained(f"cuda:{rank}", [rank], 3), trained("cpu", None, 3)
 
     everything = [numbers for result in results(body) for numbers in result]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d_names
 
-from tests.c10d.nccl.test_torch_suite import Case, dist, hold, play
+from tests.c10d.nccl.suite import Case, cases, dist, hold, play
 
 _c: Any = c10d_names
 Tensor = torch.Tensor
@@ -234,7 +234,7 @@ def case_compiled_ring_attention_pattern(self: Case) -> None:
             torch.testing.assert_close(attend(q, k), torch.compile(attend)(q, k), atol=1e-3, rtol=1e-3)
 
 
-CASES = [name.removeprefix("case_") for name in list(globals()) if name.startswith("case_")]
+CASES = cases(globals())
 BATCHES = "batched_send_recv_compiled"
 SIZES: Any = ([(2, 3)], [(2, 3), (5, 5), (1,)])
 

@@ -1,6 +1,6 @@
 """PyTorch's own tests of DDP over NCCL (test_c10d_nccl.py), the part that follows `test_torch_suite.py`'s, by name.
 
-As there: `STATE` has every test of that part, and what became of it: from several outputs to the sizes of buckets.
+As there: every test of that part, from several outputs to the sizes of buckets.
 `test_torch_suite_errors.py`, `_groups` and `_records` have what the file has behind them.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.c10d.nccl.test_torch_suite import PASSES, Case, TwoOutputs, dist, hold, net, own_devices, play, raises
+from tests.c10d.nccl.suite import Case, TwoOutputs, cases, dist, hold, net, own_devices, play, raises
 
 default: Any = default_hooks
 power: Any = powerSGD_hook
@@ -407,13 +407,12 @@ def case_bucket_cap_mb_alone(self: Case) -> None:
     assert (model.bucket_bytes_cap, model.bucket_bytes_cap_list) == (100 * 1024 * 1024, [])
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------------------------
 
 FOUR_DEVICES = ("grad_layout_2devicemodule",)
-STATE = {name.removeprefix("case_"): PASSES for name in list(globals()) if name.startswith("case_")}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", list(STATE))
+@pytest.mark.parametrize("name", cases(globals()))
 def test_torchs_own(name: str, tmp_path: Path) -> None:
     hold(play(globals()[f"case_{name}"], tmp_path, devices=4 if name in FOUR_DEVICES else 2))

@@ -1,6 +1,6 @@
 """PyTorch's own tests of errors and completion hooks over NCCL (test_c10d_nccl.py), behind those of DDP, by name.
 
-As in `test_torch_suite.py`: `STATE` has every test from the hooks to variables that are no truth values.
+As in `test_torch_suite.py`: every test from the hooks to variables that are no truth values.
 """
 
 from __future__ import annotations
@@ -20,19 +20,9 @@ from torch._C import _distributed_c10d as c10d_names
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.builds import VERSION
-from tests.c10d.nccl.test_torch_suite import PASSES, Case, dist, hold, play, raises
+from tests.c10d.nccl.suite import Case, cases, dist, hold, ones, play, raises, same
 
 _c: Any = c10d_names
-
-
-def ones(self: Case, *shape: int, times: float = 1) -> torch.Tensor:
-    """A tensor of one number on the rank's device."""
-    return torch.full(shape, float(times), device=self.device)
-
-
-def same(tensor: torch.Tensor, value: float) -> bool:
-    """All its elements are that number."""
-    return bool((tensor == value).all())
 
 
 # -- completion hooks ------------------------------------------------------------------------------------------------
@@ -241,13 +231,11 @@ def case_invalid_nccl_blocking_wait_env(self: Case) -> None:
         raises(RuntimeError, lambda: own_group(self))
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
-
-STATE = {name.removeprefix("case_"): PASSES for name in list(globals()) if name.startswith("case_")}
+# -- all of them -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", list(STATE))
+@pytest.mark.parametrize("name", cases(globals()))
 def test_torchs_own(name: str, tmp_path: Path) -> None:
     hooked = name.startswith("on_completion_hook")
     env = {"TORCH_NCCL_ENABLE_TIMING": "1"} if hooked else {}

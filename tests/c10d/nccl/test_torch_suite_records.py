@@ -1,6 +1,6 @@
 """PyTorch's own tests of NCCL's flight recorder (test_c10d_nccl.py), by name.
 
-As in `test_torch_suite.py`: `STATE` has every test from the first that reads a trace to the end of that family. A test
+As in `test_torch_suite.py`: every test from the first that reads a trace to the end of that family. A test
 with parameters is one case, in a world for each; those that compile are in `test_torch_suite_compiled.py`. A duration
 has to be positive: on these links some take nanoseconds.
 """
@@ -21,8 +21,7 @@ import torch
 from torch._C import _distributed_c10d as c10d_names
 
 from simdist import RunResult
-from tests.c10d.nccl import test_torch_suite_compiled
-from tests.c10d.nccl.test_torch_suite import PASSES, Case, dist, hold, play, raises
+from tests.c10d.nccl.suite import Case, cases, dist, hold, play, raises
 
 _c: Any = c10d_names
 _cuda: Any = torch.cuda
@@ -393,12 +392,8 @@ def case_dump_pipe(self: Case, folder: Path) -> None:
     assert "all_reduce" in str(pickle.loads((folder / f"trace_{self.rank}").read_bytes()))
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------------------------
 
-STATE = {
-    **dict.fromkeys(test_torch_suite_compiled.CASES, PASSES),
-    **{name.removeprefix("case_"): PASSES for name in list(globals()) if name.startswith("case_")},
-}
 SMALL_RING = ("long", "barrier_profiling", "trace_while_all_works_retired", "fr_record_reset_circular_buffer_full")
 UNTIMED = ("long", "barrier_profiling", "trace_while_all_works_retired")
 OF_SIZES = ("batched_send_recv", "individual_send_recv")
@@ -422,11 +417,7 @@ def record(name: str, tmp_path: Path, *more: Any, **env: str) -> RunResult:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, state in STATE.items()
-        if state == PASSES and name not in (*UNTIMED, *OF_SIZES, *PIPED, *ENDS, *test_torch_suite_compiled.CASES)
-    ],
+    [name for name in cases(globals()) if name not in (*UNTIMED, *OF_SIZES, *PIPED, *ENDS)],
 )
 @pytest.mark.parametrize("timed", [True, False])
 def test_torchs_own(name: str, timed: bool, tmp_path: Path) -> None:
@@ -476,9 +467,3 @@ def test_nccl_errors_dump(tmp_path: Path) -> None:
 
     assert [rank.exit_code for rank in result.ranks] == [-6, 1]
     assert (tmp_path / "trace_0").exists()
-
-
-def test_nine_tenths_of_torchs_tests_pass() -> None:
-    passing = [name for name, state in STATE.items() if state == PASSES]
-
-    assert len(passing) >= 0.9 * len(STATE)

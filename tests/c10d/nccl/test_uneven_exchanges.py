@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simdist
+from tests.c10d.worlds import values
 
 Sizes = list[list[int]]  # elements that rank i sends to rank j
 FORMS = ("lists", "single")
@@ -56,9 +57,7 @@ def run(sizes: Sizes, form: str, late: dict[int, float] | None = None, absent: t
         torch.cuda.synchronize()
         return received, round(time.monotonic() - begin, 2)
 
-    result = simdist.run(body, world_size=len(sizes), backend="nccl")
-    result.raise_for_failure()
-    return result.values
+    return values(body, len(sizes), backend="nccl")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,32 +8,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
+from simdist.c10d.surface._arguments import row_counts
 from simdist.c10d.surface._memory import as_bytes
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._arguments import Tensors
 
-__all__ = [
-    "alike",
-    "check",
-    "check_dtype",
-    "coalesced_gather_arguments",
-    "coalesced_reduce_arguments",
-    "exchange_arguments",
-    "exchanged_parts",
-    "gather_arguments",
-    "gather_single_arguments",
-    "require_contiguous",
-    "require_contiguous_input",
-    "require_peer",
-    "rooted_list",
-    "rooted_tensors",
-    "scatter_arguments",
-    "scatter_single_arguments",
-    "single",
-    "split_sizes",
-]
+__all__ = ["alike", "check", "check_dtype", "coalesced_gather_arguments", "coalesced_reduce_arguments"]
+__all__ += ["exchange_arguments", "exchanged_parts", "gather_arguments", "gather_single_arguments"]
+__all__ += ["require_contiguous", "require_contiguous_input", "require_peer", "rooted_list", "rooted_tensors"]
+__all__ += ["scatter_arguments", "scatter_single_arguments", "single", "split_sizes"]
 
 Tensor = torch.Tensor
 
@@ -333,17 +318,8 @@ def _whole(value: Any) -> int | None:
 
 
 def _part_bytes(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if not sizes:
-        if rows % size:
-            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
-        sizes = [rows // size] * size
-    elif len(sizes) != size:
-        raise RuntimeError("Number of tensor splits not equal to group size")
-    elif sum(sizes) != rows:
-        raise RuntimeError("Split sizes doesn't match total dim 0 size")
-    row_bytes = tensor.numel() * tensor.element_size() // rows if rows else 0
-    return [count * row_bytes for count in sizes]
+    counts, row = row_counts(tensor, sizes, size)
+    return [count * row * tensor.element_size() for count in counts]
 
 
 def _cut(data: Tensor, sizes: list[int]) -> list[Tensor]:

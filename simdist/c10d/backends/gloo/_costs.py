@@ -8,15 +8,7 @@ costs two latencies unless its receiver was early: word that the receive is post
 
 from __future__ import annotations
 
-__all__ = [
-    "allgather_ns",
-    "allreduce_ns",
-    "alltoall_ns",
-    "barrier_ns",
-    "reduce_ns",
-    "reduce_segments",
-    "segments",
-]
+__all__ = ["allgather_ns", "allreduce_ns", "alltoall_ns", "barrier_ns", "reduce_ns", "reduce_segments", "segments"]
 
 MAX_SEGMENT = 1 << 20
 

@@ -25,14 +25,7 @@ from simdist.inside.python import number_kinds
 from simdist.inside.torch import copy_into_each
 from simdist.native import partial_ring, ring
 
-__all__ = [
-    "all_reduce",
-    "combine",
-    "divide",
-    "leave_reduce",
-    "reduce",
-    "reduce_parts",
-]
+__all__ = ["all_reduce", "combine", "divide", "leave_reduce", "reduce", "reduce_parts"]
 
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor, Tensor], None]

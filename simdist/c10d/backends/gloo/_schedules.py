@@ -11,17 +11,7 @@ from collections.abc import Callable, Sequence
 from simdist.c10d.backends.gloo._costs import reduce_segments, segments
 from simdist.c10d.engine import Program, ProgramBuilder
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "allreduces",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "scatter",
-]
+__all__ = ["allgather", "allreduce", "allreduces", "alltoall", "barrier", "broadcast", "gather", "reduce", "scatter"]
 
 
 def allreduce(rank: int, ranks: int, size: int, element: int) -> Program:

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from simdist.c10d.calls import KERNELS, MESSAGES
+from simdist.c10d.surface._arguments import row_counts
 from simdist.c10d.surface._memory import is_dense
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._arguments import Tensors
 
-__all__ = [
-    "check_reduction",
-    "check_type",
-    "one_device",
-    "require_listed",
-    "require_lists",
-    "require_tensor",
-    "single",
-    "split",
-]
+__all__ = ["check_reduction", "check_type", "one_device", "require_listed", "require_lists", "require_tensor", "single"]
+__all__ += ["split"]
 
 Tensor = torch.Tensor
 
@@ -161,17 +154,8 @@ def require_lists(
 
 def split(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:
     """How many elements of a tensor each rank gets, in an all_to_all_single."""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if not sizes:
-        if rows % size:
-            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
-        sizes = [rows // size] * size
-    elif len(sizes) != size:
-        raise RuntimeError("Number of tensor splits not equal to group size")
-    elif sum(sizes) != rows:
-        raise RuntimeError("Split sizes doesn't match total dim 0 size")
-    row = tensor.numel() // rows if rows else 0
-    return [count * row for count in sizes]
+    counts, row = row_counts(tensor, sizes, size)
+    return [count * row for count in counts]
 
 
 def _fail(name: str, text: str) -> NoReturn:

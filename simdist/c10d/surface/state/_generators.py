@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 
@@ -52,7 +52,7 @@ class _TorchGenerator:
         return self._generator.get_state().numpy().tobytes()
 
     @_without_modes
-    def load(self, state: bytes) -> None:
+    def load(self, state: Any) -> None:
         self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     @_without_modes
@@ -63,7 +63,7 @@ class _TorchGenerator:
         assert self._place is not None
         return engine_words(_seeded(chance), self._place).tobytes()
 
-    holds_gaussian = staticmethod(keeps_gaussian)
+    holds_gaussian: Callable[[Any], bool] = staticmethod(keeps_gaussian)
 
 
 def _seeded(chance: bytes) -> torch.Generator:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from simdist.c10d.calls import SILENT
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION, PART
 from simdist.faults._in_place import problems_in_place
 from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
-from simdist.faults._rank_fault import RankFault
+from simdist.faults._rank_fault import Payload, RankFault
 from simdist.values import OneOf
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class BadValues(RankFault):
             self, world, _CARRIERS, "carries no tensors of the rank; op is a collective or a send"
         )
 
-    def change_drawn(self, payload: Any, draw: Callable[[], float]) -> Any:
+    def change_drawn(self, payload: Payload, draw: Callable[[], float]) -> Payload:
         """The tensors with that value in some places."""
+        assert not isinstance(payload, bytes)  # it strikes no writes
         size = sum(each.numel() for each in payload)
         if not size:
             raise ValueError(f"rank {self.rank} gives nothing to {self.op}; there is no element to make {self.values}")

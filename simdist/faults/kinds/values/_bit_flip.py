@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from simdist.c10d.calls import SILENT
 from simdist.faults._bits import flip, size_of
@@ -11,7 +11,7 @@ from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._fields import OPERATION
 from simdist.faults._in_place import problems_in_place
 from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
-from simdist.faults._rank_fault import RankFault
+from simdist.faults._rank_fault import Payload, RankFault
 from simdist.values import Maybe, Whole
 
 __all__ = ["BitFlip"]
@@ -44,9 +44,9 @@ class BitFlip(RankFault):
         why = "carries nothing of the rank; op is a collective, a send, or 'write' to a simulated disk"
         yield from problems_in_place(self, world, _CARRIERS, why)
 
-    def change(self, payload: Any) -> Any:
+    def change(self, payload: Payload) -> Payload:
         """The same with the bit flipped."""
-        if isinstance(payload, bytes | bytearray | memoryview):
+        if isinstance(payload, bytes):
             data = bytearray(payload)
             data[self._place(len(data))] ^= 1 << self.bit
             return bytes(data)

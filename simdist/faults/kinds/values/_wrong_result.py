@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from simdist.c10d.calls import FILLING
 from simdist.faults._bits import flip, size_of
@@ -13,6 +13,9 @@ from simdist.faults._operations import ALIASES, OPERATIONS, operations_of
 from simdist.faults._rank_fault import RankFault
 from simdist.faults._trigger import When
 from simdist.values import Maybe, Whole
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["WrongResult"]
 
@@ -54,7 +57,7 @@ class WrongResult(RankFault):
         if world.fine("when") and self.when != "after":
             yield "when", f"{self.when!r} is too early; the result is there after the operation"
 
-    def change_result(self, results: Any, draw: Callable[[], float]) -> Any:
+    def change_result(self, results: list[torch.Tensor], draw: Callable[[], float]) -> list[torch.Tensor]:
         """The same with the bit flipped."""
         size = size_of(results)
         place = size // 2 if self.byte is None else self.byte

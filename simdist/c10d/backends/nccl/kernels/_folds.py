@@ -25,19 +25,8 @@ from simdist.native import ring, tree
 if TYPE_CHECKING:
     from simdist.c10d.calls._payload import Factor
 
-__all__ = [
-    "ALIGNED_BYTES",
-    "LOOP_BYTES",
-    "Operand",
-    "Tree",
-    "all_reduce",
-    "averaged",
-    "parts_of",
-    "reduce_scatter",
-    "reduce_to",
-    "scaled",
-]
-__all__ += ["tree_all_reduce"]
+__all__ = ["ALIGNED_BYTES", "LOOP_BYTES", "Operand", "Tree", "all_reduce", "averaged", "parts_of", "reduce_scatter"]
+__all__ += ["reduce_to", "scaled", "tree_all_reduce"]
 
 Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor], Tensor]

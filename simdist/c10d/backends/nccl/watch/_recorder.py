@@ -6,7 +6,6 @@ who looks, or by the watchdog, which then retires it. Facts of the format are in
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from simdist.inside.torch import NCCL
-from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group
+from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_json
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._launching import NcclGroup
@@ -120,17 +119,7 @@ class NcclRecorder:
 
     def dump_json(self, now_ns: int, *, collectives: bool = True, active: bool = False) -> str:
         """The same in JSON: without frames, and numbers of groups as text."""
-        found = self.dump(now_ns, collectives=collectives, frames=False, active=active)
-        found["nccl_comm_state"] = {}
-        found["pg_status"] = {
-            name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
-        }
-        for one in found.get("entries", ()):
-            for name in ("time_discovered_started_ns", "time_discovered_completed_ns"):
-                one[name] = one[name] or 0
-        if not found.get("entries"):
-            found.pop("entries", None)
-        return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return flight_json(self.dump(now_ns, collectives=collectives, frames=False, active=active))
 
     def _said(self, entry: Entry, now_ns: int, *, frames: bool) -> dict[str, Any]:
         work, outcome, group = entry.work, entry.outcome, entry.group

@@ -1,0 +1,370 @@
+"""A store that several ranks use: round trips, counters, waits, hosts that die or come late, threads of a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simdist
+from tests.c10d.stores import HOST, LOST, PIPE, alone, dist, me, shared, tcp
+from tests.c10d.worlds import attempt, now_ns, sleep_s, values
+
+
+def test_a_get_returns_a_round_trip_after_another_rank_set_the_key() -> None:
+    def body() -> tuple[bytes, int]:
+        store = shared()
+        begin = now_ns()
+        if me() == 2:
+            sleep_s(0.25)
+            store.set("key", "value")
+        value = store.get("key")
+        return value, now_ns() - begin
+
+    assert values(body, 3) == [(b"value", 250_100_000)] * 3  # there after 50 us, and as long for the answer
+
+
+def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
+    def body() -> int:
+        store = shared()
+        begin = now_ns()
+        sleep_s(0.1 * me())
+        store.set(f"key{me()}", "1")
+        store.wait([f"key{rank}" for rank in range(4)])
+        return now_ns() - begin
+
+    assert values(body, 4) == [300_100_000] * 4
+
+
+def test_an_update_of_two_requests_is_lost_where_ranks_overlap() -> None:
+    def body() -> int:
+        store = shared()
+        if me() == 0:
+            store.set("n", "0")
+        sleep_s(0.01)
+        store.set("n", str(int(store.get("n")) + 1))  # what `add` is for
+        sleep_s(0.01)
+        total = int(store.get("n"))
+        sleep_s(1)  # the host leaves last
+        return total
+
+    assert values(body, 4) == [1] * 4
+
+
+def test_a_request_takes_as_long_as_the_way_to_the_stores_host() -> None:
+    def body() -> list[int]:
+        store = shared()
+        begin, taken = now_ns(), []
+        requests: list[Any] = [lambda: store.add("n", 1), lambda: store.get("n"), lambda: store.set("k", "v")]
+        for request in requests:
+            request()
+            taken.append(now_ns() - begin)
+            begin = now_ns()
+        sleep_s(1)  # the host leaves last
+        return taken
+
+    cluster = simdist.cluster.build(2, hosts=2, latency_ns=300_000)
+    result = simdist.run(body, world_size=2, cluster=cluster)
+
+    assert result.values == [[100_000, 100_000, 0], [600_000, 600_000, 0]]
+
+
+def test_counters_are_shared() -> None:
+    def body() -> int:
+        store = shared()
+        store.add("n", me() + 1)
+        while store.add("n", 0) < 10:
+            sleep_s(0.01)
+        total: int = store.add("n", 0)
+        sleep_s(1)  # the host leaves last
+        return total
+
+    assert values(body, 4) == [10] * 4
+
+
+def test_each_element_of_a_queue_goes_to_one_rank() -> None:
+    def body() -> bytes:
+        store = shared()
+        if me() == 0:
+            for index in range(3):
+                sleep_s(0.1)
+                store.queue_push("work", str(index))
+            sleep_s(1)  # the host leaves last
+            return b""
+        return bytes(store.queue_pop("work"))
+
+    assert sorted(values(body, 4)) == [b"", b"0", b"1", b"2"]
+
+
+def test_a_rank_that_polls_check_lets_the_others_run() -> None:
+    def body() -> int:
+        store = shared()
+        polls = 0
+        if me() == 0:
+            while not store.check(["ready"]):
+                polls += 1
+        else:
+            sleep_s(0.01)
+            store.set("ready", "1")
+        return polls
+
+    assert values(body, 2)[0] > 10
+
+
+def test_the_store_dies_with_the_rank_that_hosts_it() -> None:
+    def main() -> list[str]:
+        store = shared()
+        store.set(f"mine{me()}", "1")
+        sleep_s(0.1)
+        if me() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sleep_s(0.2)
+        calls: list[Callable[[], object]] = [
+            lambda: store.get("missing"),
+            lambda: store.set("x", "1"),
+            lambda: store.add("n", 1),
+            lambda: store.wait(["x"]),
+            lambda: store.check(["x"]),
+            store.num_keys,
+        ]
+        return [attempt(call) for call in calls]
+
+    result = simdist.run(main, world_size=3)
+
+    assert [rank.status for rank in result.ranks] == ["killed", "returned", "returned"]
+    assert result.values[1:] == [[LOST, *[PIPE] * 5]] * 2
+
+
+def test_each_request_tells_in_the_log_how_it_met_a_dead_server() -> None:
+    def main() -> list[tuple[str, str]]:
+        requests: list[Callable[[Any], object]] = [
+            *(lambda each: each.get("a"), lambda each: each.wait(["a"]), lambda each: each.multi_get(["a"])),
+            *(lambda each: each.queue_pop("q"), lambda each: each.compare_set("a", "", "b")),
+            *(lambda each: each.check(["a"]), lambda each: each.add("a", 1), lambda each: each.delete_key("a")),
+            *(lambda each: each.num_keys(), lambda each: each.list_keys(), lambda each: each.queue_len("q")),
+            *(lambda each: each.set("a", "b"), lambda each: each.append("a", "b")),
+            *(lambda each: each.multi_set(["a"], ["b"]), lambda each: each.queue_push("q", "b")),
+        ]
+        clients = [shared().clone() for _ in requests]
+        sleep_s(0.1)
+        if me() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sleep_s(0.1)
+        calls = [functools.partial(request, each) for request, each in zip(requests, clients, strict=True)]
+        return [(attempt(call), attempt(call)) for call in calls]
+
+    result = simdist.run(main, world_size=2)
+
+    assert result.values[1] == [(LOST, PIPE)] * 11 + [("ok", PIPE)] * 4
+    lines = [line for line in result.ranks[1].stderr.splitlines() if "[c10d] " in line]
+    assert [line.partition("] ")[0].split()[-1] for line in lines] == [
+        *["TCPStore.cpp:138", "TCPStore.cpp:106"] * 4,
+        *["TCPStore.cpp:115", "TCPStore.cpp:106"],
+        *["TCPStore.cpp:125", "TCPStore.cpp:106"] * 6,
+        *["TCPStore.cpp:106"] * 4,
+    ]
+    assert lines[0].startswith("[W101 00:00:00.2")  # without a group C++ does not know the rank
+    assert f"[c10d] recvValueWithTimeout failed on SocketImpl(fd=3, addr=[host0]:40001, remote=[{HOST}]:" in lines[0]
+    assert lines[0].endswith(LOST.partition(": ")[2])
+    assert "[c10d] sendBytes failed on " in lines[1]
+
+
+def test_a_wait_ends_when_the_rank_that_hosts_the_store_dies() -> None:
+    def main() -> tuple[str, float, str]:
+        store = shared()
+        begin = now_ns()
+        if me() == 0:
+            sleep_s(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        said = attempt(lambda: store.get("missing"))
+        return said, (now_ns() - begin) / 1e9, attempt(lambda: store.get("missing"))
+
+    result = simdist.run(main, world_size=2)
+
+    assert result.values[1] == (LOST, 0.5, LOST)
+
+
+def test_the_host_waits_for_its_clients_in_whole_seconds() -> None:
+    def body() -> tuple[str, float]:
+        if me() == 1:
+            return "never comes", 0.0
+        said = attempt(lambda: shared(timeout_s=2))
+        return said, now_ns() / 1e9
+
+    told = values(body, 3)
+
+    assert told[0] == ("DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.", 3.001)
+    assert told[2] == ("ok", 0.0)
+
+
+def test_a_client_gives_up_when_nobody_opens_the_store() -> None:
+    def body() -> tuple[str, float]:
+        said = attempt(lambda: dist.TCPStore(HOST, 4321, 2, False, timedelta(seconds=2)))
+        return said, now_ns() / 1e9
+
+    text = (
+        "DistNetworkError: The client socket has timed out after 2000ms while trying to connect to (127.0.0.1, 4321)."
+    )
+    assert alone(body) == (text, 2.001)
+
+
+def test_a_client_connects_when_the_host_comes_late() -> None:
+    def body() -> float:
+        sleep_s(0.5 * (me() == 0))
+        shared()
+        return now_ns() / 1e9
+
+    assert values(body, 2) == [0.5, 0.5]
+
+
+def test_a_store_whose_host_is_gone_cannot_be_opened() -> None:
+    def main() -> str:
+        if me() == 0:
+            dist.TCPStore(HOST, 4321, None, True)
+            return "leaves"
+        sleep_s(0.1)
+        return attempt(lambda: dist.TCPStore(HOST, 4321, None, False, timedelta(seconds=1)))
+
+    assert "timed out after 1000ms" in values(main, 2)[1]
+
+
+def test_an_address_is_taken_once() -> None:
+    def body() -> str:
+        store = dist.TCPStore(HOST, 0, None, True)
+        assert store.port > 0
+        return attempt(lambda: dist.TCPStore(HOST, store.port, None, True))
+
+    said = alone(body)
+
+    assert said.startswith("DistNetworkError: ")
+    assert "EADDRINUSE" in said
+
+
+def test_a_store_of_several_tenants_is_opened_by_all_of_them() -> None:
+    def body() -> bytes:
+        store = dist.TCPStore(HOST, 4321, None, True, timedelta(seconds=3), False, True)
+        store.set("k", "v")
+        other = dist.TCPStore(HOST, 4321, None, True, timedelta(seconds=3), False, True)
+        return bytes(other.get("k"))
+
+    assert alone(body) == b"v"
+
+
+def _count_without_a_lock(kind: str, path: str) -> int:
+    dist.init_process_group("gloo")
+    store = dist.FileStore(path, 3) if kind == "file" else dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("count", "0")
+    dist.barrier()
+    store.set("count", str(int(store.get("count")) + 1))
+    dist.barrier()
+    count: int = int(store.get("count"))
+    return count
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_lost_update_shows_under_some_seeds_and_not_under_others(kind: str, tmp_path: Path) -> None:
+    def outcome(seed: int) -> int:
+        path = str(tmp_path / f"store{seed}")
+        result = simdist.run(_count_without_a_lock, world_size=3, args=(kind, path), seed=seed, policy="random")
+        highest: int = max(result.values)
+        return highest
+
+    outcomes = [outcome(seed) for seed in range(60)]
+
+    assert set(outcomes) == {1, 2, 3}
+    assert outcomes[:5] == [outcome(seed) for seed in range(5)]
+
+
+def test_requests_of_one_rank_stay_in_order_under_any_seed() -> None:
+    def body() -> list[bytes]:
+        dist.init_process_group("gloo")
+        store = dist.distributed_c10d._get_default_store()
+        seen = []
+        for number in range(8):
+            store.set(f"mine{dist.get_rank()}", str(number))
+            seen.append(store.get(f"mine{dist.get_rank()}"))
+        return seen
+
+    for seed in range(10):
+        result = simdist.run(body, world_size=2, seed=seed, policy="random")
+        assert result.values == [[str(number).encode() for number in range(8)]] * 2
+
+
+def test_the_port_of_a_store_that_was_dropped_is_free_again() -> None:
+    def main() -> bytes:
+        for value in ("first", "second"):
+            store = tcp()
+            store.set("key", value)
+            kept: bytes = store.get("key")
+            del store
+        return kept
+
+    assert values(main, 1) == [b"second"]
+
+
+def test_threads_of_a_process_take_turns_at_a_tcp_client_as_real_ones_do() -> None:
+    # Measured with torch 2.13: its client holds a lock while it waits; one of a HashStore or FileStore does not.
+    def body() -> list[tuple[str, float]]:
+        client, diary = dist.TCPStore(HOST, 29511, is_master=True, timeout=timedelta(seconds=1)), []
+
+        def note(what: str) -> None:
+            diary.append((what, round(time.monotonic(), 1)))
+
+        def wait(number: int) -> None:
+            try:
+                client.wait([f"key{number}"])
+                note(f"{number} has it")
+            except dist.DistStoreError:
+                note(f"{number} gave up")
+
+        threads = [threading.Thread(target=wait, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        client.clone().set("other", "")
+        note("a clone")
+        client.set("key0", "")
+        note("set")
+        for thread in threads:
+            thread.join()
+        return diary
+
+    assert values(body, 1) == [[("a clone", 0.2), ("0 gave up", 1.0), ("1 gave up", 2.0), ("set", 2.0)]]
+
+
+@pytest.mark.parametrize("kind", ["hash", "file"])
+def test_a_thread_sets_in_other_stores_what_another_one_waits_for(kind: str, tmp_path: Path) -> None:
+    def body() -> float:
+        store = dist.HashStore() if kind == "hash" else dist.FileStore(str(tmp_path / "file"), 1)
+        waiting = threading.Thread(target=store.wait, args=(["key"],))
+        waiting.start()
+        time.sleep(1)
+        store.set("key", "")
+        waiting.join()
+        return time.monotonic()
+
+    assert values(body, 1) == [1.0]
+
+
+def test_a_request_that_fails_leaves_the_client_to_other_threads() -> None:
+    def body() -> list[bytes]:
+        client, found = dist.TCPStore(HOST, 29511, is_master=True), []
+        with contextlib.suppress(dist.DistStoreError):
+            client.wait(["key"], timedelta(seconds=1))
+        client.set("key", "value")
+        reader = threading.Thread(target=lambda: found.append(client.get("key")))
+        reader.start()
+        reader.join()
+        return found
+
+    assert values(body, 1) == [[b"value"]]
