@@ -58,6 +58,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write the golden files anew")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests are made, and hardly any garbage: looking for it takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 # Behind `&` of a shell SIGINT is ignored, and so by all that is started: tests begin as in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -175,9 +185,13 @@ def _sockets() -> list[str]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worlds of the test take a loop for endless after a tenth of the turns: what it is told then is the same."""
-    from simdist.kernel import Simulation
+    """Worlds of the test take a loop for endless after a tenth of the turns, and a thread for stubborn after 0.1 s.
 
+    What is reported then is the same.
+    """
+    from simdist.kernel import Simulation, _simulation
+
+    monkeypatch.setattr(_simulation, "_GRACE_S", 0.1)
     begin: Any = Simulation.__init__
     defaults: dict[str, Any] = begin.__kwdefaults__
     monkeypatch.setitem(defaults, "idle_turns", defaults["idle_turns"] // 10)

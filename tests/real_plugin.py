@@ -64,6 +64,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Workers keep bytecode in any environment: without it each rewrites all assertions anew, which takes 10 s."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 class _Selection:
     """Leaves the tests that this run is not about out, and counts them."""
 

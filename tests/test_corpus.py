@@ -7,6 +7,8 @@ import re
 import pytest
 
 from tests.corpus import ENTRIES, Entry
+from tests.warm import Interpreters
+from tools import _corpus_shrinking
 from tools.corpus import main, rows_of
 
 # One of each finder, and one that fails by itself; `tools/corpus.py` runs all.
@@ -54,7 +56,11 @@ def test_the_tool_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_the_smallest_run_of_a_bug_is_repeated_by_its_token_and_its_test(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_run_of_a_bug_is_repeated_by_its_token_and_its_test(
+    capsys: pytest.CaptureFixture[str], interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_corpus_shrinking, "subprocess", interpreters)
+
     code = main(["--shrink", "nobody_waits_for"])
 
     found, total = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import sys
@@ -37,7 +38,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 def test_every_example_runs_and_prints_what_is_shown(topic: str, tmp_path: Path, interpreters: Interpreters) -> None:
     text = FILES[topic].read_text()
 
-    ran = run_page(text, tmp_path, interpreters.run)
+    ran = run_page(text, tmp_path, functools.partial(interpreters.run, checks=True))
 
     assert ran.problems == [], "run tools/docs.py examples, and look at what changed"
     assert ran.text == text

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.warm import Interpreters
 from tools import _fuzz_shipped
 from tools._fuzz_judge import Case, Finding, Tally, judge, shrink
 from tools._fuzz_plans import Plan, draw_plan
@@ -130,10 +130,10 @@ def test_a_plan_that_differs_elsewhere_is_a_finding(
     assert "again: other" in capsys.readouterr().out
 
 
-def test_a_rank_that_asks_for_more_than_the_tool_may_have_fails() -> None:
+def test_a_rank_that_asks_for_more_than_the_tool_may_have_fails(interpreters: Interpreters) -> None:
     program = "import torch, tools._fuzz_shipped as tool; tool.limit_memory(); torch.empty(16 << 30, dtype=torch.uint8)"
 
-    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    child = interpreters.run([sys.executable, "-c", program], cwd=ROOT)
 
     assert child.returncode == 1
     assert "can't allocate memory: you tried to allocate 17179869184 bytes" in child.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import io
 import os
@@ -31,6 +32,7 @@ HASH_SEEDS = ("1", "2")
 _WARM = (  # what takes long, and what most jobs import in the end; DDP wants dynamo
     *("torch._dynamo", "torch.distributed.checkpoint", "sklearn.datasets", "pytest", "hypothesis.strategies"),
     *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
+    *("simdist.cli._run", "simdist.cli._launch", "simdist.cli._fuzz", "simdist.cli._explore", "simdist.cli._sweep"),
 )
 _SIZE = 8  # bytes of the number before each message
 
@@ -39,7 +41,8 @@ class Interpreters:
     """One for each of two hash seeds, started when it is needed; processes of tests that say one `name` share them."""
 
     def __init__(self, name: str = "") -> None:
-        self._folder = Path(tempfile.gettempdir()) / f"simdist-warm-{name or os.getpid()}"
+        self._name = name or str(os.getpid())
+        self._folder = Path(tempfile.gettempdir()) / f"simdist-warm-{self._name}"
         self._users: IO[str] | None = None  # the file that is locked while this process uses them
 
     def call(self, hash_seed: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -61,9 +64,13 @@ class Interpreters:
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
         input: str = "",
+        checks: bool = False,
         **_: object,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of Python with captured text: `-m MODULE`, `-c CODE` or a file, and arguments."""
+        """As `subprocess.run` of Python with captured text: `-m MODULE`, `-c CODE` or a file, and arguments.
+
+        With `checks`, a determinism check in that process takes its fresh processes from here too.
+        """
         assert words[0] == sys.executable
         environment = dict(os.environ if env is None else env)
         hash_seed = environment.get("PYTHONHASHSEED", "")
@@ -74,6 +81,7 @@ class Interpreters:
             str(cwd or Path.cwd()),
             environment,
             input,
+            self._name if checks else "",
         )
         return subprocess.CompletedProcess(list(words), *told)
 
@@ -126,6 +134,8 @@ def _serve(path: Path) -> None:
     """Answer at the socket `path` from a process in the background, until nobody holds a lock on "users" beside it."""
     for name in _WARM:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # pytest looks for garbage when it ends: a fork would go through all of torch, and copy its memory
 
     os.dup2(2, 1)
     path.unlink(missing_ok=True)
@@ -173,7 +183,9 @@ def _answer(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _python(words: list[str], folder: str, environment: dict[str, str], typed: str) -> tuple[int, str, str]:
+def _python(
+    words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str
+) -> tuple[int, str, str]:
     """Be `python WORDS` in a fork of this fork, and tell its exit code and what it printed."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(typed.encode())
@@ -186,6 +198,10 @@ def _python(words: list[str], folder: str, environment: dict[str, str], typed: s
             os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
+            if fresh_from:
+                from simdist.determinism import _fresh
+
+                vars(_fresh)["_run"] = Interpreters(fresh_from).run
             os._exit(_exit_code(words))
         _, status = os.waitpid(child, 0)
         texts = []

@@ -29,6 +29,7 @@ _CALL_BUDGET = 500  # and for what is called on the ranks; in each world
 _LARGE = 1_000  # entries from which on a container is not looked into
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _NOT_LOOKED_INTO = (types.ModuleType, types.CodeType, types.FrameType)
+_OF_THE_IMPORT = ("__loader__", "__spec__")  # pytest's loader holds its whole session
 
 
 class EarlyMethods:
@@ -62,7 +63,8 @@ class EarlyMethods:
         size, newest = len(names), next(reversed(names), "")
         known = self._found.get(id(module))
         if known is None or known[0] is not module or known[1:3] != (size, newest):
-            methods = self._reached(list(names.values()), _MODULE_BUDGET)
+            own = [value for name, value in names.items() if name not in _OF_THE_IMPORT]
+            methods = self._reached(own, _MODULE_BUDGET)
             redirections = [self._redirection(method) for method in methods]
             known = self._found[id(module)] = (module, size, newest, redirections)
         return known[3]

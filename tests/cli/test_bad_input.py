@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from tests.warm import Interpreters
+
 Job = Callable[..., str]
 Simdist = Callable[..., Result]
 
@@ -80,13 +82,11 @@ def test_a_missing_folder_is_bad_input_for_list(simdist: Simdist, tmp_path: Path
     assert refused(simdist("list", tmp_path / "none")) == [f"{tmp_path / 'none'}: no such folder"]
 
 
-def test_bad_input_has_no_traceback_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_bad_input_has_no_traceback_in_a_process_of_its_own(tmp_path: Path, interpreters: Interpreters) -> None:
     file = str(tmp_path / "file.toml")
     Path(file).write_text('[workload]\ntarget = "builtins:print"\nsed = 1\nworld_size = 2\n')
 
-    process = subprocess.run(
-        [sys.executable, "-m", "simdist", "run", file], capture_output=True, text=True, check=False
-    )
+    process = interpreters.run([sys.executable, "-m", "simdist", "run", file])
 
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.splitlines() == [

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from simdist.inside.system import call
 from simdist.kernel import _core, one_core
 
 Placed = tuple[set[int], int]
@@ -92,31 +91,27 @@ def test_with_every_core_taken_nothing_is_pinned() -> None:
     assert placed() == before
 
 
-def test_the_core_that_the_thread_is_on_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[int]] = []
-
-    def claim(cores: list[int]) -> tuple[None, None]:
-        asked.append(cores)
-        return None, None
-
-    monkeypatch.setattr(_core, "_claim", claim)
-    cores = sorted(os.sched_getaffinity(0))
-
-    for here in cores:
-        monkeypatch.setattr(_core, "call", lambda name, here=here: here if name == "sched_getcpu" else -1)
-        with one_core():
-            pass
-
-    assert asked == [[here, *(core for core in cores if core != here)] for here in cores]
-    assert call("sched_getcpu") in cores
-
-
 def test_a_process_side_by_side_takes_another_core() -> None:
     with one_core() as ours:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the child has every core to choose from
         printed = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
 
     assert ours is None or printed.strip() != str(ours)
+
+
+def test_the_core_on_which_the_thread_runs_is_the_first_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = [90_001, 90_002, 90_003]  # no other process claims these
+    monkeypatch.setattr(_core, "call", lambda name: cores[1])
+
+    with ExitStack() as stack:
+        chosen = []
+        for _ in range(4):
+            core, claim = _core._claim(cores)
+            chosen.append(core)
+            if claim is not None:
+                stack.enter_context(claim)
+
+    assert chosen == [90_002, 90_001, 90_003, None]
 
 
 def own_claims() -> list[str]:

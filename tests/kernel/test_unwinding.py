@@ -15,7 +15,9 @@ from simdist.kernel._unwinding import insist
 
 STUBBORN = """
 import sys
-from simdist.kernel import Simulation
+from simdist.kernel import Simulation, _simulation
+
+_simulation._GRACE_S = 0.1
 
 def swallow():
     while True:

@@ -138,11 +138,11 @@ def test_who_computes_may_for_ten_times_as_long_as_who_blocks(
 
 def test_a_task_that_only_computes_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_watchdog, "_COMPUTING", 1_000)  # the machine may be busy
-    script = Script(Simulation(stall_s=1))
+    script = Script(Simulation(stall_s=0.5))
 
     def computes() -> None:
         begin_s = thread_time()
-        while thread_time() - begin_s < 1.1:
+        while thread_time() - begin_s < 0.6:
             pass
         script.note("done")
 
@@ -188,6 +188,7 @@ def swallow_in_a_helper(effect: Callable[[], None]) -> None:
 SWALLOWING = [swallow_in_one_loop, swallow_in_two_loops, swallow_in_a_helper]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow: Callable[..., None]) -> None:
     simulation = Simulation(idle_turns=1_000)
@@ -202,7 +203,7 @@ def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow:
 
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Callable[..., None]) -> None:
-    simulation = Simulation(stall_s=0.1)
+    simulation = Simulation(stall_s=0.02)  # ten times that for one that computes
     simulation.spawn(lambda: swallow(lambda: None), "spins")
     with pytest.raises(StallError):
         simulation.run()

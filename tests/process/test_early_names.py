@@ -209,6 +209,14 @@ def test_a_module_that_takes_more_after_a_world_is_searched_again(loaded: Loaded
     assert asked([module]) == [[LOCAL]] * RANKS
 
 
+def test_what_a_modules_loader_holds_does_not_count_for_the_search(loaded: Loaded) -> None:
+    module = loaded.load(f"{IMPORTS}taken = [[[[[datetime.datetime.now]]]]]", "taken[0][0][0][0][0]()")
+    session: list[list[object]] = [[[] for _ in range(100)] for _ in range(100)]  # pytest's loader holds as much
+    vars(module)["__loader__"] = vars(module)["__spec__"] = types.SimpleNamespace(session=session)
+
+    assert asked([module]) == [[LOCAL]] * RANKS
+
+
 def test_what_the_ranks_function_holds_is_found_too() -> None:
     clock = datetime.now
 
