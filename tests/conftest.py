@@ -6,6 +6,7 @@ Tests of real processes and real time (`real_plugin.py`) are free of the guards.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import fcntl
 import gc
 import os
@@ -170,16 +171,12 @@ def _surroundings() -> dict[str, object]:
 
 
 def _sockets() -> list[str]:
-    # Also those that C++ opened, which no audit hook sees.
-    folder = Path("/proc/self/fd")
-    if not folder.exists():
-        return []
+    # Also those that C++ opened, which no audit hook sees. Every test asks, so not by pathlib: that takes longer.
     links = []
-    for entry in folder.iterdir():
-        try:
-            links.append(str(entry.readlink()))
-        except OSError:  # the one that iterdir itself had open
-            continue
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            with contextlib.suppress(OSError):  # the one that listdir itself had open
+                links.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115
     return sorted(link for link in links if link.startswith("socket:"))
 
 

@@ -315,8 +315,11 @@ class StreamCollective:
                 part.change_filled()
             part.settle_claims()
         cost = communicator.wire_cost(operation)
-        end_ns = simulation.now_ns + cost.duration_ns + connection.delay_ns(simulation.now_ns)
-        self._slow_ns = connection.slow_ns(cost, end_ns - cost.wire_ns)
+        end_ns = simulation.now_ns + cost.duration_ns
+        self._slow_ns = 0
+        if communicator.disturbed:
+            end_ns += connection.delay_ns(simulation.now_ns)
+            self._slow_ns = connection.slow_ns(cost, end_ns - cost.wire_ns)
         self._timer = simulation.call_at(end_ns + self._slow_ns, lambda: self._end(crc))
         if cost.wire_ns >= LIGHT_NS:
             self._wire = communicator.network.begin(
@@ -352,7 +355,9 @@ class StreamCollective:
             part.begun = True
             part.settle_claims()
         duration_ns = max((communicator.wire_cost(part.operation).duration_ns for part in done), default=0)
-        end_ns = simulation.now_ns + duration_ns + connection.delay_ns(simulation.now_ns)
+        end_ns = simulation.now_ns + duration_ns
+        if communicator.disturbed:
+            end_ns += connection.delay_ns(simulation.now_ns)
         self.stuck = len(done) < len(parts)
         self._timer = simulation.call_at(
             end_ns, (lambda: self._end_some(done)) if self.stuck else (lambda: self._end(collision.checksum))

@@ -234,11 +234,9 @@ class Connection:
     def delay_ns(self, now_ns: int) -> int:
         """How much longer it takes because links are delayed: in each step around the ring as much as the slowest.
 
-        What is drawn for a message is drawn for each step.
+        What is drawn for a message is drawn for each step. Asked if the communicator is disturbed.
         """
         communicator = self.communicator
-        if not communicator.disturbed:
-            return 0
         pairs = [(rank, self.ranks[(place + 1) % len(self.ranks)]) for place, rank in enumerate(self.ranks)]
         usual, _ = communicator.slowest()
         varying = [pair for pair in pairs if communicator.varies(*pair)]
@@ -254,7 +252,7 @@ class Connection:
     def slow_ns(self, cost: WireCost, begin_ns: int) -> int:
         """How much longer the bytes of a collective take that begin to move then, because the bandwidth is limited."""
         communicator = self.communicator
-        if not communicator.disturbed or not communicator.network.has_limits:
+        if not communicator.network.has_limits:
             return 0
         end_ns = begin_ns + cost.wire_ns
         sizes: dict[tuple[int, int], float] = {}

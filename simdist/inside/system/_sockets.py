@@ -13,20 +13,29 @@ _LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp writes it
 
 def listens_at(port: int) -> bool:
     """True if a TCP socket of this process listens at a port; False where the system does not report it (no /proc)."""
-    sockets = _listening(port)
-    if not sockets:
-        return False
-    for number in original(os.listdir)("/proc/self/fd"):
+    ours = _own()  # asked first: most processes have none, and the machine's tables are long
+    return bool(ours) and not ours.isdisjoint(_listening(port))
+
+
+def _own() -> set[str]:
+    """The sockets of this process, as links in /proc name them."""
+    found: set[str] = set()
+    try:
+        numbers = original(os.listdir)("/proc/self/fd")
+    except OSError:
+        return found
+    for number in numbers:
         try:
-            if original(os.readlink)(f"/proc/self/fd/{number}") in sockets:
-                return True
+            link = original(os.readlink)(f"/proc/self/fd/{number}")
         except OSError:  # closed meanwhile
             continue
-    return False
+        if link.startswith("socket:"):
+            found.add(link)
+    return found
 
 
 def _listening(port: int) -> set[str]:
-    """The sockets of the machine that listen there, as links in /proc name them."""
+    """The sockets of the machine that listen there."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

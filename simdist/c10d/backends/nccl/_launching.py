@@ -261,7 +261,7 @@ class NcclGroup(NcclMember):
     ) -> NcclWork:
         name, (op_type, _), inputs, outputs = operands.name, operands.kind, operands.inputs, operands.outputs
         communicator, member = self._communicator, self._member
-        simulation, rank = communicator.simulation, self.rank()
+        simulation, rank = communicator.simulation, member.rank
         index, own, streams, _ = connection.ends[rank]
         if len(member.pending) >= _MOST_LAUNCHED:
             oldest: Any = next(iter(member.pending))
