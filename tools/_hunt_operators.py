@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -63,9 +62,16 @@ def layouts() -> tuple[Layout, ...]:
     return _LAYOUTS
 
 
+def _database() -> Sequence[Any]:
+    """Torch's operators with samples; imported here, as that takes two seconds, also for tests that are only collected."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db
+
+
 def operators() -> list[str]:
     """The names of all operators of torch's database that take float32, without those whose results are not set."""
-    names = dict.fromkeys(op.name for op in op_db if torch.float32 in op.dtypes)
+    names = dict.fromkeys(op.name for op in _database() if torch.float32 in op.dtypes)
     return [name for name in names if not name.startswith(("empty", "new_empty"))]
 
 
@@ -90,7 +96,7 @@ def differences_of(name: str, layout: Layout, samples: int) -> list[Difference]:
         "cpu", (dist.get_world_size(),) if layout.mesh == "line" else (2, dist.get_world_size() // 2)
     )
     found: list[Difference] = []
-    for op in (op for op in op_db if op.name == name):
+    for op in (op for op in _database() if op.name == name):
         torch.manual_seed(0)
         drawn = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)  # type: ignore[no-untyped-call]
         for sample in itertools.islice(drawn, samples):

@@ -73,7 +73,7 @@ def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.Monke
 
 
 def test_a_scenario_with_a_database_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=48)
+    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=20)
     reports: list[FuzzReport] = []
     for name, count in (("one", 1), ("two", 2)):
         with standing_in(monkeypatch):
