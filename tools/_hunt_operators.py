@@ -63,7 +63,7 @@ def layouts() -> tuple[Layout, ...]:
 
 
 def _database() -> Sequence[Any]:
-    """Torch's operators with samples; imported here, as that takes two seconds, also for tests that are only collected."""
+    """Torch's operators with samples. The import takes two seconds, and tests are collected without it."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return op_db
@@ -98,7 +98,7 @@ def differences_of(name: str, layout: Layout, samples: int) -> list[Difference]:
     found: list[Difference] = []
     for op in (op for op in _database() if op.name == name):
         torch.manual_seed(0)
-        drawn = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)  # type: ignore[no-untyped-call]
+        drawn = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
         for sample in itertools.islice(drawn, samples):
             values, form = tree_flatten(([sample.input, *sample.args], sample.kwargs))
             values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
