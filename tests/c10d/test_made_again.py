@@ -78,3 +78,20 @@ def test_ranks_of_nccl_need_the_one_that_makes_the_id_to_be_first() -> None:
     assert "returned Connection refused, exceeded error retry count after 35 attempts" in other[0]
     assert (early[1], other[1]) == (59_500, 59_500)
     assert late is None
+
+
+def test_an_id_whose_maker_fails_is_no_old_one() -> None:
+    def body() -> str:
+        if os.environ["RANK"] == "0":
+            os.environ["NCCL_NET"] = "of nobody"
+        try:
+            dist.init_process_group("nccl", timeout=timedelta(seconds=6))
+            dist.all_reduce(torch.ones(1, device=f"cuda:{os.environ['RANK']}"))
+        except Exception as error:
+            return str(error)
+        return "met"
+
+    first, other = simdist.run(body, world_size=2, backend="nccl").ranks
+
+    assert "is that of a plugin" in str(first.value)
+    assert "Connection refused" not in str(other.value)

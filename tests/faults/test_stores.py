@@ -456,3 +456,17 @@ def test_a_stale_store_takes_a_restart() -> None:
         run(lambda: None, StoreStale())
     assert StoreStale().real_obstacle(Machine("gloo", 1, 1)) == ""
     assert StoreStale(after="other").real_obstacle(Machine("gloo", 1, 1)).startswith("on real processes only faults")
+
+
+def test_what_a_rank_sent_to_a_store_that_was_away_is_there_in_the_next_life() -> None:
+    def body() -> bytes:
+        store = connect(30.0)
+        if os.environ[LIFE] == "0":
+            time.sleep(0.01)
+            store.set("sent", "before the end")
+            raise RuntimeError("once")
+        return bytes(store.get("sent"))
+
+    faults = [StoreAway(start_ns=MS, until_ns=5_000 * MS), StoreStale()]
+
+    assert run(body, *faults, world_size=1, max_restarts=1).values == [b"before the end"]

@@ -93,7 +93,7 @@ def test_nothing_is_reached_without_a_fault() -> None:
     assert reached_by(simdist.run(all_together, world_size=4)) == frozenset()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.real)])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_a_bug_of_a_recovery_is_found_by_plans_that_build_on_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def search() -> FuzzReport:
         about: dict[str, Any] = {"families": ["crash", "exception"], "seed_of_plans": seed, "shrink": False}

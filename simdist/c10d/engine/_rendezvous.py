@@ -202,7 +202,9 @@ def _look_for_others(
     dead = next((peer for peer in misled_by if not is_alive(peer)), None)
     text = words.unconnected() if dead is None else words.refused_by_peer(dead)
     if dead is None:
-        simulation.park(_Misled(communicator), simulation.now_ns + _CONNECTING * timeout_ns)
+        wait, deadline_ns = _Misled(communicator), simulation.now_ns + _CONNECTING * timeout_ns
+        while simulation.park(wait, deadline_ns):
+            pass  # woken for something else
     log(process, "E", text, Place.MESH_FAILED)
     raise RuntimeError(text)
 

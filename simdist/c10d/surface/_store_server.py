@@ -188,12 +188,12 @@ class StoreServer:
                 task.simulation.wake(task)
 
     def outlive(self) -> None:
-        """All clients have ended: keep what they left, and nothing of themselves."""
+        """All clients have ended: keep what they left, also requests that are not served yet, and nothing of them."""
         self.forget()
         self.outlived = True
         self.joined = 0
         self.master = None
-        for held in (self._waiting, self.connected, self.clients, self._held, self.monitors):
+        for held in (self._waiting, self.connected, self.clients, self.monitors):
             held.clear()
 
     def forget(self) -> None:

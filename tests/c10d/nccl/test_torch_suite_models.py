@@ -107,8 +107,8 @@ def case_nccl_backend_2gpu_module(self: Case) -> None:
     devices = own_devices(self)[:2]
     module, reference = TwoDevices(devices), net()
     with torch.no_grad():
-        module.fc1.weight.copy_(reference[0].weight)  # type: ignore[index]
-        module.fc2.weight.copy_(reference[2].weight)  # type: ignore[index]
+        module.fc1.weight.copy_(reference[0].weight)  # type: ignore[index]  # torch says Tensor | Module
+        module.fc2.weight.copy_(reference[2].weight)  # type: ignore[index]  # torch says Tensor | Module
     train(self, module, None, reference, "cpu")
 
 

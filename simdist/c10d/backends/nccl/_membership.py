@@ -311,6 +311,8 @@ class NcclMember(EndingMember):
             DistBackendError: its maker has not set it anew by then, and nobody listens any more where it leads.
         """
         server, simulation = self._store.server, self._communicator.simulation
+        if not server.outlived and not self._communicator.again:
+            return
         names = {maker: self._store._name(name) for maker, name in makers.items() if maker != self.rank()}
 
         def is_old() -> bool:
