@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simdist.judges._bits import bits_of, bits_of_each
-from simdist.native import copied, holds, lying
+from simdist.native import copied, holds
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     States = Mapping[Tensor, Mapping[str, Any]]  # what an optimizer keeps for each parameter
 
-__all__ = ["Bits", "Content", "Look", "Newest", "look_at", "summed_content"]
+__all__ = ["Bits", "Content", "Newest", "copied_content", "summed_content"]
 
 Bits: TypeAlias = tuple[int | None, int | None, int | None]
 """Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
@@ -32,19 +32,17 @@ _State: TypeAlias = tuple[int | None, ...]  # of what an optimizer keeps: None f
 class Content:
     """Parameters with their gradients and their optimizer's state, in an optimizer's order."""
 
-    __slots__ = ("_bits", "_copies", "_sizes", "_states", "finite")
+    __slots__ = ("_bits", "_copies", "_states", "finite")
 
     def __init__(
         self,
         bits: list[Bits] | None,
         copies: list[bytes | None] | None = None,
-        sizes: Sequence[int] = (),
         states: Sequence[_State] = (),
     ) -> None:
         self._bits = bits
         # Until there are bits: of each parameter and its gradient, in turn, and then of the tensors in the states.
         self._copies = copies
-        self._sizes = sizes  # of these, in bytes
         self._states = states
         self.finite = False  # somebody has looked, and all parameters are
 
@@ -71,44 +69,32 @@ class Content:
             return copies is not None and (None not in copies or None not in [copies[2 * place] for place in wanted])
         return None not in [self._bits[place][0] for place in wanted]
 
-    def is_at(self, look: Look) -> bool:
-        """True if this is what lies there; False also if there is no copy any more."""
+    def is_of(self, parameters: Sequence[Tensor | None], kept: States) -> bool:
+        """True if these parameters have this content now; False also if there is no copy any more."""
         copies = self._copies
-        return (
-            copies is not None
-            and look.sizes == self._sizes
-            and look.states == self._states
-            and holds(look.addresses, copies)
-        )
+        if copies is None:
+            return False
+        tensors, states = _looked_at(parameters, kept)
+        return states == self._states and len(tensors) == len(copies) and holds(tensors, copies)
 
 
-@dataclass(slots=True)
-class Look:
-    """Where parameters, their gradients and their optimizer's state lie now, and how many bytes; 0 for none."""
-
-    addresses: Sequence[int]
-    sizes: Sequence[int]
-    states: Sequence[_State]
-
-    def copy(self) -> Content | None:
-        """The content with a copy of all that; None if that is too much."""
-        if sum(self.sizes) > _MOST_BYTES:
-            return None
-        return Content(None, copied(self.addresses, self.sizes), self.sizes, self.states)
+def copied_content(parameters: Sequence[Tensor | None], kept: States) -> Content | None:
+    """The content with a copy; None if that is too much, or one of the tensors is not plain, dense and of the CPU."""
+    tensors, states = _looked_at(parameters, kept)
+    copies = copied(tensors, _MOST_BYTES)
+    return None if copies is None else Content(None, copies, states)
 
 
-def look_at(parameters: Sequence[Tensor | None], kept: States) -> Look | None:
-    """Where parameters lie, those that are not None; None if one has no memory of the CPU to itself."""
+def _looked_at(parameters: Sequence[Tensor | None], kept: States) -> tuple[list[Tensor | None], tuple[_State, ...]]:
+    """The tensors that a content is made of; and the states, in which None stands for the tensors at the end."""
     tensors: list[Tensor | None] = []
     for each in parameters:
         tensors += (None, None) if each is None else (each, each.grad)
-    states = _NO_STATE * len(parameters)
-    if kept:
-        states = tuple(
-            _state_of(() if each is None else (kept.get(each) or {}).values(), tensors) for each in parameters
-        )
-    places = lying(tensors)
-    return None if places is None else Look(*places, states)
+    if not kept:
+        return tensors, _NO_STATE * len(parameters)
+    return tensors, tuple(
+        _state_of(() if each is None else (kept.get(each) or {}).values(), tensors) for each in parameters
+    )
 
 
 def _state_of(values: Iterable[Any], tensors: list[Tensor | None]) -> _State:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
-from simdist.judges._contents import Bits, Content, look_at, summed_content
+from simdist.judges._contents import Bits, Content, copied_content, summed_content
 from simdist.judges._judge import Moment
 
 if TYPE_CHECKING:
@@ -121,16 +121,15 @@ class Table:
 
     def content_after(self, number: int, parameters: Sequence[Tensor | None], states: States) -> Content:
         """What a rank holds after a step: the content of the first rank that took it, if it is the same."""
-        look = look_at(parameters, states)
         first = self._content
         if number > self.latest:
             if first is not None and self.latest in self.rows:
                 first.settle()  # some ranks have still to take that step
             self.latest = number
-            first = self._content = None if look is None else look.copy()
+            first = self._content = copied_content(parameters, states)
             if first is not None:
                 return first
-        elif number == self.latest and first is not None and look is not None and first.is_at(look):
+        elif number == self.latest and first is not None and first.is_of(parameters, states):
             return first
         return summed_content(parameters, states)
 

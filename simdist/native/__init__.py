@@ -13,7 +13,7 @@ Open `_folds.py` first, then `folds.cpp`.
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
 from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
-from simdist.native._memory import NOT_LOOKED, copied, holds, lying, place_not_finite
+from simdist.native._memory import NOT_LOOKED, copied, holds, place_not_finite
 
 __all__ = [
     "NOT_LOOKED",
@@ -23,7 +23,6 @@ __all__ = [
     "copied",
     "copy_each",
     "holds",
-    "lying",
     "partial_ring",
     "place_not_finite",
     "ring",

@@ -594,7 +594,6 @@ PyMethodDef methods[] = {
      partial_ring_doc},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copy)), METH_FASTCALL, copy_doc},
     {"copied", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copied)), METH_FASTCALL, copied_doc},
-    {"lying", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(lying)), METH_FASTCALL, lying_doc},
     {"holds", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(holds)), METH_FASTCALL, holds_doc},
     {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
      not_finite_doc},

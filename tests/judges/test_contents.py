@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from simdist.judges._bits import bits_of
-from simdist.judges._contents import Content, Look, look_at, summed_content
+from simdist.judges._contents import Content, copied_content, summed_content
 from simdist.judges._replica_tables import Row, Table
 from tests.judges.programs import net
 
@@ -22,9 +22,8 @@ def stepped(seed: int = 0) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
     return list(model.parameters()), optimizer
 
 
-def copied(look: Look | None) -> Content:
-    assert look is not None
-    content = look.copy()
+def copied(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Content:
+    content = copied_content(parameters, optimizer.state)
     assert content is not None
     return content
 
@@ -32,7 +31,7 @@ def copied(look: Look | None) -> Content:
 def test_the_sums_of_a_copy_are_those_of_the_memory() -> None:
     parameters, optimizer = stepped()
 
-    content = copied(look_at(parameters, optimizer.state))
+    content = copied(parameters, optimizer)
 
     assert content.bits == summed_content(parameters, optimizer.state).bits
     assert [bits[0] for bits in content.bits] == [bits_of(each) for each in parameters]
@@ -41,17 +40,15 @@ def test_the_sums_of_a_copy_are_those_of_the_memory() -> None:
 @pytest.mark.parametrize("what", ["parameter", "gradient", "state"])
 def test_a_bit_tells_contents_apart(what: str) -> None:
     (parameters, optimizer), (others, other_optimizer) = stepped(), stepped()
-    content = copied(look_at(parameters, optimizer.state))
-    same = look_at(others, other_optimizer.state)
-    assert same is not None
-    assert content.is_at(same)
+    content = copied(parameters, optimizer)
+    assert content.is_of(others, other_optimizer.state)
     changed = {"parameter": others[-1].data, "gradient": others[-1].grad, "state": None}[what]
     if changed is None:
         changed = other_optimizer.state[others[-1]]["exp_avg_sq"]
 
     changed.view(torch.int32).bitwise_xor_(1)
 
-    assert not content.is_at(same)
+    assert not content.is_of(others, other_optimizer.state)
     assert content.bits != summed_content(others, other_optimizer.state).bits
 
 
@@ -59,8 +56,8 @@ def test_what_is_not_plain_memory_is_not_copied() -> None:
     weight = nn.Parameter(torch.ones(4, 2))
     weight.grad = torch.ones(4, 2).to_sparse()
 
-    assert look_at([weight], {}) is None
-    assert look_at([nn.Parameter(torch.ones(4, 2).t())], {}) is None
+    assert copied_content([weight], {}) is None
+    assert copied_content([nn.Parameter(torch.ones(4, 2).t())], {}) is None
 
 
 def test_ranks_that_hold_the_same_share_one_content_also_behind_one_that_differs() -> None:

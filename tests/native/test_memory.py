@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simdist.judges._bits import first_not_finite
-from simdist.native import NOT_LOOKED, _folds, copied, holds, lying, place_not_finite
+from simdist.native import NOT_LOOKED, _folds, copied, holds, place_not_finite
 
 Tensor = torch.Tensor
 
@@ -26,33 +26,32 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def places(*tensors: Tensor | None) -> tuple[list[int], list[int]]:
-    found = lying(list(tensors))
-    assert found is not None
-    return found
-
-
 @pytest.mark.usefixtures("either")
 def test_memory_holds_its_copy_until_a_bit_changes() -> None:
-    numbers, flags = torch.arange(7.0), torch.ones(3, dtype=torch.bool)
-    addresses, sizes = places(numbers, None, flags)
+    tensors = [torch.arange(7.0), None, flags := torch.ones(3, dtype=torch.bool)]
 
-    copies = copied(addresses, sizes)
+    copies = copied(tensors, 31)
 
-    assert copies == [bytes(numbers.view(torch.uint8).tolist()), None, b"\1\1\1"]
-    assert holds(addresses, copies)
+    assert copies == [bytes(torch.arange(7.0).view(torch.uint8).tolist()), None, b"\1\1\1"]
+    assert holds(tensors, copies)
     flags[1] = False
-    assert not holds(addresses, copies)
+    assert not holds(tensors, copies)
 
 
 @pytest.mark.usefixtures("either")
 def test_what_is_missing_is_like_nothing_else() -> None:
     numbers = torch.ones(2)
-    addresses, sizes = places(numbers)
 
-    assert not holds(addresses, [None])
-    assert not holds([0], copied(addresses, sizes))
-    assert holds([0], [None])
+    assert not holds([numbers], [None])
+    assert not holds([None], copied([numbers], 8) or [])
+    assert not holds([numbers[:1]], copied([numbers], 8) or [])
+    assert holds([None], [None])
+
+
+@pytest.mark.usefixtures("either")
+def test_no_more_is_copied_than_is_asked_for() -> None:
+    assert copied([torch.ones(2), None, torch.ones(1)], 12) is not None
+    assert copied([torch.ones(2), None, torch.ones(1)], 11) is None
 
 
 @pytest.mark.usefixtures("either")
@@ -96,26 +95,52 @@ class Odd(Tensor):
     ids=["strided", "sparse", "meta", "empty", "negated", "subclass"],
 )
 def test_only_plain_memory_has_a_place(odd: Tensor) -> None:
-    assert lying([torch.ones(2), odd]) is None
-    assert place_not_finite([torch.ones(2), odd]) == NOT_LOOKED
+    assert copied([torch.ones(2), odd], 100) is None
+    assert not holds([odd], [b"\0\0\x80?\0\0\x80?"])
+    if not odd.is_neg():
+        assert place_not_finite([torch.ones(2), odd]) == NOT_LOOKED
 
 
 @pytest.mark.usefixtures("either")
-def test_a_tensor_lies_where_torch_says() -> None:
+def test_a_negated_view_is_as_finite_as_its_memory() -> None:
+    negated = torch.complex(torch.ones(2), torch.tensor([1.0, -float("inf")])).conj().imag
+
+    assert negated.is_neg()
+    assert first_not_finite([negated[:1], negated]) == 1
+
+
+@pytest.mark.usefixtures("either")
+def test_views_and_parameters_are_read_where_they_lie() -> None:
     whole, parameter = torch.arange(6.0), torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
 
-    assert lying([whole[2:], None, parameter]) == ([whole.data_ptr() + 8, 0, parameter.data_ptr()], [16, 0, 24])
-    assert lying([]) == ([], [])
+    assert copied([whole[2:], None, parameter], 40) == [
+        bytes(whole[2:].view(torch.uint8).tolist()),
+        None,
+        bytes(parameter.detach().view(torch.uint8).tolist()),
+    ]
+    assert copied([], 0) == []
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3), (3, 1), (2, 1, 2)])
+def test_dense_tensors_of_any_shape_are_read(shape: tuple[int, ...]) -> None:
+    tensor = torch.full(shape, float("nan"))
+
+    assert copied([tensor], 100) == [bytes(tensor.reshape(-1).view(torch.uint8).tolist())]
+    assert first_not_finite([tensor]) == 0
 
 
 def test_bad_arguments_are_refused(native: ModuleType) -> None:
-    with pytest.raises(ValueError, match="each address has a size"):
-        native.copied([0], [])
-    for call in (native.lying, lambda *given: native.not_finite(*given, {})):
-        for tensors, plain in (((), frozenset()), ([], set())):
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    calls: dict[str, tuple[object, ...]] = {"copied": (table, 0), "holds": (table, []), "not_finite": (table,)}
+    for name, others in calls.items():
+        for tensors, types in (((), frozenset()), ([], set())):
             with pytest.raises(TypeError, match="a list of tensors and a frozenset of their types"):
-                call(tensors, plain)
-    with pytest.raises(TypeError, match="a list with a copy for each address"):
-        native.holds([0], [])
+                getattr(native, name)(tensors, types, *others)
+    plain = frozenset((torch.Tensor,))
+    with pytest.raises(ValueError, match="PyCapsule_GetPointer called with invalid PyCapsule object"):
+        native.not_finite([], plain, None)
+    with pytest.raises(TypeError, match="a list with a copy for each tensor"):
+        native.holds([None], plain, table, [])
     with pytest.raises(TypeError, match="expected bytes"):
-        native.holds([1], ["x"])
+        native.holds([torch.ones(1)], plain, table, ["x"])
