@@ -5,6 +5,9 @@ which may be long after `isend` or a call with `async_op=True` has returned. Wha
 goes out instead, on some schedules only. Of sends strict worlds make an error themselves; there this judge says nothing
 of them.
 
+What a collective fills is a tensor for each rank: `[tensor] * n` is one tensor, in which only the last rank's is left.
+That counts if what the ranks give is not the same.
+
 Doubts: of collectives only those are looked at that the program issues itself, and torch is trusted with its own. What
 is read before the wait is not seen, nor what is written after the data was read. Memory of devices is ordered by
 streams, and copied where it is changed too early (`simdist.device`).
@@ -14,27 +17,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from simdist.c10d import CollectiveRead, MessageRead, WorkIssued, WorkWaited, issued_by_torch
+from simdist.c10d.calls import names_where
 from simdist.c10d.engine import P2PWork
-from simdist.judges._bits import bits_of
+from simdist.judges._bits import bits_of, tensors_in
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges._sites import site_of
 from simdist.kernel import PASS, Verdict
 
 if TYPE_CHECKING:
-    import torch
-
     from simdist.c10d import SimWork
 
 __all__ = ["Buffers"]
 
 _Bits = list[int | None]
+_SEVERAL = names_where(lambda row: row.payload in ("gathered", "exchanged"))  # that fill a list of tensors
 
 
 class Buffers(Judge):
-    """No tensor is changed between `isend`, or a collective with `async_op=True`, and the moment it is read."""
+    """No tensor is changed between `isend`, or a collective with `async_op=True`, and the moment it is read.
+
+    And no collective fills the same memory for several ranks.
+    """
 
     name: ClassVar[str] = "buffers"
 
@@ -54,10 +63,16 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._held: dict[SimWork, tuple[Sequence[torch.Tensor], _Bits, Moment]] = {}  # by work
+        self._given: dict[SimWork, Sequence[torch.Tensor]] = {}  # to collectives that fill lists, and are not read yet
+        self._doubled: dict[SimWork, Moment] = {}  # those of them that fill some memory more than once
 
     def on_issue(self, event: WorkIssued) -> None:
         """An operation was issued, and may not be over when the call returns."""
         work = event.work
+        if work.name in _SEVERAL:
+            self._given[work] = event.reads
+            if _overlap(tensors_in(work.outputs)):
+                self._doubled[work] = self._hearing.moment(work.process, site_of(sys._getframe(1)))
         if work.name == "send":
             reads = []
             if isinstance(work, P2PWork) and not (self._hearing.strict or work.tensor.is_cuda or work.inner):
@@ -79,6 +94,8 @@ class _Watch:
 
     def on_collective(self, event: CollectiveRead) -> None:
         """The data of a collective is read."""
+        if self._given:
+            self._look_at_given(event.works)
         for work in event.works if self._held else ():
             if work in self._held:
                 if self._changed(work):
@@ -88,6 +105,22 @@ class _Watch:
     def on_wait(self, event: WorkWaited) -> None:
         """An operation is over, well or not."""
         self._held.pop(event.work, None)
+        self._given.pop(event.work, None)
+        self._doubled.pop(event.work, None)
+
+    def _look_at_given(self, works: Sequence[SimWork]) -> None:
+        given = [tensor for work in works for tensor in self._given.pop(work, ())]
+        doubled = [(work, moment) for work in works if (moment := self._doubled.pop(work, None)) is not None]
+        if not doubled or len(set(_bits(given)) - {None}) < 2:
+            return
+        work, moment = min(doubled, key=lambda each: each[1].rank)
+        what = work.describe()
+        self._hearing.find(
+            f"{what} fills the same memory for several ranks",
+            moment,
+            subject=what,
+            notes=["only what came last is left; make a tensor for each rank, for `[tensor] * n` is one"],
+        )
 
     def _changed(self, work: SimWork) -> bool:
         reads, before, _ = self._held[work]
@@ -102,6 +135,13 @@ class _Watch:
             subject=what,
             notes=[f"{goes} the new values; {advice}"],
         )
+
+
+def _overlap(outputs: Sequence[torch.Tensor]) -> bool:
+    """True if some dense tensors share memory."""
+    dense = [each for each in outputs if each.layout is torch.strided and each.numel() and each.is_contiguous()]
+    places = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in dense)
+    return any(end > begin for (_, end), (begin, _) in pairwise(places))
 
 
 def _bits(tensors: Sequence[torch.Tensor]) -> _Bits:

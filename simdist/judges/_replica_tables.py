@@ -1,10 +1,11 @@
 """What each rank has at each place of an optimizer, and who is meant to have the same there.
 
 A *place* is a parameter of an optimizer: of a model in DDP by its name there, else by its position in the optimizer's
-lists. What stands at a place on several ranks are *copies*. Three things say which ranks are meant to be equal:
+lists. What stands at a place on several ranks are *copies*. Four things say which ranks are meant to be equal:
 
 - DDP: all ranks of its group.
 - A DTensor's placements: the ranks of its mesh that differ only in dimensions in which it is replicated.
+- The reduction of its first gradient: the ranks that take part in it.
 - Nothing but the bits: the ranks where the same shape, type and bits stood before the first step. A tensor whose
   elements are all the same (a bias of zeros) is no sign; it counts where all other parameters of the two ranks are the
   same too.
@@ -13,7 +14,7 @@ lists. What stands at a place on several ranks are *copies*. Three things say wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from simdist.c10d.engine import Communicator
     from simdist.judges._contents import States
 
-__all__ = ["Copy", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
+__all__ = ["Copy", "Filled", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
 
 Key = tuple[object, ...]
 
@@ -46,8 +48,24 @@ class Copy:
     ranks: tuple[int, ...] = ()  # that are said to have the same; empty: nothing says so
     strict: bool = False  # from the first step on, without exception
     synced: bool = False  # a collective has filled it before the first step
-    reduced: bool = False  # a collective has filled its first gradient
+    reduced: Communicator | None = None  # the group whose ranks reduced its first gradient
     telling: bool = False  # its first gradient was no constant, which ranks may have in common by chance
+
+
+@dataclass(slots=True)
+class Filled:
+    """What collectives have filled on a rank before its first step."""
+
+    places: set[int] = field(default_factory=set)  # addresses
+    sums: list[tuple[int, int, Communicator]] = field(default_factory=list)  # since the last backward pass, with sizes
+
+    def reducers(self, elements: int) -> tuple[dict[int, Communicator], Communicator | None]:
+        """The groups that reduced what is at an address; and the one that reduced just so many elements in all."""
+        total: dict[Communicator, int] = {}
+        for _, count, group in self.sums:
+            total[group] = total.get(group, 0) + count
+        whole = next((group for group, count in total.items() if count == elements), None)
+        return {place: group for place, _, group in self.sums if place}, whole
 
 
 @dataclass(slots=True)
@@ -73,7 +91,7 @@ class Row:
 class Optimized:
     """One optimizer of one rank. `last` is the latest row; `places` says where the copy of a key is in `copies`."""
 
-    optimizer: weakref.ref[Optimizer]
+    optimizer: Callable[[], Optimizer | None]
     moment: Moment
     copies: list[Copy]
     places: dict[Key, int]
@@ -91,9 +109,11 @@ class Optimized:
 class Table:
     """The optimizers with one index, of all ranks that have one, and the rows of steps that some have still to take."""
 
+    of_leaves: bool = False  # of the first losses of ranks, and not of optimizers: rows are of backward passes
     ranks: dict[int, Optimized] = field(default_factory=dict)
     rows: dict[int, dict[int, Row]] = field(default_factory=dict)
     kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
+    reunited: set[tuple[int, ...]] = field(default_factory=set)  # ranks whose copies differed, and were equal later
     latest: int = -1  # the latest step that a rank has taken
     _content: Content | None = None  # of the first rank that took it
     _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
@@ -152,7 +172,7 @@ class Table:
         if any(set(ranks) <= set(kept) for kept in self.kept):
             return True
         here = [self.ranks[rank].copy(key) for rank in ranks]
-        if all(copy is not None and copy.reduced for copy in here):
+        if all(copy is not None and copy.reduced is not None for copy in here):
             return True
         for key in self.ranks[ranks[0]].places:
             copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
@@ -167,12 +187,17 @@ class Table:
             found = [rank for rank in ranks if rank in known and known[rank].ranks == ranks]
             if len(found) > 1:
                 yield found
+        together: dict[tuple[object, ...], list[int]] = {}
         alike: dict[tuple[object, ...], list[int]] = {}
         for rank, copy in known.items():
             if not copy.ranks and copy.first is not None:
                 alike.setdefault((copy.shape, copy.dtype, copy.first), []).append(rank)
+                if copy.reduced is not None:
+                    together.setdefault((copy.shape, copy.dtype, copy.reduced), []).append(rank)
+        reduced = [ranks for ranks in together.values() if len(ranks) > 1]
+        yield from reduced
         for ranks_alike in alike.values():
-            if len(ranks_alike) < 2:
+            if len(ranks_alike) < 2 or any(set(ranks_alike) <= set(ranks) for ranks in reduced):
                 continue
             if not known[ranks_alike[0]].constant:
                 yield ranks_alike
@@ -190,8 +215,9 @@ class Table:
         yield from (found for found in sets.values() if len(found) > 1)
 
 
-def copy_of(key: Key, name: str, parameter: Tensor, synced: set[int]) -> Copy:
-    """What stands at a place now; `synced` are the addresses that collectives have filled."""
+def copy_of(key: Key, name: str, parameter: Tensor, places: Set[int], reduced: Communicator | None = None) -> Copy:
+    """What stands at a place now; `places` are the addresses that collectives have filled."""
+    peers = mesh_peers(parameter)
     return Copy(
         key,
         name,
@@ -200,10 +226,10 @@ def copy_of(key: Key, name: str, parameter: Tensor, synced: set[int]) -> Copy:
         str(parameter.dtype),
         bits_of(parameter),
         is_constant(parameter),
-        mesh_peers(parameter),
-        strict=bool(mesh_peers(parameter)),
-        synced=bool(synced) and place_in_memory(parameter) in synced,
-        reduced=bool(synced) and parameter.grad is not None and place_in_memory(parameter.grad) in synced,
+        peers,
+        strict=bool(peers),
+        synced=bool(places) and place_in_memory(parameter) in places,
+        reduced=reduced,
     )
 
 

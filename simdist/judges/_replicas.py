@@ -5,7 +5,10 @@ What DDP and DTensors say is replicated has to be equal from the first step on. 
 seed. So there a difference is a suspicion first. It is dropped if the copies are equal again, before a later step or at
 the end; and it counts only where something shows that they were meant to be equal: they, or others of the same ranks,
 were after an earlier step; a collective filled them, or their gradients, before the first; or the ranks exchange
-nothing at all that could be part of a model.
+nothing at all that could be part of a model. Ranks whose copies differed once and were equal later are left alone then.
+
+What is trained without an optimizer is looked at when a rank goes backward (`_leaves`): if some parameters of the first
+loss on some rank are in no optimizer, those of all ranks.
 
 Invariants:
 - Ranks that run ahead wait for nobody: rows of bits are kept until all ranks have theirs, and compared then.
@@ -24,23 +27,34 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from simdist.c10d import WorkIssued
-from simdist.judges._bits import bits_of, place_in_memory, tensors_in
+from simdist.judges._bits import bits_of, bits_of_each, place_in_memory, tensors_in
 from simdist.judges._contents import Content
-from simdist.judges._events import ModelWrapped, OptimizerBegins, OptimizerStepped
+from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
+from simdist.judges._leaves import Leaves, leaves_of
 from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._parameter_names import name_in_group, names_in_frames
-from simdist.judges._replica_tables import Copy, Key, Optimized, Row, Table, copy_of, note_first_gradients
+from simdist.judges._replica_tables import (
+    Copy,
+    Filled,
+    Key,
+    Optimized,
+    Row,
+    Table,
+    copy_of,
+    note_first_gradients,
+)
 from simdist.process import SimProcess
 from simdist.values import rank_text
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim import Optimizer
 
 __all__ = ["Replicas"]
 
@@ -50,13 +64,15 @@ _MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far b
 _SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
 _FILLING = ("broadcast", "all_reduce", "all_gather", "all_gather_single", "scatter")
 _WHAT = ("parameter", "gradient", "optimizer state")
+_LEAVES = -1  # in place of an optimizer's index: what losses are made of
 
 
 class Replicas(Judge):
     """Parameters, gradients and optimizer state that several ranks hold are equal, bit for bit, after each step.
 
     Replicas are what DDP holds, what DTensors replicate, and, where nothing says so, parameters at the same place of an
-    optimizer with the same shape and bits on several ranks before the first step.
+    optimizer, or of a loss, with the same shape on several ranks, if their bits are the same before the first step, or
+    the ranks reduce the gradient together.
     """
 
     name: ClassVar[str] = "replicas"
@@ -66,6 +82,7 @@ class Replicas(Judge):
         """Look at every step of an optimizer."""
         watch = _Watch(hearing)
         hearing.listen(ModelWrapped, watch.on_model)
+        hearing.listen(BackwardCalled, watch.on_backward)
         hearing.listen(OptimizerBegins, watch.on_begin)
         hearing.listen(OptimizerStepped, watch.on_step)
         hearing.listen(WorkIssued, watch.on_work)
@@ -101,7 +118,9 @@ class _Watch:
         self._hearing = hearing
         self._tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
         self._models: dict[tuple[int, int], list[WrappedModel]] = {}  # by life and rank
-        self._synced: dict[tuple[int, int], set[int]] = {}  # addresses that collectives filled before the first step
+        self._filled: dict[tuple[int, int], Filled] = {}  # by life and rank, until the first step
+        self._leaves: dict[tuple[int, int], Leaves] = {}  # by life and rank, of the first loss
+        self._beside: set[int] = set()  # lives in which some rank trains what is in no optimizer
         self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
         # By life, rank and optimizer: a row whose bits are still to be computed; the arguments of `_complete`.
         self._late: dict[tuple[int, int, int], tuple[Table, int, Row, int]] = {}
@@ -117,10 +136,78 @@ class _Watch:
 
     def on_work(self, event: WorkIssued) -> None:
         """A collective that may fill parameters before the first step."""
-        process = event.work.process
+        work = event.work
+        process = work.process
         who = process.life, process.rank
-        if who not in self._stepped and event.name in _FILLING:
-            self._synced.setdefault(who, set()).update(map(place_in_memory, tensors_in(event.work.outputs)))
+        if who in self._stepped or event.name not in _FILLING:
+            return
+        filled = self._filled.setdefault(who, Filled())
+        for tensor in tensors_in(work.outputs):
+            place = place_in_memory(tensor)
+            filled.places.add(place)
+            if event.reduction in ("sum", "avg") and event.name == "all_reduce":
+                filled.sums.append((place, tensor.numel(), work.member.communicator))
+
+    # -- what losses are made of ---------------------------------------------------------------------------------
+
+    def on_backward(self, event: BackwardCalled) -> None:
+        """A rank goes backward: what its loss is made of is what its earlier passes, and all that came after, left."""
+        process = event.process
+        who = process.life, process.rank
+        leaves = self._leaves.get(who)
+        if self._done or (leaves is not None and leaves.settled and process.life not in self._beside):
+            return
+        filled = self._filled.setdefault(who, Filled())
+        if leaves is None:
+            self._leaves[who] = Leaves(self._loss(event))
+        else:
+            leaves.passes += 1
+            if leaves.passes == 1:
+                leaves.note_first_pass(filled)
+            known = leaves.settled or process.life in self._beside
+            if not known and leaves.are_trained_beside(self._optimized(*who)):
+                self._beside.add(process.life)
+            if process.life in self._beside:
+                self._add_leaves(leaves, event)
+        filled.sums.clear()
+
+    def _loss(self, event: BackwardCalled) -> Optimized:
+        """What a loss is made of. A pass is not a step: ranks that take several for one may take different numbers."""
+        names = names_in_frames(sys._getframe(1))
+        held = self._held(
+            event.process,
+            event.where,
+            lambda: None,
+            [
+                (("leaf", index), leaf, names.get(id(leaf)) or f"parameter {index} of the loss")
+                for index, leaf in enumerate(leaves_of(event.tensors))
+            ],
+        )
+        for copy in held.copies:
+            copy.strict, copy.synced = False, copy.synced or copy.strict
+        return held
+
+    def _add_leaves(self, leaves: Leaves, event: BackwardCalled) -> None:
+        process, held = event.process, leaves.held
+        table = self._tables.setdefault((process.life, _LEAVES), Table(of_leaves=True))
+        if process.rank not in table.ranks:
+            table.ranks[process.rank] = held
+            first = Content([(copy.first, None, None) for copy in held.copies])
+            held.last = Row(held.moment, first, 0)
+            self._put(table, -1, held.last, process.rank)
+        content = Content([(bits, None, None) for bits in bits_of_each(leaves.tensors())])
+        moment = self._hearing.moment(process, event.where)
+        held.last = Row(moment, content, process.operations, held.last)
+        self._put(table, leaves.passes - 1, held.last, process.rank)
+
+    def _optimized(self, life: int, rank: int) -> set[int]:
+        """The ids of what the rank's optimizers have."""
+        return {
+            id(copy.tensor())
+            for (of_life, index), table in self._tables.items()
+            if of_life == life and index != _LEAVES and rank in table.ranks
+            for copy in table.ranks[rank].copies
+        }
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -154,27 +241,46 @@ class _Watch:
 
     def _register(self, event: OptimizerBegins) -> Optimized:
         process, optimizer = event.process, event.optimizer
-        who = process.life, process.rank
-        self._stepped.add(who)
-        models = self._models.get(who, [])
-        synced = self._synced.pop(who, set())
+        self._stepped.add((process.life, process.rank))
+        filled = self._filled.setdefault((process.life, process.rank), Filled())
         names = names_in_frames(sys._getframe(1))
+        found = [
+            ((place, index), parameter, name_in_group(group, place, index, names))
+            for place, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        ]
+        held = self._held(process, event.where, weakref.ref(optimizer), found)
+        gradients = [each.grad for _, each, _ in found if each.grad is not None]
+        by_place, whole = filled.reducers(sum(each.numel() for each in gradients))
+        for copy, (_, parameter, _) in zip(held.copies, found, strict=True):
+            if parameter.grad is not None and filled.sums:
+                copy.reduced = by_place.get(place_in_memory(parameter.grad), whole)
+        filled.places.clear()
+        return held
+
+    def _held(
+        self,
+        process: SimProcess,
+        where: str,
+        optimizer: Callable[[], Optimizer | None],
+        found: Sequence[tuple[Key, torch.Tensor, str]],
+    ) -> Optimized:
+        """What stands at these places now, each with its name."""
+        who = process.life, process.rank
+        models, places = self._models.get(who, []), self._filled[who].places
         copies = []
-        for place, group in enumerate(optimizer.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                owner = next((each for each in models if each.name_of(parameter) is not None), None)
-                if owner is None:
-                    name = name_in_group(group, place, index, names)
-                    copies.append(copy_of((place, index), name, parameter, synced))
-                    continue
-                name = owner.name_of(parameter) or ""
-                copy = copy_of(("ddp", owner.number, name), name, parameter, set())
-                copy.ranks = owner.ranks if len(owner.ranks) > 1 else ()
-                copy.strict = owner.has_no_hook()
-                copies.append(copy)
-        moment = self._hearing.moment(process, event.where)
-        places = {copy.key: place for place, copy in enumerate(copies)}
-        return Optimized(weakref.ref(optimizer), moment, copies, places)
+        for key, parameter, name in found:
+            owner = next((each for each in models if each.name_of(parameter) is not None), None)
+            if owner is None:
+                copies.append(copy_of(key, name, parameter, places))
+                continue
+            name = owner.name_of(parameter) or ""
+            copy = copy_of(("ddp", owner.number, name), name, parameter, set())
+            copy.ranks = owner.ranks if len(owner.ranks) > 1 else ()
+            copy.strict = owner.has_no_hook()
+            copies.append(copy)
+        moment = self._hearing.moment(process, where)
+        return Optimized(optimizer, moment, copies, {copy.key: place for place, copy in enumerate(copies)})
 
     def _add(self, table: Table, number: int, process: SimProcess, event: OptimizerBegins | OptimizerStepped) -> None:
         """Keep a rank's bits after a step; the last to have theirs compares."""
@@ -237,7 +343,7 @@ class _Watch:
         row, places = rows[first], table.ranks[first].places
         if all(rows[rank].is_like(row) and table.ranks[rank].places == places for rank in others):
             if self._suspicion is not None and self._suspicion.table is table:
-                self._suspicion = None
+                self._drop(self._suspicion)
             if not table.kept:
                 self._note_kept(table, rows)
             return
@@ -267,7 +373,7 @@ class _Watch:
         difference = _Difference(table, key, number, part, values, rows, {rank: rows[rank].before for rank in values})
         if copy.strict:
             self._tell(difference)
-        elif self._suspicion is None:
+        elif self._suspicion is None and tuple(values) not in table.reunited:
             held = {rank: _alias(table.ranks[rank].copy(key)) for rank in values}
             self._suspicion = _Suspicion(table, difference, held)
 
@@ -277,7 +383,12 @@ class _Watch:
         if suspicion is not None:
             bits = {None if tensor is None else bits_of(tensor) for tensor in suspicion.held.values()}
             if len(bits) == 1 and None not in bits:
-                self._suspicion = None
+                self._drop(suspicion)
+
+    def _drop(self, suspicion: _Suspicion) -> None:
+        """The copies are equal again: their ranks are meant to differ at times."""
+        suspicion.table.reunited.add(tuple(suspicion.difference.values))
+        self._suspicion = None
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -335,8 +446,12 @@ class _Watch:
         usual, blamed = _usual_and_blamed(found.values, idle)
         copy = table.ranks[blamed].copy(key)
         name = "" if copy is None else copy.name
-        what = f"parameter {name}" if part == 0 else f"{_WHAT[part]} of {name}"
-        when = "before the first optimizer step" if number < 0 else f"after optimizer step {number}"
+        what = name if name.startswith("parameter ") else f"parameter {name}"
+        what = what if part == 0 else f"{_WHAT[part]} of {name}"
+        if table.of_leaves:
+            when = f"before backward pass {number + 1}"
+        else:
+            when = "before the first optimizer step" if number < 0 else f"after optimizer step {number}"
         others = f"from {rank_text(usual)}" if len(usual) > 1 or len(found.values) == 2 else "on every rank"
         self._hearing.find(
             f"{what} differs {others} {when}",
@@ -353,6 +468,8 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
     table, key = found.table, found.key
     mine, other = found.rows[blamed], found.rows[usual]
     lines = []
+    if found.number < 0:
+        lines.append("their gradients are reduced together")
     if blamed in idle and usual not in idle:
         lines.append("the step left it as it was")
     gradients = [table.bits(blamed, mine, key)[1], table.bits(usual, other, key)[1]]

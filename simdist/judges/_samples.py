@@ -7,6 +7,9 @@ Ranks that read the same in the same order are one *reader*, as the ranks of a t
 meant to share the data set if together they draw about as many samples as it has. What a `DistributedSampler` adds to
 give all ranks the same number is allowed, and so is what is dropped at the end.
 
+What a loader draws from a `Subset` are samples of the data set that it is a part of: ranks that split one each for
+itself read some samples twice.
+
 Doubt: loaders are told apart by the data set and the line that iterates; two that share both are taken for one.
 """
 
@@ -18,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 
 from simdist.judges._bits import bits_inside
 from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
@@ -69,6 +72,7 @@ class _Pass:
     replaces: bool  # it draws with replacement, or a part of the data set only
     sampler: str
     shares: int  # of a DistributedSampler
+    parts: Sequence[int]  # the samples of the whole data set that this one has, in its order
     first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
     indices: list[int] = field(default_factory=list)
     trained: bool = False
@@ -136,6 +140,7 @@ class _Watch:
             replaces=_replaces(sampler, size),
             sampler=type(sampler).__name__,
             shares=sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1,
+            parts=_parts(dataset, size),
         )
         rank.counts[line] += 1
 
@@ -143,8 +148,8 @@ class _Watch:
         """A batch was drawn."""
         known = self._rank(event.process).open.get(event.number)
         if known is not None:
-            if all(type(index) is int for index in event.indices):
-                known.indices += event.indices
+            if all(type(index) is int and -known.size <= index < known.size for index in event.indices):
+                known.indices += [known.parts[index] for index in event.indices]
             else:
                 known.replaces = True  # keys of another kind, of which no range can be said
 
@@ -232,7 +237,7 @@ class _Watch:
     def _tell_of_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
         """There are more shares of the data set than ranks that read different ones."""
         self._done.add("shares")
-        never = sorted(set(range(one.size)) - {index for indices in readers for index in indices})
+        never = sorted(set(one.parts) - {index for indices in readers for index in indices})
         twice = next((ranks[1] for ranks in readers.values() if len(ranks) > 1), min(passes))
         what = "1 share" if len(readers) == 1 else f"{len(readers)} shares"
         self._hearing.find(
@@ -259,7 +264,7 @@ class _Watch:
         twice = min(index for index, count in counts.items() if count > 1)
         ranks = [each[0] for indices, each in readers.items() if twice in indices]
         one = passes[ranks[-1]]
-        never = sorted(set(range(one.size)) - set(counts))
+        never = sorted({part for each in passes.values() for part in each.parts} - set(counts))
         often = sum(count > 1 for count in counts.values())
         unread = f", and samples {_some(never)} by none" if never else ""
         who = rank_text(ranks) if len(ranks) > 1 else f"{rank_text(ranks)} more than once"
@@ -276,6 +281,16 @@ def _replaces(sampler: object, size: int) -> bool:
     if isinstance(sampler, WeightedRandomSampler):
         return True
     return isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
+
+
+def _parts(dataset: object, size: int) -> Sequence[int]:
+    """The samples of the whole data set that a part of it has; of one that is no part, all."""
+    parts: Sequence[int] = range(size)
+    while isinstance(dataset, Subset):
+        indices = dataset.indices
+        parts = [int(indices[part]) for part in parts]
+        dataset = dataset.dataset
+    return parts
 
 
 def _some(indices: Sequence[int]) -> str:

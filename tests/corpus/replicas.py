@@ -23,11 +23,15 @@ def batch(step: int, rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, 4, generator=generator)
 
 
+def grad_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def average(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
-        assert parameter.grad is not None
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(grad_of(parameter))
+        grad_of(parameter).div_(dist.get_world_size())
 
 
 @entry("pytorch/pytorch#69031", "replicas", line="optimizer.step()")
@@ -223,3 +227,71 @@ def statistics_of_normalisation_stay_with_each_rank(buggy: bool) -> None:
         optimizer.zero_grad()
         wrapped(batch(step)).square().mean().backward()
         optimizer.step()
+
+
+@entry("pytorch/torchtitan#166", "replicas", rank=1, line="optimizer.step()")
+def weights_that_rank_0_sends_arrive_in_copies(buggy: bool) -> None:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 2)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach().clone() if buggy else parameter.detach(), 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+@entry("NVIDIA-NeMo/Megatron-Bridge#4082", "replicas", rank=1, line="optimizer.step()")
+def copies_with_more_bits_keep_their_first_weights(buggy: bool) -> None:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 2)
+    masters = [nn.Parameter(parameter.detach().double()) for parameter in model.parameters()]
+    wrapped = DistributedDataParallel(model)
+    with torch.no_grad():
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            if not buggy:
+                master.copy_(parameter)
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for step in range(3):
+        model.zero_grad()
+        wrapped(batch(step)).square().mean().backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = grad_of(parameter).double()
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+
+
+@entry("apache/mxnet#17056", "replicas", rank=1, line="optimizer.step()")
+def gradients_are_packed_in_the_order_of_each_rank(buggy: bool) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = dict(model.named_parameters())
+    order = sorted(named, reverse=buggy and dist.get_rank() == 1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        flat = torch.cat([grad_of(named[name]).flatten() for name in order])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for name in order:
+            gradient = grad_of(named[name])
+            gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+            flat = flat[gradient.numel() :]
+        optimizer.step()
+
+
+@entry("horovod/horovod#854", "replicas", rank=1, line="backward()")
+def a_gradient_is_not_reduced_where_no_optimizer_steps(buggy: bool) -> None:
+    model = net()
+    parameters = list(model.parameters())
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
+        average(parameters[:-1] if buggy else parameters)
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.sub_(0.1 * grad_of(parameter))
+                parameter.grad = None

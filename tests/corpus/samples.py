@@ -16,6 +16,7 @@ from torch.utils.data import (
     Sampler,
     TensorDataset,
     get_worker_info,
+    random_split,
 )
 
 from tests.corpus._entries import entry
@@ -167,5 +168,17 @@ def every_rank_reads_the_whole_stream(buggy: bool) -> None:
 def every_worker_reads_the_share_of_its_rank(buggy: bool) -> None:
     model, optimizer = trained()
     loader = DataLoader(Stream(for_ranks=True, for_workers=not buggy), batch_size=4, num_workers=2)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+@entry("Lightning-AI/pytorch-lightning#7728", "samples", line=LOOP)
+def every_rank_splits_the_data_for_itself(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = data()
+    generator = torch.Generator().manual_seed(dist.get_rank() if buggy else 7)
+    part, _ = random_split(dataset, [36, 12], generator=generator)
+    sampler: DistributedSampler[Any] = DistributedSampler(part)
+    loader = DataLoader(part, batch_size=4, sampler=sampler)
     for (given,) in loader:
         train_epoch(model, optimizer, given)

@@ -89,3 +89,11 @@ def one_rank_has_a_batch_more(buggy: bool) -> None:
     for work in works[:2]:
         if work is not None:
             work.wait()
+
+
+@entry("pytorch/pytorch#14632", "buffers", line="dist.all_gather(")
+def parts_of_all_ranks_are_gathered_into_one_tensor(buggy: bool) -> None:
+    ranks = dist.get_world_size()
+    losses = [torch.zeros(1)] * ranks if buggy else [torch.zeros(1) for _ in range(ranks)]
+    for step in range(3):
+        dist.all_gather(losses, torch.tensor([float(step + dist.get_rank())]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -90,3 +92,28 @@ def test_what_a_collective_fills_may_be_anything_before() -> None:
         work.wait()
 
     assert run(gathers).ok
+
+
+def gathered(rank: int, *, given: float, parts: Callable[[], list[torch.Tensor]]) -> None:
+    dist.all_gather(parts(), torch.full((2,), given * rank))
+
+
+@pytest.mark.parametrize("given", [1.0, 0.0])
+def test_memory_that_a_collective_fills_for_several_ranks_is_found(given: float) -> None:
+    overlapping = torch.zeros(4)
+    bodies = [
+        partial(gathered, given=given, parts=lambda: [torch.zeros(2)] * 3),
+        partial(gathered, given=given, parts=lambda: [overlapping[:2], overlapping[1:3], torch.zeros(2)]),
+    ]
+    for body in bodies:
+        result = run(body, "buffers")
+        if not given:  # nothing is lost
+            assert result.ok
+            continue
+        found = only_finding(result)
+        assert found.problem == "all_gather #0 in group '0' fills the same memory for several ranks"
+        assert (found.rank, found.where) == (0, line_of(gathered, "dist.all_gather"))
+
+
+def test_parts_of_one_tensor_that_lie_side_by_side_are_left_alone() -> None:
+    assert run(partial(gathered, given=1.0, parts=lambda: list(torch.zeros(6).chunk(3))), "buffers").ok

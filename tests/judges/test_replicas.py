@@ -256,6 +256,63 @@ def test_ranks_that_never_exchange_a_gradient_are_found() -> None:
     assert (found.step, found.subject) == (0, "0.weight")
 
 
+def test_weights_that_begin_apart_and_share_their_gradients_are_found() -> None:
+    def body(rank: int) -> None:
+        model = net(rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().sum().backward()
+            average(model)
+            optimizer.step()
+
+    found = only_finding(run(body))
+
+    assert (found.rank, found.step) == (1, 0)
+    assert found.problem == "parameter 0.weight differs on every rank before the first optimizer step"
+
+
+def packed(rank: int, *, order: Callable[[list[nn.Parameter]], list[nn.Parameter]]) -> None:
+    """Reduces all gradients as one tensor."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().sum().backward()
+        gradients = [each.grad for each in order(list(model.parameters())) if each.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient in gradients:
+            gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+            flat = flat[gradient.numel() :]
+        optimizer.step()
+
+
+def test_gradients_that_ranks_pack_in_other_orders_are_found() -> None:
+    assert run(partial(packed, order=list)).ok
+
+    found = only_finding(run(partial(packed, order=lambda each: each[:: -1 if dist.get_rank() == 2 else 1])))
+
+    assert (found.rank, found.step, found.subject) == (2, 0, "0.weight")
+
+
+def test_ranks_that_were_equal_again_may_end_apart() -> None:
+    def body(rank: int) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().sum().backward()
+            if step < 2:  # as ranks do that take local steps only later
+                average(model)
+            optimizer.step()
+            for parameter in model.parameters() if step in (4, 6) else ():
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+
+    assert run(body).ok
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_optimizer_inside_another_is_a_part_of_it() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, TensorDataset, random_split
 
 from tests.judges.programs import line_of, net, only_finding, run
 
@@ -131,6 +131,20 @@ def test_samplers_of_the_users_own_are_compared(overlap: int, ok: bool) -> None:
         return DataLoader(dataset, batch_size=4, sampler=Blocks(rank, overlap))
 
     assert run(partial(alone, loader=blocks), "samples").ok is ok
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_that_split_one_data_set_differently_are_found(shuffle: bool) -> None:
+    def loader(dataset: TensorDataset, rank: int, *, seed: int) -> Any:
+        part, _ = random_split(dataset, [36, 14], generator=torch.Generator().manual_seed(seed))
+        return DataLoader(part, batch_size=4, sampler=DistributedSampler(part, shuffle=shuffle))
+
+    result = run(partial(train, loader=lambda dataset, rank: loader(dataset, rank, seed=rank), epochs=1), "samples")
+
+    found = only_finding(result)
+    assert "is read by ranks" in found.problem
+    assert "of 36 samples are read more than once" in found.notes[0]
+    assert run(partial(train, loader=partial(loader, seed=3), epochs=1), "samples").ok
 
 
 def test_ranks_of_a_tensor_parallel_group_read_the_same() -> None:
