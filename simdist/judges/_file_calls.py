@@ -93,7 +93,8 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
     def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _T:
         process = None if isinstance(file, int) else _teller()
         path = "" if process is None or isinstance(file, int) else _path_of(file)
-        if process is None or not path:
+        # With an opener the name may be that of a folder, as in tempfile: what is opened, the opener says by `os.open`.
+        if process is None or not path or kwargs.get("opener") is not None:
             return original(file, mode, *args, **kwargs)
         use = _use_of(mode)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -178,6 +179,23 @@ def test_what_all_ranks_write_is_a_race(tmp_path: Path) -> None:
     found = only_finding(run(writes, "races"))
 
     assert found.problem.startswith("writes file ")
+
+
+def test_temporary_files_of_ranks_have_no_name_in_common(tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        with tempfile.TemporaryFile(dir=tmp_path) as nameless, tempfile.NamedTemporaryFile(dir=tmp_path) as named:
+            torch.save(torch.ones(2), nameless)
+            torch.save(torch.ones(2), named)
+
+    assert run(body, "races").ok
+
+
+def test_a_file_that_an_opener_opens_is_seen(tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        with open("shared", "w", opener=lambda name, flags: os.open(tmp_path / name, flags)) as file:
+            file.write(str(rank))
+
+    assert only_finding(run(body, "races")).problem.startswith(f"writes file {tmp_path / 'shared'}, and rank")
 
 
 def test_a_lock_on_a_file_puts_its_holders_in_order(tmp_path: Path) -> None:
