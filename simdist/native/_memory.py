@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from simdist.inside.python import copied_bytes, holds_bytes
+from simdist.inside.torch import TENSOR_TABLE
 from simdist.native import _folds
 
 __all__ = ["NOT_LOOKED", "copied", "holds", "place_not_finite"]
@@ -12,8 +13,6 @@ __all__ = ["NOT_LOOKED", "copied", "holds", "place_not_finite"]
 NOT_LOOKED = -2
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-# The functions of torch that the extension reads tensors with; older torches have none, and nothing is read there.
-_TABLE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] | None:
@@ -21,8 +20,8 @@ def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] 
 
     None if one of them is no plain, dense tensor of the CPU, or has no memory, or all have more than `most` bytes.
     """
-    if _folds.module is not None and _TABLE is not None:
-        found: list[bytes | None] | None = _folds.module.copied(tensors, _PLAIN, _TABLE, most)
+    if _folds.module is not None and TENSOR_TABLE is not None:
+        found: list[bytes | None] | None = _folds.module.copied(tensors, _PLAIN, TENSOR_TABLE, most)
         return found
     places = [None if each is None else _place(each) for each in tensors]
     if any(place is None and each is not None for place, each in zip(places, tensors, strict=True)):
@@ -34,8 +33,8 @@ def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] 
 
 def holds(tensors: list[torch.Tensor | None], copies: list[bytes | None]) -> bool:
     """True if each tensor has the bytes of its copy in memory, as `copied` would copy them."""
-    if _folds.module is not None and _TABLE is not None:
-        return bool(_folds.module.holds(tensors, _PLAIN, _TABLE, copies))
+    if _folds.module is not None and TENSOR_TABLE is not None:
+        return bool(_folds.module.holds(tensors, _PLAIN, TENSOR_TABLE, copies))
     for tensor, copy in zip(tensors, copies, strict=True):
         if tensor is None or copy is None:
             if tensor is not None or copy is not None:
@@ -64,6 +63,6 @@ def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
     None is passed over. `NOT_LOOKED`: the caller has to look, as the extension is not there, or does not know a type,
     or a tensor is not plain, dense and of the CPU.
     """
-    if _folds.module is None or _TABLE is None:
+    if _folds.module is None or TENSOR_TABLE is None:
         return NOT_LOOKED
-    return int(_folds.module.not_finite(tensors, _PLAIN, _TABLE))
+    return int(_folds.module.not_finite(tensors, _PLAIN, TENSOR_TABLE))

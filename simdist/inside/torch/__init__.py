@@ -95,6 +95,7 @@ from simdist.inside.torch._hooks import (
     device_hooks,
 )
 from simdist.inside.torch._layouts import (
+    TENSOR_TABLE,
     address_of_generator,
     engine_words,
     keeps_gaussian,
@@ -160,6 +161,7 @@ __all__ = [
     "NCCL",
     "RECORDER_HEADER",
     "SPARSE_CPU",
+    "TENSOR_TABLE",
     "Argument",
     "BackendOptions",
     "BackendRequest",

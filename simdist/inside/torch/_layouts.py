@@ -17,10 +17,20 @@ from simdist.inside._facts import fact
 from simdist.inside.python import word_in, words_at
 from simdist.inside.torch._bindings import core_bindings
 
-__all__ = ["address_of_generator", "engine_words", "keeps_gaussian", "on_cpu", "on_device", "place_of_engine"]
+__all__ = [
+    "TENSOR_TABLE",
+    "address_of_generator",
+    "engine_words",
+    "keeps_gaussian",
+    "on_cpu",
+    "on_device",
+    "place_of_engine",
+]
 __all__ += ["say_device", "to_capsule"]
 
 Tensor = torch.Tensor
+# DLPack's table of functions, with which C code reads a tensor, in a capsule; None with a torch that has none.
+TENSOR_TABLE: object = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 _CPU, _CUDA = 1, 2  # DLDeviceType
 _AT_DEVICE = 8  # where `DLTensor` has its device: two integers of 32 bits
 _NAME = b"dltensor"
@@ -126,6 +136,17 @@ def _capsules_are_known() -> str:
     if there != _CPU:
         return f"a capsule of a CPU tensor has the device {there:#x}"
     return "" if same.data_ptr() == tensor.data_ptr() and same.device.type == "cpu" else "it comes back as another one"
+
+
+@fact(
+    "torch.dlpack.table",
+    what="C code can ask a tensor for its memory, its type and its shape",
+    source="aten/src/ATen/dlpack.h, DLPackExchangeAPI; torch/csrc/Module.cpp",
+    seen="2.13",
+    feature="quick judges: they read tensors as without the extension, which costs more",
+)
+def _table_is_known() -> str:
+    return "" if TENSOR_TABLE is not None else "tensors have no such table"
 
 
 @fact(
