@@ -20,7 +20,7 @@ from typing import Any
 
 from simdist.inside.python import Redirection
 from simdist.process._patches import Make
-from simdist.process._user_code import UserModules
+from simdist.process._user_code import Searched
 
 __all__ = ["EarlyMethods"]
 
@@ -40,18 +40,11 @@ class EarlyMethods:
 
     def __init__(self, *makers: Callable[[types.BuiltinFunctionType], Make | None]) -> None:
         self._makers = makers
-        self._modules = UserModules()
-        self._found: dict[int, tuple[types.ModuleType, int, str, list[Redirection]]] = {}  # by id of the module
+        self._in_modules = Searched(self._in_module)
 
     def among(self, called: Iterable[object]) -> list[Redirection]:
         """Those in the user's modules, and those that hang on what is called on the ranks."""
-        found: list[Redirection] = []
-        modules = list(self._modules)
-        for module in modules:
-            found += self._in_module(module)
-        if len(self._found) > len(modules):  # some are no longer imported
-            there = set(map(id, modules))
-            self._found = {key: known for key, known in self._found.items() if key in there}
+        found = list(self._in_modules())
         known = {id(each.function) for each in found}
         found += [
             self._redirection(method) for method in self._reached(list(called), _CALL_BUDGET) if id(method) not in known
@@ -59,15 +52,8 @@ class EarlyMethods:
         return found
 
     def _in_module(self, module: types.ModuleType) -> list[Redirection]:
-        names = vars(module)
-        size, newest = len(names), next(reversed(names), "")
-        known = self._found.get(id(module))
-        if known is None or known[0] is not module or known[1:3] != (size, newest):
-            own = [value for name, value in names.items() if name not in _OF_THE_IMPORT]
-            methods = self._reached(own, _MODULE_BUDGET)
-            redirections = [self._redirection(method) for method in methods]
-            known = self._found[id(module)] = (module, size, newest, redirections)
-        return known[3]
+        own = [value for name, value in vars(module).items() if name not in _OF_THE_IMPORT]
+        return [self._redirection(method) for method in self._reached(own, _MODULE_BUDGET)]
 
     def _redirection(self, method: types.BuiltinFunctionType) -> Redirection:
         make = self._maker_of(method)
@@ -104,7 +90,7 @@ class EarlyMethods:
                 held += gc.get_referents(cell)
             return held
         if issubclass(kind, type):
-            return list(vars(thing).values()) if vars(thing).get("__module__") in self._modules else []
+            return list(vars(thing).values()) if vars(thing).get("__module__") in self._in_modules.modules else []
         if issubclass(kind, _NOT_LOOKED_INTO) or (issubclass(kind, _CONTAINERS) and len(thing) > _LARGE):
             return []
         return gc.get_referents(thing)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
+from operator import call, is_
 from types import ModuleType
+from typing import Generic, TypeVar
 
 from simdist.frames import is_user_file
 
-__all__ = ["UserModules"]
+__all__ = ["Searched", "UserModules"]
+
+_T = TypeVar("_T")
 
 
 class UserModules:
@@ -46,3 +52,32 @@ class UserModules:
 
 def _is_users(name: str, file: object) -> bool:
     return is_user_file(file) if isinstance(file, str) else name == "__main__"
+
+
+class Searched(Generic[_T]):
+    """What `search` finds in each of the user's modules: once, and again when the module has gained or lost a name."""
+
+    def __init__(self, search: Callable[[ModuleType], Iterable[_T]]) -> None:
+        self.modules = UserModules()
+        self._search = search
+        # Of each module, in one order: itself, how many names it has and the newest of them, and what was found.
+        self._seen: list[weakref.ref[ModuleType]] = []
+        self._looks: list[tuple[int, str]] = []
+        self._found: list[tuple[_T, ...]] = []
+
+    def __call__(self) -> Iterator[_T]:
+        """What is found now, module by module."""
+        # Every world asks, and there may be hundreds of modules: no line of Python runs for each unless one is new.
+        modules = list(self.modules)
+        spaces = list(map(vars, modules))
+        looks = list(zip(map(len, spaces), map(next, map(reversed, spaces), repeat("")), strict=True))
+        if looks != self._looks or not all(map(is_, modules, map(call, self._seen))):
+            ids = map(id, map(call, self._seen))
+            known = dict(zip(zip(ids, self._looks, strict=True), self._found, strict=True))
+            keys = zip(map(id, modules), looks, strict=True)
+            self._found = [
+                known[key] if key in known else tuple(self._search(module))
+                for key, module in zip(keys, modules, strict=True)
+            ]
+            self._seen, self._looks = list(map(weakref.ref, modules)), looks
+        return chain.from_iterable(self._found)

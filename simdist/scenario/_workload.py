@@ -44,12 +44,12 @@ def importable(folder: Path, target: str) -> Iterator[None]:
 
     A module of the target's name that was loaded from another folder is set aside meanwhile.
     """
-    path, roots = list(sys.path), {name.partition(".")[0] for name in sys.modules}
+    path = list(sys.path)
     root = target.partition(":")[0].partition(".")[0]
     aside = _loaded(root) if _shadows(folder, root) else {}
     for name in aside:
         del sys.modules[name]
-    roots -= {root} if aside else set()
+    before = set(sys.modules)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
@@ -57,7 +57,8 @@ def importable(folder: Path, target: str) -> Iterator[None]:
     finally:
         sys.path[:] = path
         # By root: a library that lies deeper inside the folder, as in a virtual environment, came by another entry.
-        for new in sorted({name.partition(".")[0] for name in sys.modules} - roots):
+        roots = {name.partition(".")[0] for name in sys.modules.keys() - before}
+        for new in sorted(roots - before):
             module = sys.modules.get(new)
             # What is no module, the program itself has put into its place.
             if _home(module) == folder or (new == root and not isinstance(module, ModuleType)):
@@ -224,4 +225,5 @@ def _home(module: ModuleType | None) -> Path | None:
 
 
 def _loaded(root: str) -> dict[str, ModuleType]:
-    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == root}
+    inside = f"{root}."
+    return {name: module for name, module in sys.modules.items() if name == root or name.startswith(inside)}

@@ -31,6 +31,7 @@ import marshal
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import filterfalse
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,6 +154,7 @@ class Isolation:
         """Let each process of the runtime import for itself, from the next hand-over on."""
         runtime = self._runtime
         self._known = frozenset(sys.modules)
+        self._shared = self._sharing.shared_among(list(sys.modules))
         self._host.modules = {**self._isolated(), "builtins": builtins}
         self._count = len(sys.modules)
         self._original_lock = _bootstrap._get_module_lock
@@ -237,16 +239,14 @@ class Isolation:
         return self._sharing.isolates(name)
 
     def _isolated(self) -> dict[str, ModuleType]:
-        isolates = self._sharing.isolates
         shared, modules = self._shared, sys.modules
         found = {}
-        for name in list(modules):
-            if name not in shared:
-                module = modules[name]
-                if isolates(name) or (name not in self._known and self._was_put_there(name, module)):
-                    found[name] = module
-                else:
-                    shared.add(name)
+        for name in filterfalse(shared.__contains__, list(modules)):  # there may be thousands that are shared
+            module = modules[name]
+            if self._sharing.isolates(name) or (name not in self._known and self._was_put_there(name, module)):
+                found[name] = module
+            else:
+                shared.add(name)
         return found
 
     def _was_put_there(self, name: str, module: object) -> bool:

@@ -6,7 +6,8 @@ goes to the child and back. A forked child begins with what its parent had then;
 begins with what an import makes.
 
 Looked after are the libraries that the user's code names, in variables of its modules and in the code of its functions:
-all tables of their modules and classes, with the tables inside. Left alone are the standard library, torch, what has
+all tables of their modules and classes, with the tables inside. A module is searched for such names once, and again
+when it has gained or lost a variable. Left alone are the standard library, torch, what has
 compiled code, whose state nobody can exchange, and libraries of which `_library_state` knows more.
 
 Most tables nobody writes. They are compared at a hand-over, all in one go, and a table is exchanged from the first time
@@ -34,6 +35,7 @@ from typing import Any, Protocol, Self
 from simdist.frames import is_user_file
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
+from simdist.process._user_code import Searched
 from simdist.process.modules._fork_copies import is_users
 from simdist.process.modules._library_state import APART
 from simdist.process.modules._sharing import NEVER_ISOLATED
@@ -155,19 +157,20 @@ def _fill(place: Any, content: Any) -> None:
 
 def _named_libraries() -> _Libraries:
     """The libraries that the user's modules name, by their top-level name, with their modules."""
-    named: set[str] = set()
-    modules = [(name, each) for name, each in list(sys.modules.items()) if isinstance(each, ModuleType)]
-    for _, module in modules:
-        if is_users(module):
-            for value in list(vars(module).values()):
-                named.update(_names_in(value))
-    named -= _LEFT_ALONE | sys.stdlib_module_names
+    named = set(_named()) - _LEFT_ALONE - sys.stdlib_module_names
     libraries: _Libraries = {}
-    for name, module in modules:
+    for name, module in list(sys.modules.items()):
         top = name.partition(".")[0]
-        if top in named:
+        if top in named and isinstance(module, ModuleType):
             libraries.setdefault(top, []).append((name, module))
     return {top: found for top, found in libraries.items() if not any(map(_is_no_library_of_python, found))}
+
+
+def _names_in_module(module: ModuleType) -> Collection[str]:
+    return {name for value in list(vars(module).values()) for name in _names_in(value)}
+
+
+_named = Searched(_names_in_module)
 
 
 def _is_no_library_of_python(module: tuple[str, ModuleType]) -> bool:

@@ -17,7 +17,8 @@ import importlib.machinery
 import importlib.metadata
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,18 @@ class Sharing:
 
     def isolates(self, name: str) -> bool:
         """True if each rank imports the module for itself."""
-        top = name.partition(".")[0]
+        top = _top_of(name)
         found = self._isolated.get(top)
         if found is None:
             self._isolated[top] = False  # for our own finder, which is asked too
             found = self._isolated[top] = self._decide(top)
         return found
+
+    def shared_among(self, names: Sequence[str]) -> set[str]:
+        """Those that all ranks share; every world asks about thousands of names."""
+        tops = list(map(_top_of, names))
+        shared = {top for top in dict.fromkeys(tops) if not self.isolates(top)}
+        return set(compress(names, map(shared.__contains__, tops)))
 
     def _decide(self, top: str) -> bool:
         if top in sys.stdlib_module_names or top in NEVER_ISOLATED or top.startswith("_sysconfigdata"):
@@ -91,6 +98,11 @@ class Sharing:
             places = list(spec.submodule_search_locations or ())
             return bool(places) and all(is_user_file(f"{place}/x") for place in places)
         return _is_file_of_user(spec.origin)
+
+
+@functools.cache
+def _top_of(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _is_file_of_user(file: object) -> bool:
