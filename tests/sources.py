@@ -7,12 +7,17 @@ A tree of syntax takes a hundred times the memory of its text, and the garbage c
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["Import", "Source", "source"]
+__all__ = ["Import", "Source", "source", "without_collector"]
+
+_T = TypeVar("_T", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +53,69 @@ class Source:
     calls: tuple[tuple[str, int, str | None], ...]
 
 
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Trees have hundreds of thousands of objects, and no cycle: to look for garbage meanwhile is in vain."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 @functools.cache
+@without_collector()
 def source(path: Path) -> Source:
     """What stands in a file."""
     tree = ast.parse(path.read_text())
-    nodes = list(ast.walk(tree))
-    checked = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    nodes = _Nodes(tree)
+    checked = [node for node in nodes.of(ast.If) if "TYPE_CHECKING" in ast.unparse(node.test)]
     typing = {id(node) for outer in checked for node in ast.walk(outer)}
+    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = [
+        *nodes.of(ast.FunctionDef),
+        *nodes.of(ast.AsyncFunctionDef),
+    ]
     notes = {
         id(node.body[0].value)  # type: ignore[attr-defined]  # it is an expression
-        for node in nodes
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in (tree, *nodes.of(ast.ClassDef), *functions)
         if ast.get_docstring(node, clean=False) is not None
     }
+    imported = [node for node in nodes.all if isinstance(node, ast.Import | ast.ImportFrom)]
     return Source(
         path=path,
         documented=bool(ast.get_docstring(tree)),
-        relative=any(isinstance(node, ast.ImportFrom) and node.level for node in nodes),
+        relative=any(node.level for node in nodes.of(ast.ImportFrom)),
         definitions=frozenset(_definitions(tree)),
-        imports=tuple(found for node in nodes for found in _imports(node, id(node) in typing)),
-        names=frozenset(name for node in nodes if isinstance(node, ast.Attribute) and (name := _dotted(node))),
+        imports=tuple(found for node in imported for found in _imports(node, id(node) in typing)),
+        names=frozenset(name for node in nodes.of(ast.Attribute) if (name := _dotted(node))),
         texts=tuple(
-            node.value
-            for node in nodes
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes
+            node.value for node in nodes.of(ast.Constant) if isinstance(node.value, str) and id(node) not in notes
         ),
         calls=tuple(
-            (name, node.lineno, _argument(node))
-            for node in nodes
-            if isinstance(node, ast.Call) and (name := _ending(node.func))
+            (name, node.lineno, _argument(node)) for node in nodes.of(ast.Call) if (name := _ending(node.func))
         ),
     )
+
+
+class _Nodes:
+    """The nodes of a tree, by their kind."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._by_kind: dict[type[ast.AST], list[Any]] = {}
+        self.all = found = list[ast.AST]((tree,))  # the outer ones first
+        for node in found:  # it grows meanwhile
+            self._by_kind.setdefault(type(node), []).append(node)
+            for value in vars(node).values():
+                if isinstance(value, ast.AST):
+                    found.append(value)
+                elif isinstance(value, list):
+                    found += [each for each in value if isinstance(each, ast.AST)]
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """Those of one kind."""
+        return self._by_kind.get(kind, [])
 
 
 def _definitions(tree: ast.Module) -> Iterator[str]:
@@ -90,11 +127,11 @@ def _definitions(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def _imports(node: ast.AST, typing: bool) -> Iterator[Import]:
+def _imports(node: ast.Import | ast.ImportFrom, typing: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield Import(alias.name, None, alias.asname or alias.name.partition(".")[0], typing)
-    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+    elif node.module is not None:
         for alias in node.names:
             yield Import(node.module, alias.name, alias.asname or alias.name, typing)
 

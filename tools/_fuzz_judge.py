@@ -7,6 +7,7 @@ leaves something behind. What ranks do to each other is not wrong: they time out
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -16,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +98,17 @@ class Tally:
         )
 
 
+@contextlib.contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """Looks for garbage leave out what there was before: all of torch would take longer than most cases."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@only_new_garbage()
 def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding | None:
     """Run a case `turns` times; the first thing that is wrong with it."""
     first: tuple[Any, ...] | None = None

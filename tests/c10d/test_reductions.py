@@ -35,6 +35,7 @@ PAIRS = (
     + [(dtype, op) for dtype in INTEGERS for op in ("sum", "product", "max", "min", "band", "bor", "bxor")]
     + [(dtype, "sum") for dtype in COMPLEX]
 )
+POWERS = 10.0 ** np.arange(-3, 3)
 LARGE = 5 << 20  # bytes: more than 2 MiB per rank of two, where all_reduce and reduce cut differently
 
 
@@ -50,7 +51,7 @@ def draw(seed: tuple[int, ...], count: int, dtype: torch.dtype, nan: bool = Fals
         return torch.from_numpy(generator.integers(-100, 100, count)).to(dtype)
     if dtype in COMPLEX:
         return torch.from_numpy(generator.normal(size=count) + 1j * generator.normal(size=count)).to(dtype)
-    values = generator.normal(size=count) * 10.0 ** generator.integers(-3, 3, count)
+    values = generator.normal(size=count) * POWERS[generator.integers(0, len(POWERS), count)]
     if nan:
         values[generator.random(count) < 0.3] = np.nan
     return torch.from_numpy(values).to(dtype)
