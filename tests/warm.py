@@ -32,6 +32,7 @@ HASH_SEEDS = ("1", "2")
 _WARM = (  # what takes long, and what most jobs import in the end; DDP wants dynamo
     *("torch._dynamo", "torch.distributed.checkpoint", "sklearn.datasets", "pytest", "hypothesis.strategies"),
     *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
+    *("simdist.device", "simdist.judges", "simdist.c10d.backends.nccl"),
     *("simdist.cli._run", "simdist.cli._launch", "simdist.cli._fuzz", "simdist.cli._explore", "simdist.cli._sweep"),
 )
 _SIZE = 8  # bytes of the number before each message
@@ -134,8 +135,11 @@ def _serve(path: Path) -> None:
     """Answer at the socket `path` from a process in the background, until nobody holds a lock on "users" beside it."""
     for name in _WARM:
         importlib.import_module(name)
+    importlib.import_module("simdist.process._following")._EARLY.among(())  # it judges each module once
     gc.collect()
     gc.freeze()  # pytest looks for garbage when it ends: a fork would go through all of torch, and copy its memory
+    # Whether anything is frozen is counted object by object, which takes longer than most worlds with devices.
+    vars(importlib.import_module("simdist.process.stdlib._collector"))["host_froze"] = lambda: True
 
     os.dup2(2, 1)
     path.unlink(missing_ok=True)

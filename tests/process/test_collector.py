@@ -78,7 +78,7 @@ def test_callbacks_of_the_host_are_not_called_on_ranks() -> None:
         called.append(time.perf_counter())
 
     def main() -> int:
-        gc.collect()
+        gc.collect(0)
         return len(gc.callbacks)
 
     gc.callbacks.append(look)
@@ -100,7 +100,7 @@ def test_a_rank_may_ask_to_be_called() -> None:
             phases.append(phase)
 
         gc.callbacks.append(look)
-        gc.collect()
+        gc.collect(0)
         gc.callbacks.remove(look)
         return phases
 
