@@ -118,6 +118,14 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def no_collector() -> Iterator[None]:
+    """No garbage is collected: when that happens, and what goes, depends on the tests before."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def internet_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a test open sockets that talk to itself."""
     monkeypatch.setattr(sys.modules[__name__], "_may_open", True)

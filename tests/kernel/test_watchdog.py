@@ -188,7 +188,7 @@ def swallow_in_a_helper(effect: Callable[[], None]) -> None:
 SWALLOWING = [swallow_in_one_loop, swallow_in_two_loops, swallow_in_a_helper]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "no_collector")  # a finalizer may swallow an exception as well
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow: Callable[..., None]) -> None:
     simulation = Simulation(idle_turns=1_000)

@@ -26,14 +26,6 @@ from tests.c10d.worlds import values
 ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Queues of workers are garbage in cycles, and close pipes when they are collected: when depends on other tests."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 class Drawing(Dataset[Any]):
     """Each item tells what its worker draws, and how many it has had."""
 
@@ -165,7 +157,8 @@ def test_a_worker_that_fails_is_told_in_torchs_words(action: Callable[[], None])
 
 
 @ONE_CORE
-def test_workers_are_the_same_in_every_run(no_collector: None) -> None:
+@pytest.mark.usefixtures("no_collector")  # queues of workers are garbage in cycles, and close pipes when they go
+def test_workers_are_the_same_in_every_run() -> None:
     first, second = (simdist.run(batches, world_size=2, args=("fork", {}), policy="random") for _ in range(2))
 
     assert first.digest == second.digest
