@@ -38,7 +38,7 @@ from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.calls import _unseen
-from simdist.c10d.surface import _functional_outputs, _host_stores, _memory
+from simdist.c10d.surface import _functional_outputs, _host_stores, _memory, _options
 from simdist.c10d.surface._store_server import StoreServer
 from simdist.c10d.surface.state import (
     _flags,
@@ -299,6 +299,7 @@ _ALWAYS = (
     _host_stores.install,
     _profiling.install,
     _operators.install,
+    _options.install,
     _registries.install,
     _rank_tables.install,
     _rank_world.install,

@@ -3,10 +3,10 @@
 import math
 import time
 import weakref
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from simdist.inside.python import Batch, Redirection, can_be_redirected
+from simdist.inside.python import Batch, Redirection, can_be_redirected, code_looking_up, looks_up
 
 
 def _says(word: str) -> Any:
@@ -75,3 +75,38 @@ def test_a_function_keeps_its_name_and_module_while_it_is_redirected() -> None:
     batch.switch(on=False)
 
     assert during == ("cos", "math", True)
+
+
+_word = 1
+
+
+def _says_a_word() -> int:
+    return _word
+
+
+says_a_word: Any = _says_a_word
+
+
+def test_code_that_looks_up_another_name_finds_what_stands_there() -> None:
+    redirection = Redirection.to_code(says_a_word, _other_word)
+    globals()["_another"] = 2
+
+    redirection.switch(on=True)
+    while_on = says_a_word()
+    redirection.switch(on=False)
+
+    assert (while_on, says_a_word()) == (2, 1)
+    assert Redirection.to_code(says_a_word, _other_word) is redirection
+
+
+def _other_word(function: FunctionType) -> CodeType:
+    return code_looking_up(function, "_word", "_another")
+
+
+def test_a_name_that_is_used_as_something_else_too_is_no_mere_look_up() -> None:
+    def attribute() -> object:
+        return _word, says_a_word, math.says_a_word  # type: ignore[attr-defined]
+
+    function: Any = attribute
+    names = ("_word", "says_a_word", "missing")
+    assert [looks_up(function, name) for name in names] == [True, False, False]

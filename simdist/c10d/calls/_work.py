@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import torch
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
     from simdist.c10d.calls._payload import Outputs
 
-__all__ = ["Blockers", "Future", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
+__all__ = ["Blockers", "Future", "PassingWork", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
 
 Work = inside.Work
 Future: Any = torch.futures.Future
@@ -270,6 +270,16 @@ class SimWork(Work):
             future.set_exception(self.error)
         else:
             future.set_result(self.outputs)
+
+
+def _without_cxx(work: type[SimWork]) -> type[SimWork]:
+    names = {name: each for name, each in vars(work).items() if name not in work.__slots__}
+    names["__class__"] = property(lambda self: work)  # for who asks whether it is an instance of torch's class
+    return cast("type[SimWork]", type("PassingWork", (), names))
+
+
+PassingWork = _without_cxx(SimWork)
+"""The same without an object of C++ behind it, which is most of what it costs: for a caller that waits at once."""
 
 
 class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type

@@ -20,7 +20,7 @@ from simdist.c10d.calls._member import Member
 from simdist.c10d.calls._operation import Fields, Key, Operation
 from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._read import read_by
-from simdist.c10d.calls._work import SimWork
+from simdist.c10d.calls._work import PassingWork, SimWork
 from simdist.c10d.engine._collective import Arrival, Collective
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._mailbox import Mailbox
@@ -68,6 +68,7 @@ class Communicator:
         self.unread: dict[tuple[int, int], None] = {}  # (member, peer): it left with data of the peer's unread
         self.mailbox = self.make_mailbox()
         self._make_work = backend.completion.work.make
+        self._make_passing = PassingWork.make if backend.completion.work is SimWork else self._make_work
         self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
         # True if faults have disturbed the network since the group was made. What was over before, as the silence of a
         # host that is up again, is nothing to it.
@@ -130,12 +131,13 @@ class Communicator:
         refusal: RuntimeError | None = None,
         first: Callable[[], None] | None = None,
         others: int = 0,
+        passing: bool = False,
     ) -> SimWork:
         """The member calls a collective. Returns at once, with the work to wait for.
 
         `outputs` is what the work's future holds. With a `refusal` the work fails with it at once, and the others never
         hear of this rank. `first` is done before, unless the operation is refused. It stands for itself and `others`
-        that torch counts.
+        that torch counts. With `passing` the caller is torch's own function, which waits, and lets go of the work.
 
         Raises:
             Exception: a fault has it in place of the call, of which nothing is left then.
@@ -166,7 +168,7 @@ class Communicator:
             member.refuse_stranger(current.context)
         sequence = member.issued(operation, payload, outputs, timeout_ns, asynchronous, refusal is not None)
         name = operation.name
-        make = self._make_work
+        make = self._make_passing if passing and not bus.heard else self._make_work
         work = make(member, name, sequence, outputs)
         if bus.heard and bus.hears(WorkIssued):
             reads = read_by(operation, payload, member.rank)

@@ -15,10 +15,12 @@ from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.c10d.surface._options import BroadcastOptions
 
 __all__ = ["Calls", "lists_of", "reduction_of", "root_of"]
 
 Tensor = torch.Tensor
+_UNSET = BroadcastOptions.timeout
 
 
 class Calls(GroupBackend):
@@ -50,6 +52,7 @@ class Calls(GroupBackend):
         refusal: RuntimeError | None = None,
         first: Callable[[], None] | None = None,
         others: int = 0,
+        passing: bool = False,
     ) -> SimWork:
         """Call what is named, with tensors like `tensor`, if there are any, and `data` or `size` bytes of them.
 
@@ -62,7 +65,7 @@ class Calls(GroupBackend):
             size = data.numel() * element if size < 0 else size
             key = Key(name, size, element, tensor.dtype, dims, reduction, root, extra)
         return self._communicator.issue(
-            self._member, key, payload, outputs, limit_ns, asynchronous, refusal, first, others
+            self._member, key, payload, outputs, limit_ns, asynchronous, refusal, first, others, passing
         )
 
     def _limit(self, opts: object, timeout: timedelta | None = None) -> int:
@@ -83,6 +86,10 @@ def root_of(
     """
     if opts is None:
         return None, root or 0, 0
+    if type(opts) is BroadcastOptions:  # hot
+        if root is None and type(opts.rootRank) is int and type(opts.asyncOp) is bool and opts.timeout is _UNSET:
+            return opts, opts.rootRank, opts.rootTensor
+        opts = opts.real()
     given = getattr(opts, "rootRank", None)  # hot: each question is a call of C++
     if given is None:
         one = tensors[1] if name == "gather" else tensors[0]

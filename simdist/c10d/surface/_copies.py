@@ -16,6 +16,7 @@ from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, root_of
 from simdist.c10d.surface._compat import ProcessGroup, said_by
 from simdist.c10d.surface._layout import delivered, put, source, targets, then
+from simdist.c10d.surface._options import BroadcastOptions
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._arguments import Lists, Tensors
@@ -42,7 +43,10 @@ class Copies(Calls):
         asynchronous = options.asyncOp if options is not None else True
         shapes = Shapes.of(listed) if len(listed) > 1 else None
         limit_ns = self._limit(options, timeout)
-        work = self._issue("broadcast", tensor, data, data, listed, limit_ns, "", root, shapes, asynchronous)
+        passing = not asynchronous and type(options) is BroadcastOptions
+        work = self._issue(
+            "broadcast", tensor, data, data, listed, limit_ns, "", root, shapes, asynchronous, passing=passing
+        )
         if len(listed) > 1:
             others = [_flat(other) for index, other in enumerate(listed) if index != root_tensor]
             then(work, lambda: [other.copy_(data) for other in others])

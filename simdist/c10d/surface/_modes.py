@@ -24,6 +24,7 @@ from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._compat import ProcessGroup, Work
 from simdist.c10d.surface._layout import joint
+from simdist.c10d.surface._options import real_options
 from simdist.inside.torch import (
     DispatchKey,
     calls_override,
@@ -140,6 +141,7 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
         assert runtime is not None
         if "c10d operators" not in runtime.extras:
             runtime.extras["c10d operators"] = _Operators(runtime.patches)
+        args = tuple(map(real_options, args))  # the work passes through C++
         under_way = self._calls_under_way
         beside = {key: value for key, value in kwargs.items() if key not in names}
         entry = _Call(method, args[count:], beside)

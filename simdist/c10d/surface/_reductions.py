@@ -17,6 +17,7 @@ from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, reduction_of, root_of
 from simdist.c10d.surface._compat import reduce_name, timeout_ns
 from simdist.c10d.surface._layout import delivered, joint, source, targets, then
+from simdist.c10d.surface._options import AllReduceOptions
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._arguments import Lists, Tensors
@@ -30,6 +31,7 @@ _ELEMENTS = _memory.ELEMENTS
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: object = dist.ReduceOp.SUM
+_UNSET = AllReduceOptions.timeout
 
 
 class Reductions(Calls):
@@ -57,7 +59,11 @@ class Reductions(Calls):
         if usual is None and not isinstance(tensor, Tensor):
             several = self._arguments.alike(tensors)
             tensor = several[0]
-        if type(opts) is _ALLREDUCE_OPTIONS:
+        if type(opts) is AllReduceOptions:
+            reduction, asynchronous, limit_ns = opts.reduction, opts.asyncOp, self._timeout_ns
+            if reduction is None or type(asynchronous) is not bool or opts.timeout is not _UNSET:
+                return self.allreduce(tensors, opts.real(), timeout, **kwargs)
+        elif type(opts) is _ALLREDUCE_OPTIONS:
             # Hot: reading the operation's enum out of the options costs more than comparing it.
             operation = opts.reduceOp
             reduction = "sum" if operation == _SUM else reduce_name(operation)  # `!=` takes twice as long
@@ -73,7 +79,10 @@ class Reductions(Calls):
             dtype = data.dtype
             element = _ELEMENTS[dtype]
             key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
-            return self._communicator.issue(self._member, key, data, [tensor], limit_ns, asynchronous)
+            passing = not asynchronous and type(opts) is AllReduceOptions
+            return self._communicator.issue(
+                self._member, key, data, [tensor], limit_ns, asynchronous, None, None, 0, passing
+            )
         if tensor.is_sparse:
             return self._sparse_all_reduce(several or [tensor], reduction, limit_ns)
         if several is not None and len(several) > 1:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import dis
 import functools
 import itertools
 import types
@@ -35,7 +36,8 @@ import numpy as np
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "note_wrapper", "original", "without_wrapper"]
+__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "code_looking_up", "looks_up", "note_wrapper"]
+__all__ += ["original", "without_wrapper"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -122,7 +124,7 @@ class Redirection:
 
     def __init__(self, function: Callable[..., object], make: Make) -> None:
         self.function = function
-        self.made_by = make
+        self.made_by: object = make
         self._words: tuple[_Space, list[int], list[int]] | None = (
             None  # of the object; and what to write there: on, off
         )
@@ -151,6 +153,15 @@ class Redirection:
         known = _redirections.get(id(function))
         if known is None or known.made_by is not make:
             known = _redirections[id(function)] = cls(function, make)
+        return known
+
+    @classmethod
+    def to_code(cls, function: types.FunctionType, make: Callable[[types.FunctionType], types.CodeType]) -> Redirection:
+        """The redirection of a Python function to the code that `make(function)` gives, made once."""
+        known = _redirections.get(id(function))
+        if known is None or known.made_by is not make:
+            known = _redirections[id(function)] = cls(function, lambda original: original)
+            known.made_by, known._code = make, (make(function), function.__code__)
         return known
 
     def switch(self, *, on: bool) -> None:
@@ -253,6 +264,17 @@ def _fast_entry() -> int:
             if _Definition.from_address(words[0]).flags == _FASTCALL_KEYWORDS and words[_ENTRY]:
                 return int(words[_ENTRY])
     raise UnsupportedError("this Python has no built-in function that takes keyword arguments: clocks can't be virtual")
+
+
+def looks_up(function: types.FunctionType, name: str) -> bool:
+    """True if a function looks up a global name, and uses the name for nothing else."""
+    return {each.opname for each in dis.get_instructions(function) if each.argval == name} == {"LOAD_GLOBAL"}
+
+
+def code_looking_up(function: types.FunctionType, name: str, other: str) -> types.CodeType:
+    """The code of a function, but that it looks up another global name in the place of one."""
+    code = function.__code__
+    return code.replace(co_names=tuple(other if each == name else each for each in code.co_names))
 
 
 def _template(*args: object, **kwargs: object) -> object:

@@ -26,6 +26,7 @@ from simdist.c10d.calls._work import SimWork
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
+from simdist.c10d.surface._options import real_options
 from simdist.device import cuda_error, latest, memory_of
 from simdist.frames import foreign_lines, user_frame, user_line
 from simdist.inside.torch import NcclPlace
@@ -126,6 +127,8 @@ class NcclGroup(NcclMember):
         if connection.ends[self._member.rank][2].failure is not None:
             self.require_devices()
         asynchronous = getattr(operands.opts, "asyncOp", True)
+        if type(asynchronous) is not bool:
+            asynchronous = real_options(operands.opts).asyncOp
         limit_ns = self._timeout_ns  # torch takes no other
         member, block, inner = self._member, self._block, operands.inner
         if block is None or not block.has_collectives:  # those of a block share one number

@@ -21,6 +21,7 @@ from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Gathered, Payload, Scattered
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import reduction_of
+from simdist.c10d.surface._options import AllReduceOptions
 from simdist.device import memory_of
 from simdist.inside.torch import NcclPlace
 from simdist.process import Strike
@@ -164,7 +165,11 @@ def require_devices(*tensors: Tensor) -> None:
 
 def in_place(group: NcclGroup, operands: Operands) -> list[Call]:
     """All-reduce each tensor."""
-    reduction, factor = _reduction_and_factor(operands)
+    opts = operands.opts
+    if type(opts) is AllReduceOptions and opts.reduction is not None and operands.op is None:  # hot
+        reduction, factor = opts.reduction, None
+    else:
+        reduction, factor = _reduction_and_factor(operands)
     calls = []
     for tensor in operands.outputs:
         if tensor.is_complex():

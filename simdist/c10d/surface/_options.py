@@ -1,0 +1,136 @@
+"""Options of an all-reduce and a broadcast as torch's functions make them while a world lives: light objects.
+
+`torch.distributed.all_reduce` makes an `AllreduceOptions` for each call and sets what it says, and the group reads it
+again. Each of these is a call of C++, and together they are a sixth of a small all-reduce. So the code of the function
+looks up another name, and finds a class of Python there; all else about the function stays. What a program makes itself
+is torch's own (`dist.AllreduceOptions()`), and torch's own is what methods of C++ are given, whatever calls them.
+
+Invariant: what torch's class refuses is refused, in its words: `real` asks it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from types import CodeType, FunctionType
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from simdist.c10d.surface._compat import REDUCE_NAMES, ProcessGroup
+from simdist.inside.python import Make, Redirection, code_looking_up, looks_up
+from simdist.inside.torch import c10d_bindings, c10d_module
+from simdist.process import Patches
+
+__all__ = ["AllReduceOptions", "BroadcastOptions", "install", "real_options"]
+
+# By `id` of the members of the enumeration, which live as long as torch. Hot: to hash one is a call of C++.
+_NAMES = {id(operation): name for operation, name in REDUCE_NAMES.items()}
+_CALLED = {"_operation": "reduceOp"}
+
+
+class _Options:
+    """An attribute that nobody has set is torch's own default."""
+
+    of: ClassVar[Any]  # torch's class
+    by: ClassVar[str]  # torch's function that makes it
+    timeout: timedelta
+    asyncOp = True  # torch's name, as all of these
+
+    def real(self) -> Any:
+        """Torch's own object with the same values.
+
+        Raises:
+            TypeError: it does not take one.
+        """
+        made = self.of()
+        for name, value in vars(self).items():
+            if name != "reduction":
+                setattr(made, _CALLED.get(name, name), value)
+        return made
+
+    @property  # type: ignore[misc]  # of `object`
+    def __class__(self) -> type:
+        return self.of  # type: ignore[no-any-return]  # for who asks whether it is an instance of that
+
+
+class AllReduceOptions(_Options):
+    """`dist.AllreduceOptions`; `reduction` is the name of the operation, None if it has none."""
+
+    of = dist.AllreduceOptions
+    by = "all_reduce"
+    timeout = of().timeout
+    reduction: str | None = "sum"
+    _operation: object = dist.ReduceOp.SUM
+
+    @property
+    def reduceOp(self) -> object:
+        """The operation as torch has it."""
+        return self.real().reduceOp
+
+    @reduceOp.setter
+    def reduceOp(self, operation: object) -> None:
+        self.reduction = _NAMES.get(id(operation))
+        self._operation = operation
+        if self.reduction is None:
+            self.real()
+
+
+class BroadcastOptions(_Options):
+    """`dist.BroadcastOptions`."""
+
+    of = dist.BroadcastOptions
+    by = "broadcast"
+    timeout = of().timeout
+    rootRank = 0
+    rootTensor = 0
+
+
+def real_options(given: Any) -> Any:
+    """Torch's own options in place of light ones; anything else as it is."""
+    return given.real() if type(given) in _LIGHT else given
+
+
+_LIGHT = (AllReduceOptions, BroadcastOptions)
+# They stay: a thread that is no rank may be about to look one up when a world ends.
+vars(c10d_module).update({f"_light_{each.of.__name__}": each for each in _LIGHT})
+
+
+def install(patches: Patches) -> None:
+    """Let torch's functions make light options, and methods of C++ take them."""
+    patches.switch_on(_redirections())
+    for owner in (ProcessGroup, c10d_bindings.Backend):
+        for name, make in _TAKING.items():
+            patches.wrap(owner, name, make)
+
+
+@functools.cache
+def _redirections() -> list[Redirection]:
+    made = []
+    for light in _LIGHT:
+        function, name = inspect.unwrap(getattr(c10d_module, light.by)), light.of.__name__
+        if isinstance(function, FunctionType) and looks_up(function, name):
+            made.append(Redirection.to_code(function, _making_light))
+    return made
+
+
+def _making_light(function: FunctionType) -> CodeType:
+    (name,) = (light.of.__name__ for light in _LIGHT if light.by == function.__name__)
+    return code_looking_up(function, name, f"_light_{name}")
+
+
+def _taking(name: str) -> Make:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        def call(self: object, *args: object, **kwargs: object) -> object:
+            return original(self, *map(real_options, args), **kwargs)
+
+        # By its name, and that of what calls it, pybind11 sees that it is no method of a subclass.
+        call.__code__ = call.__code__.replace(co_name=name)
+        return functools.update_wrapper(call, original)
+
+    return make
+
+
+_TAKING = {name: _taking(name) for name in ("allreduce", "broadcast")}
