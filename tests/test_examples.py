@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import simdist
+from simdist import native
 from simdist.c10d import torch_generator
 from simdist.c10d.backends.gloo._schedules import broadcast
 from simdist.cluster import Network, build
@@ -35,7 +36,7 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.c10d._install": lambda request: {
         "network": Network(build(2)),
         "simulation": Simulation(),
-        "slots": Slots(0, torch_generator()),
+        "slots": Slots(0, torch_generator(), native),
     },
     "simdist.c10d.engine._flow": lambda request: {"broadcast": broadcast, "costs": FakeCosts()},
     "simdist.c10d.engine._matching": lambda request: {"message": _message(), "other": _message()},
@@ -48,19 +49,19 @@ GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.device._host_copies": lambda request: {"simdist": simdist},
     "simdist.device._install": lambda request: {
         "cluster": build(1, devices_per_host=1),
-        "slots": Slots(0, torch_generator()),
+        "slots": Slots(0, torch_generator(), native),
     },
     "simdist.determinism._sites": lambda request: {"observed_by": observed_by},
     "simdist.determinism._report": lambda request: request.getfixturevalue("warm_processes") and {},
-    "simdist.process._randomness": lambda request: {"third": torch_generator()},
-    "simdist.process._slots": lambda request: {"third": torch_generator(), "Simulation": Simulation},
+    "simdist.process._randomness": lambda request: {"third": torch_generator(), "memory": native},
+    "simdist.process._slots": lambda request: {"third": torch_generator(), "memory": native, "Simulation": Simulation},
     "simdist.process._runtime": lambda request: {
         "simulation": Simulation(),
-        "slots": Slots(0, torch_generator()),
+        "slots": Slots(0, torch_generator(), native),
         "PythonReplacements": PythonReplacements,
     },
     "simdist.process.modules._isolation": lambda request: {
-        "runtime": Runtime(Simulation(), Slots(0, torch_generator()), seed=0, python=PythonReplacements()),
+        "runtime": Runtime(Simulation(), Slots(0, torch_generator(), native), seed=0, python=PythonReplacements()),
         "Sharing": Sharing,
     },
     "simdist.testing._plugin._live": lambda request: {"sim": request.getfixturevalue("sim")},

@@ -92,6 +92,7 @@ LAYERS: dict[str, set[str]] = {
         "inside",
         "judges",
         "kernel",
+        "native",
         "process",
         "records",
         "result",

@@ -6,14 +6,15 @@ bits, and so with the same digests. They are what it is compared with (`tests/na
 
 `folds.cpp` goes through the memory of all ranks at once, `tiles.inc` has the arithmetic for each type, `_folds.py` asks
 for it. It is given addresses and an order of additions; which order that is, backends know. `memory.inc` copies,
-compares and searches memory for judges, and `_memory.py` asks for that. `_build.py` compiles.
+compares and searches memory for judges, compares and writes that of random generators, and `_memory.py` asks for that.
+`_build.py` compiles.
 
 Open `_folds.py` first, then `folds.cpp`.
 """
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
 from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
-from simdist.native._memory import NOT_LOOKED, copied, holds, place_not_finite
+from simdist.native._memory import NOT_LOOKED, copied, holding, holds, place_not_finite, putting
 
 __all__ = [
     "NOT_LOOKED",
@@ -22,9 +23,11 @@ __all__ = [
     "compiler",
     "copied",
     "copy_each",
+    "holding",
     "holds",
     "partial_ring",
     "place_not_finite",
+    "putting",
     "ring",
     "source_number",
     "tree",

@@ -1,14 +1,20 @@
-"""What judges read of memory, in the extension where it is there: copies, comparisons, values that are no numbers."""
+"""What judges read of memory: copies, comparisons, values that are no numbers; and the exchange of generators' states.
+
+All of it is done in the extension where that is there.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+
 import torch
 
-from simdist.inside.python import copied_bytes, holds_bytes
+from simdist.inside.python import bytes_at, copied_bytes, holds_bytes
 from simdist.inside.torch import TENSOR_TABLE
 from simdist.native import _folds
 
-__all__ = ["NOT_LOOKED", "copied", "holds", "place_not_finite"]
+__all__ = ["NOT_LOOKED", "copied", "holding", "holds", "place_not_finite", "putting"]
 
 NOT_LOOKED = -2
 
@@ -66,3 +72,24 @@ def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
     if _folds.module is None or TENSOR_TABLE is None:
         return NOT_LOOKED
     return int(_folds.module.not_finite(tensors, _PLAIN, TENSOR_TABLE))
+
+
+def holding(places: Sequence[tuple[int, int]]) -> Callable[[list[bytes]], bool]:
+    """A function that says whether places, each an address and a size in bytes, hold what it is given."""
+    if _folds.module is not None:
+        return functools.partial(_folds.module.lie, [address for address, _ in places])
+    shared = [bytes_at(*place) for place in places]
+    return lambda contents: [each.raw for each in shared] == contents
+
+
+def putting(places: Sequence[tuple[int, int]]) -> Callable[[list[bytes]], None]:
+    """A function that writes what it is given to places, each an address and a size in bytes."""
+    if _folds.module is not None:
+        return functools.partial(_folds.module.put, [address for address, _ in places])
+    shared = [bytes_at(*place) for place in places]
+
+    def put(contents: list[bytes]) -> None:
+        for each, content in zip(shared, contents, strict=True):
+            each.raw = content
+
+    return put

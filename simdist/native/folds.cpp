@@ -595,6 +595,8 @@ PyMethodDef methods[] = {
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copy)), METH_FASTCALL, copy_doc},
     {"copied", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(copied)), METH_FASTCALL, copied_doc},
     {"holds", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(holds)), METH_FASTCALL, holds_doc},
+    {"lie", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(lie)), METH_FASTCALL, lie_doc},
+    {"put", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(put)), METH_FASTCALL, put_doc},
     {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
      not_finite_doc},
     {nullptr, nullptr, 0, nullptr},

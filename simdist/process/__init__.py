@@ -33,7 +33,7 @@ from simdist.process._imports import imported_for_all
 from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess, process_of
-from simdist.process._randomness import GlobalGenerator, global_generators
+from simdist.process._randomness import GlobalGenerator, Memory, global_generators
 from simdist.process._runtime import Runtime, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
@@ -62,6 +62,7 @@ __all__ = [
     "HandedOver",
     "Isolation",
     "KeptTimes",
+    "Memory",
     "Patched",
     "Patches",
     "PointReached",

@@ -7,6 +7,7 @@ and its life, and differ from rank to rank. A forgotten seed shows.
 
 Copying all of it by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
 So a state is saved only if a generator was drawn from, which a look at a few words tells, and set by copying memory.
+Both are done by what the layer above brings (`Memory`), at each hand-over.
 States are compared by content: ranks that have seeded alike and draw alike pass each other nothing at all.
 
 In doubt: where the words of a generator lie in memory is looked for, and compared with what its methods say; what is
@@ -24,13 +25,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simdist.inside.python import own_random_words, words_at
+from simdist.inside.python import address_of_buffer, own_random_words, words_at
 from simdist.values import GENERATOR_WORDS, generator_words
 
-__all__ = ["GlobalGenerator", "RandomStates", "States", "global_generators"]
+__all__ = ["GlobalGenerator", "Memory", "RandomStates", "States", "global_generators"]
 
 
-_ALL = slice(None)
+_NEAR = 8  # words that are compared at once with what lies between them
 _POSITION = array("I", [GENERATOR_WORDS]).tobytes()  # of a generator that has given all its words
 
 
@@ -68,11 +69,23 @@ class GlobalGenerator(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """What looks at memory and writes to it; a place is an address and a size in bytes."""
+
+    def holding(self, places: Sequence[tuple[int, int]], /) -> Callable[[list[bytes]], bool]:
+        """A function that says whether places hold what it is given."""
+        ...
+
+    def putting(self, places: Sequence[tuple[int, int]], /) -> Callable[[list[bytes]], None]:
+        """A function that writes what it is given to places."""
+        ...
+
+
 class States:
     """The states of the three generators, as one process left them.
 
     `save` makes what `GlobalGenerator.save` returns; `raw` are the same as bytes in memory, None unless nothing else
-    belongs to them; `seen` the words that a draw would change.
+    belongs to them; `seen` are the bytes at the places that a draw would change.
     """
 
     __slots__ = ("raw", "save", "seen")
@@ -80,12 +93,12 @@ class States:
     def __init__(
         self,
         save: Callable[[], Sequence[Hashable]],
-        raw: tuple[bytes, bytes, bytes] | None = None,
-        seen: tuple[int, ...] = (),
+        raw: list[bytes] | None = None,
+        seen: Sequence[bytes] = (),
     ) -> None:
         self.save = save
         self.raw = raw
-        self.seen = seen
+        self.seen = list(seen)
 
 
 class _Python:
@@ -175,37 +188,56 @@ def _fresh(seed: int, rank: int, life: int, lineage: str, third: GlobalGenerator
     a, b, c = generator_words(seed, rank, life, lineage)
     states = States(lambda: (python.fresh(a), legacy.fresh(b), other.fresh(c)))
     if python.memory is not None and legacy.memory is not None and other.memory is not None:
-        states.raw = python.fresh_memory(a), legacy.fresh_memory(b), other.fresh_memory(c)
-        first, second, last = (memoryview(raw).cast("I") for raw in states.raw)
-        states.seen = _stands(first, second, last, *other.at)
+        states.raw = [python.fresh_memory(a), legacy.fresh_memory(b), other.fresh_memory(c)]
+        states.seen = _seen(states.raw, other)
     return states
 
 
-def _stands(python: Any, legacy: Any, third: Any, d: int, e: int) -> tuple[int, ...]:
-    """The words that change with every draw, `d` and `e` those of the third generator."""
-    return python[0], python[2], legacy[GENERATOR_WORDS], legacy[1], third[d], third[e]
+def _seen(raw: Sequence[bytes], third: GlobalGenerator) -> list[bytes]:
+    return [raw[index][first:end] for index, first, end in _watched(third)]
+
+
+@functools.cache
+def _places(third: GlobalGenerator) -> list[tuple[int, int]]:
+    """Where the generators lie that were found, and how many bytes they have."""
+    memory = [each.memory for each in global_generators(third)]
+    places = [(address_of_buffer(each), each.nbytes) for each in memory if each is not None]
+    return [(address, size) for address, size in places if address is not None]
+
+
+@functools.cache
+def _watched(third: GlobalGenerator) -> list[tuple[int, int, int]]:
+    """What changes with every draw: which generator, and from which byte to which."""
+    found = []
+    for index, generator in enumerate(global_generators(third)):
+        first, last = sorted(generator.at)
+        words = [(first, last)] if last - first < _NEAR else [(first, first), (last, last)]
+        found += [(index, 4 * begin, 4 * end + 4) for begin, end in words]
+    return found
 
 
 class RandomStates:
     """The three generators, and whose states are loaded in them.
 
     Example:
-        >>> states = RandomStates(0, third)    # remembers the host's states
-        >>> states.load(states.fresh(1, 0))    # what rank 1 starts with
-        >>> states.restore()                   # the host's again
+        >>> states = RandomStates(0, third, memory)    # remembers the host's states
+        >>> states.load(states.fresh(1, 0))            # what rank 1 starts with
+        >>> states.restore()                           # the host's again
     """
 
-    def __init__(self, seed: int, third: GlobalGenerator) -> None:
+    def __init__(self, seed: int, third: GlobalGenerator, memory: Memory) -> None:
         self._generators = global_generators(third)
         self._seed = seed
         self._known: dict[Hashable, Any] = {}
-        memory = [each.memory for each in self._generators]
-        self._memory = [each for each in memory if each is not None]
-        self._quick = len(self._memory) == 3  # all three can be looked at, and set, in memory
-        words = [each.cast("I") for each in self._memory]
-        self._watched: Any = (*words, *self._generators[2].at)
+        found = [each.memory for each in self._generators]
+        self._memory = [each for each in found if each is not None]
+        places = _places(third)
+        self._quick = len(places) == 3  # all three can be looked at, and set, in memory
+        self._put = memory.putting(places)
+        watched = _watched(third) if self._quick else []
+        self._holds = memory.holding([(places[index][0] + first, end - first) for index, first, end in watched])
         self.loaded: States  # what the generators hold, unless the running process has drawn since
-        if self._quick and _left is not None and _left.seen == self._stands():
+        if self._quick and _left is not None and self._holds(_left.seen):
             self.loaded = _left
         else:
             self.loaded = self._read()
@@ -218,11 +250,8 @@ class RandomStates:
     def save(self) -> States:
         """The states as the running process leaves them; cheap if it drew nothing."""
         loaded = self.loaded
-        if loaded.raw is not None:
-            # Hot, at every switch, hence not `_stands`.
-            python, numpy, third, a, b = self._watched
-            if (python[0], python[2], numpy[GENERATOR_WORDS], numpy[1], third[a], third[b]) == loaded.seen:
-                return loaded
+        if loaded.raw is not None and self._holds(loaded.seen):
+            return loaded
         self.loaded = self._read()
         return self.loaded
 
@@ -231,18 +260,9 @@ class RandomStates:
         loaded = self.loaded
         if states is loaded:
             return
-        was, raw = loaded.raw, states.raw
-        if raw is not None and was is not None:
-            # Hot, at every switch between processes that have not the same states.
-            memory_a, memory_b, memory_c = self._memory
-            a, b, c = raw
-            was_a, was_b, was_c = was
-            if a is not was_a:
-                memory_a[_ALL] = a
-            if b is not was_b:
-                memory_b[_ALL] = b
-            if c is not was_c:
-                memory_c[_ALL] = c
+        raw = states.raw
+        if raw is not None and loaded.raw is not None:
+            self._put(raw)
         else:
             for generator, state in zip(self._generators, states.save(), strict=True):
                 generator.load(state)
@@ -269,12 +289,9 @@ class RandomStates:
         if known is None:
             known = self._known[saved] = States(lambda: saved)
             if self._quick and not any(generator.holds_gaussian(state) for generator, state in found):
-                a, b, c = (self._known.setdefault(each, each) for each in map(bytes, self._memory))
-                known.raw, known.seen = (a, b, c), self._stands()
+                known.raw = [self._known.setdefault(each, each) for each in map(bytes, self._memory)]
+                known.seen = _seen(known.raw, self._generators[2])
         return known
-
-    def _stands(self) -> tuple[int, ...]:
-        return _stands(*self._watched)
 
 
 # The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need

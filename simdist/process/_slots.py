@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from simdist.process._process import SimProcess
-from simdist.process._randomness import GlobalGenerator, RandomStates
+from simdist.process._randomness import GlobalGenerator, Memory, RandomStates
 
 __all__ = ["Slot", "Slots", "Swap"]
 
@@ -72,12 +72,12 @@ class Slots:
     """Everything that is swapped when the baton goes from one process to another.
 
     Example:
-        >>> slots = Slots(0, third)
+        >>> slots = Slots(0, third, memory)
         >>> simulation = Simulation(on_switch=slots.switch)
     """
 
-    def __init__(self, seed: int, third: GlobalGenerator) -> None:
-        self.random = RandomStates(seed, third)
+    def __init__(self, seed: int, third: GlobalGenerator, memory: Memory) -> None:
+        self.random = RandomStates(seed, third, memory)
         self._argv = sys.argv
         self._streams = sys.stdout, sys.stderr, sys.excepthook
         self._system = vars(sys)  # to set an attribute of a module costs three times as much

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from simdist import native
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
 from simdist.errors import InternalError, SimdistError, StallError, StrictError
@@ -99,7 +100,7 @@ class World:
         self._torch = TorchState(
             network, backend=spec.backend, strict=strict, results=spec.record_results, values=spec.values
         )
-        self._slots = Slots(spec.seed, torch_generator())
+        self._slots = Slots(spec.seed, torch_generator(), native)
         self._slots.add(self._torch.switch)
         self._devices: DeviceState | None = None
         if self._cluster.devices_per_host:

@@ -1,4 +1,4 @@
-"""What judges read of memory, with the extension and without it."""
+"""What judges read of memory, and what generators hold there, with the extension and without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simdist.judges._bits import first_not_finite
-from simdist.native import NOT_LOOKED, _folds, copied, holds, place_not_finite
+from simdist.native import NOT_LOOKED, _folds, copied, holding, holds, place_not_finite, putting
 
 Tensor = torch.Tensor
 
@@ -52,6 +52,32 @@ def test_what_is_missing_is_like_nothing_else() -> None:
 def test_no_more_is_copied_than_is_asked_for() -> None:
     assert copied([torch.ones(2), None, torch.ones(1)], 12) is not None
     assert copied([torch.ones(2), None, torch.ones(1)], 11) is None
+
+
+@pytest.mark.usefixtures("either")
+def test_places_hold_what_was_put_there_until_a_byte_changes() -> None:
+    first, second = torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)
+    where = [(first[1:].data_ptr(), 3), (second.data_ptr(), 3)]
+    holds_now, put = holding(where), putting(where)
+
+    put([b"abc", b"def"])
+
+    assert (first.tolist(), second.tolist()) == ([0, *b"abc", 0], [*b"def"])
+    assert holds_now([b"abc", b"def"])
+    second[2] = 0
+    assert not holds_now([b"abc", b"def"])
+
+
+@pytest.mark.parametrize("name", ["put", "lie"])
+def test_the_extension_looks_nowhere_that_it_has_no_place_or_no_bytes_for(native: ModuleType, name: str) -> None:
+    memory, call = torch.zeros(2, dtype=torch.uint8), getattr(native, name)
+
+    with pytest.raises(ValueError, match="at the address 0"):
+        call([0], [b"a"])
+    for contents in ([], (b"a",), ["a"], [None]):
+        with pytest.raises(TypeError):
+            call([memory.data_ptr()], contents)
+    assert memory.tolist() == [0, 0]
 
 
 @pytest.mark.usefixtures("either")
