@@ -61,7 +61,8 @@ class _TorchGenerator:
 
     def fresh_memory(self, chance: bytes) -> bytes:
         assert self._place is not None
-        return engine_words(_seeded(chance), self._place).tobytes()
+        generator = _seeded(chance)  # whose words are freed with it
+        return engine_words(generator, self._place).tobytes()
 
     holds_gaussian: Callable[[Any], bool] = staticmethod(keeps_gaussian)
 
