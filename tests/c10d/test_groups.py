@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.c10d.calls import _unseen
+from simdist.c10d.surface.state import _rank_world
 from tests.c10d.worlds import Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, values
 
 c10d: Any = dist  # the stubs do not export every name
@@ -412,3 +413,18 @@ def test_a_group_that_was_destroyed_keeps_no_store() -> None:
         return "ended"
 
     assert simdist.run(main, world_size=1).values == ["ended"]
+
+
+def test_a_default_group_that_torch_finds_in_another_way_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found_otherwise() -> object:
+        return dist.distributed_c10d._world.pg_map
+
+    found = _rank_world._default_group()
+    _rank_world._default_group.cache_clear()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", found_otherwise)
+    other = _rank_world._default_group()
+    monkeypatch.undo()
+    _rank_world._default_group.cache_clear()
+
+    assert other == []
+    assert _rank_world._default_group() == found != []

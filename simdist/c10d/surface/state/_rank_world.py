@@ -12,9 +12,11 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.surface._identity import GroupBackend
+from simdist.inside.python import Redirection
 from simdist.inside.torch import c10d_module, counts_ranks, newer_group_tables
 from simdist.process import Patches, current_process
 
@@ -76,8 +78,36 @@ def _range(*bounds: int) -> range:
     return range(0) if left_out else range(*bounds)
 
 
+def _get_default_group() -> object:
+    # As torch's own, which looks for it twice, four functions deep. The global names are those of torch's module.
+    group = _world.default_pg  # type: ignore[name-defined]  # noqa: F821
+    return _simdist_asks_for_default_group() if group is None else group  # type: ignore[name-defined]  # noqa: F821
+
+
+def _code_of_ours(function: FunctionType) -> CodeType:
+    # In torch's file: compilers trace what stands there.
+    place = function.__code__
+    return _get_default_group.__code__.replace(co_filename=place.co_filename, co_firstlineno=place.co_firstlineno)
+
+
+@functools.cache
+def _default_group() -> list[Redirection]:
+    """The redirection of torch's function; none where it does anything else than versions that are known."""
+    function: Any = c10d_module._get_default_group
+    if not isinstance(function, FunctionType) or not set(function.__code__.co_names) <= _ASKS:
+        return []
+    redirection = Redirection.to_code(function, _code_of_ours)
+    vars(c10d_module)["_simdist_asks_for_default_group"] = redirection.original
+    return [redirection]
+
+
+_ASKS = {"is_initialized", "ValueError", "TYPE_CHECKING", "not_none", "GroupMember", "WORLD"}
+_default_group()  # at once: names stay in the module
+
+
 def install(patches: Patches) -> None:
-    """Let `init_process_group` make an empty table of the default group's ranks on a rank."""
+    """Let torch find the default group at once, and make an empty table of its ranks on a rank."""
+    patches.switch_on(_default_group())
     if counts_ranks() is not None:
         patches.replace(c10d_module, "range", _range)
 
