@@ -6,7 +6,7 @@ import weakref
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from simdist.inside.python import Batch, Redirection, can_be_redirected, code_looking_up, looks_up
+from simdist.inside.python import Batch, Redirection, can_be_redirected, code_with, looks_up
 
 
 def _says(word: str) -> Any:
@@ -87,9 +87,8 @@ def _says_a_word() -> int:
 says_a_word: Any = _says_a_word
 
 
-def test_code_that_looks_up_another_name_finds_what_stands_there() -> None:
+def test_code_with_a_value_for_a_global_name_has_it_in_place_of_the_name() -> None:
     redirection = Redirection.to_code(says_a_word, _other_word)
-    globals()["_another"] = 2
 
     redirection.switch(on=True)
     while_on = says_a_word()
@@ -100,7 +99,10 @@ def test_code_that_looks_up_another_name_finds_what_stands_there() -> None:
 
 
 def _other_word(function: FunctionType) -> CodeType:
-    return code_looking_up(function, "_word", "_another")
+    code = code_with(function, {"_word": 2})
+    assert code.co_filename == function.__code__.co_filename
+    assert {line for _, _, line in code.co_lines()} == {line for _, _, line in function.__code__.co_lines()}
+    return code
 
 
 def test_a_name_that_is_used_as_something_else_too_is_no_mere_look_up() -> None:

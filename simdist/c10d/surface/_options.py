@@ -1,15 +1,16 @@
 """Options of an all-reduce and a broadcast as torch's functions make them while a world lives: light objects.
 
 `torch.distributed.all_reduce` makes an `AllreduceOptions` for each call and sets what it says, and the group reads it
-again. Each of these is a call of C++, and together they are a sixth of a small all-reduce. So the code of the function
-looks up another name, and finds a class of Python there; all else about the function stays. What a program makes itself
-is torch's own (`dist.AllreduceOptions()`), and torch's own is what methods of C++ are given, whatever calls them.
+again. Each of these is a call of C++, and together they are a sixth of a small all-reduce. So the function gets code
+that makes an object of Python there; all else about it stays. What a program makes itself is torch's own
+(`dist.AllreduceOptions()`), and torch's own is what methods of C++ are given, whatever calls them.
 
 Invariant: what torch's class refuses is refused, in its words: `real` asks it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from simdist.c10d.surface._compat import REDUCE_NAMES, ProcessGroup
-from simdist.inside.python import Make, Redirection, code_looking_up, looks_up
+from simdist.inside.python import Make, Redirection, code_with, looks_up
 from simdist.inside.torch import c10d_bindings, c10d_module
 from simdist.process import Patches
 
@@ -94,8 +95,6 @@ def real_options(given: Any) -> Any:
 
 
 _LIGHT = (AllReduceOptions, BroadcastOptions)
-# They stay: a thread that is no rank may be about to look one up when a world ends.
-vars(c10d_module).update({f"_light_{each.of.__name__}": each for each in _LIGHT})
 
 
 def install(patches: Patches) -> None:
@@ -110,15 +109,15 @@ def install(patches: Patches) -> None:
 def _redirections() -> list[Redirection]:
     made = []
     for light in _LIGHT:
-        function, name = inspect.unwrap(getattr(c10d_module, light.by)), light.of.__name__
-        if isinstance(function, FunctionType) and looks_up(function, name):
-            made.append(Redirection.to_code(function, _making_light))
+        function = inspect.unwrap(getattr(c10d_module, light.by))
+        if isinstance(function, FunctionType) and looks_up(function, light.of.__name__):
+            with contextlib.suppress(OSError):  # no source: it makes torch's own
+                made.append(Redirection.to_code(function, _making_light))
     return made
 
 
 def _making_light(function: FunctionType) -> CodeType:
-    (name,) = (light.of.__name__ for light in _LIGHT if light.by == function.__name__)
-    return code_looking_up(function, name, f"_light_{name}")
+    return code_with(function, {light.of.__name__: light for light in _LIGHT if light.by == function.__name__})
 
 
 def _taking(name: str) -> Make:

@@ -22,21 +22,25 @@ to the function are kept is never written to.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import ctypes
 import dis
 import functools
+import inspect
 import itertools
+import textwrap
 import types
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "code_looking_up", "looks_up", "note_wrapper"]
+__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "code_with", "looks_up", "note_wrapper"]
 __all__ += ["original", "without_wrapper"]
 
 _T = TypeVar("_T")
@@ -271,10 +275,37 @@ def looks_up(function: types.FunctionType, name: str) -> bool:
     return {each.opname for each in dis.get_instructions(function) if each.argval == name} == {"LOAD_GLOBAL"}
 
 
-def code_looking_up(function: types.FunctionType, name: str, other: str) -> types.CodeType:
-    """The code of a function, but that it looks up another global name in the place of one."""
-    code = function.__code__
-    return code.replace(co_names=tuple(other if each == name else each for each in code.co_names))
+class _Marking(ast.NodeTransformer):
+    """Puts texts in the place of names, for values that no source can spell."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(f"the value of {node.id}"), node) if node.id in self._names else node
+
+
+def code_with(function: types.FunctionType, values: Mapping[str, object]) -> types.CodeType:
+    """The code of a function, compiled anew, but that these global names stand for these values.
+
+    Raises:
+        OSError: its source is not at hand.
+    """
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    (made,) = tree.body
+    assert isinstance(made, ast.FunctionDef)
+    made.decorator_list.clear()
+    ast.increment_lineno(tree, first - 1)
+    marks = {f"the value of {name}": value for name, value in values.items()}
+    tree = _Marking(values).visit(tree)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # texts are called
+        module = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
+    (code,) = (each for each in module.co_consts if isinstance(each, types.CodeType))
+    return code.replace(
+        co_consts=tuple(marks.get(each, each) if isinstance(each, str) else each for each in code.co_consts)
+    )
 
 
 def _template(*args: object, **kwargs: object) -> object:

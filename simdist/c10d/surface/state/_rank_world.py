@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.python import Redirection
+from simdist.inside.python import Redirection, code_with
 from simdist.inside.torch import c10d_module, counts_ranks, newer_group_tables
 from simdist.process import Patches, current_process
 
@@ -81,13 +81,15 @@ def _range(*bounds: int) -> range:
 def _get_default_group() -> object:
     # As torch's own, which looks for it twice, four functions deep. The global names are those of torch's module.
     group = _world.default_pg  # type: ignore[name-defined]  # noqa: F821
-    return _simdist_asks_for_default_group() if group is None else group  # type: ignore[name-defined]  # noqa: F821
+    return torchs_own() if group is None else group  # type: ignore[name-defined]  # noqa: F821
 
 
 def _code_of_ours(function: FunctionType) -> CodeType:
     # In torch's file: compilers trace what stands there.
     place = function.__code__
-    return _get_default_group.__code__.replace(co_filename=place.co_filename, co_firstlineno=place.co_firstlineno)
+    ours: Any = _get_default_group
+    code = code_with(ours, {"torchs_own": FunctionType(place, function.__globals__)})
+    return code.replace(co_filename=place.co_filename, co_firstlineno=place.co_firstlineno)
 
 
 @functools.cache
@@ -96,13 +98,10 @@ def _default_group() -> list[Redirection]:
     function: Any = c10d_module._get_default_group
     if not isinstance(function, FunctionType) or not set(function.__code__.co_names) <= _ASKS:
         return []
-    redirection = Redirection.to_code(function, _code_of_ours)
-    vars(c10d_module)["_simdist_asks_for_default_group"] = redirection.original
-    return [redirection]
+    return [Redirection.to_code(function, _code_of_ours)]
 
 
 _ASKS = {"is_initialized", "ValueError", "TYPE_CHECKING", "not_none", "GroupMember", "WORLD"}
-_default_group()  # at once: names stay in the module
 
 
 def install(patches: Patches) -> None:
