@@ -45,7 +45,7 @@ from simdist.process.children._ignored_signals import ignored_by_host
 from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
 from simdist.process.modules._sharing import PER_RANK, Sharing
-from simdist.process.stdlib._collector import Rounds, collector_of
+from simdist.process.stdlib._collector import Rounds, collector_of, leave_to_rounds
 from simdist.process.stdlib._entropy import drawn_from
 from simdist.process.stdlib._environ import encoded, variable_of
 from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
@@ -95,6 +95,7 @@ __all__ = [
     "handed_over",
     "ignored_by_host",
     "imported_for_all",
+    "leave_to_rounds",
     "moved_file",
     "on_ranks",
     "original",

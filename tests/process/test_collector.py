@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import time
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -69,6 +71,39 @@ def test_what_the_host_has_frozen_stays_frozen() -> None:
         assert gc.get_freeze_count() > 0.9 * before
     finally:
         gc.unfreeze()
+
+
+def _until_the_pipe_closes(here: Connection, there: Connection) -> None:
+    there.close()
+    with pytest.raises(EOFError):
+        here.recv()
+
+
+def _leaves_a_pipe_in_garbage() -> int:
+    processes = multiprocessing.get_context("fork")
+    here, there = processes.Pipe()
+    child = processes.Process(target=_until_the_pipe_closes, args=(here, there))
+    child.start()
+    garbage: list[object] = [there]
+    garbage.append(garbage)
+    del garbage, there
+    kept: list[object] = [[number] for number in range(10_000)]
+    time.sleep(1)
+    return len(kept)
+
+
+@pytest.mark.parametrize("objects", [100, 1_000_000])
+def test_pipes_to_children_close_in_rounds_whenever_the_host_would_look(objects: int) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(objects, 10, 10)
+    try:
+        result = simdist.run(_leaves_a_pipe_in_garbage, world_size=1)
+
+        assert gc.get_threshold() == (objects, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+    assert [event.time_ns for event in result.events if event.kind == "child-exit"] == [1_000_000_002]
 
 
 def test_callbacks_of_the_host_are_not_called_on_ranks() -> None:

@@ -157,7 +157,6 @@ def test_a_worker_that_fails_is_told_in_torchs_words(action: Callable[[], None])
 
 
 @ONE_CORE
-@pytest.mark.usefixtures("no_collector")  # queues of workers are garbage in cycles, and close pipes when they go
 def test_workers_are_the_same_in_every_run() -> None:
     first, second = (simdist.run(batches, world_size=2, args=("fork", {}), policy="random") for _ in range(2))
 

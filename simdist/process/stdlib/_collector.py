@@ -6,9 +6,10 @@ of its time there. So while a world lives the first threshold is multiplied by t
 a collector of its own; programs that ask see the threshold that they know.
 
 When it looks depends on all that the process has made before the world. A program can tell where garbage holds what is
-counted, as the memory of devices is: in such worlds a rank looks after so many hand-overs (`Rounds`), of which every
-run with one seed has the same, when it next runs what was delivered to it. What there was before such a world is frozen
-meanwhile: looking through all of torch would take longer than most programs do.
+counted, as the memory of devices is, or what others see close, as the pipes to child processes: in such worlds a rank
+looks after so many hand-overs (`Rounds`), of which every run with one seed has the same, when it next runs what was
+delivered to it. What there was before a world with devices is frozen meanwhile: looking through all of torch would take
+longer than most programs do. A world with child processes looks in rounds from the first of them on.
 
 Callbacks of the host (`gc.callbacks`; hypothesis has one, to time the collector) are not called while a world lives.
 They would run on the rank that happens to make one object too many, and read that rank's clock.
@@ -21,10 +22,11 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 
+from simdist.inside.python import original
 from simdist.process._patches import Patches, Replacement
 from simdist.process._process import SimProcess
 
-__all__ = ["Rounds", "collector_of", "host_froze", "install"]
+__all__ = ["Rounds", "collector_of", "host_froze", "install", "leave_to_rounds"]
 
 _MOST = 1_000  # garbage must not fill the memory before anyone looks
 _BESIDE_ROUNDS = 2_000_000  # objects, after which it looks by itself: more than the largest imports leave
@@ -62,6 +64,17 @@ def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
             gc.unfreeze()
         _known.clear()
         gc.set_threshold(*before)
+
+
+def leave_to_rounds() -> None:
+    """The collector looks by itself no more, or hardly ever: `Rounds` do, from now on."""
+    now = original(gc.get_threshold)()
+    if now[0]:
+        rarely = max(now[0], _BESIDE_ROUNDS), now[1], now[2]
+        _known[rarely] = _known.get(now, now)
+        original(gc.set_threshold)(*rarely)
+    if gc.isenabled():
+        gc.collect(1)  # whatever it has looked at already: all that there is grows old now
 
 
 class Rounds:
