@@ -130,6 +130,8 @@ class Runtime:
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
         self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
+        # Called, perhaps again and again, from when others can see that a rank's garbage closes a file descriptor.
+        self.collect_in_rounds: Callable[[], None] = lambda: None
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
     def activate(self, *called: object) -> None:
@@ -164,6 +166,7 @@ class Runtime:
         if not self._noticing:
             self._noticing = True
             self._python.notice_writes(self.patches)
+            self.collect_in_rounds()
 
     def deactivate(self) -> None:
         """Put everything back. May be called without `activate`, and after one that failed.

@@ -159,8 +159,8 @@ class World:
         self._base_environ: dict[bytes, bytes] = {}
         self._ignored: Sequence[int] = ()  # signals, by this process when the world began
 
-    def _begin_rounds(self, *_: object) -> None:
-        """A child process begins: others see when the pipes that garbage holds are closed."""
+    def _begin_rounds(self) -> None:
+        """Others see from now on when garbage closes a pipe, a socket or what else a rank holds."""
         if not self._in_rounds:
             self._in_rounds = True
             leave_to_rounds()
@@ -212,7 +212,8 @@ class World:
         self._runtime.activate(self._spec.call)
         self._runtime.keep_file_times()
         self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
-        self._runtime.child_begins += [self._torch.begin_child, self._begin_rounds]
+        self._runtime.child_begins.append(self._torch.begin_child)
+        self._runtime.collect_in_rounds = self._begin_rounds
         chosen = self._spec.isolate
         if chosen is not False:
             isolation = Isolation(self._runtime, Sharing(() if chosen is True else chosen, self._spec.share))

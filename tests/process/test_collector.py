@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
@@ -92,18 +95,51 @@ def _leaves_a_pipe_in_garbage() -> int:
     return len(kept)
 
 
-@pytest.mark.parametrize("objects", [100, 1_000_000])
-def test_pipes_to_children_close_in_rounds_whenever_the_host_would_look(objects: int) -> None:
+def _leaves_a_socket_in_garbage() -> float:
+    here, there = socket.socketpair()
+    ended: list[float] = []
+
+    def read() -> None:
+        here.recv(1)
+        ended.append(time.monotonic())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    began = time.monotonic()
+    garbage: list[object] = [there]
+    garbage.append(garbage)
+    del garbage, there
+    kept: list[object] = [[number] for number in range(10_000)]
+    time.sleep(1)
+    assert len(kept) == 10_000
+    gc.collect()
+    reader.join()
+    here.close()
+    return ended[0] - began
+
+
+@pytest.fixture(params=[100, 1_000_000])
+def threshold(request: pytest.FixtureRequest) -> Iterator[int]:
+    """After how many objects the host's collector looks."""
     before = gc.get_threshold()
-    gc.set_threshold(objects, 10, 10)
-    try:
-        result = simdist.run(_leaves_a_pipe_in_garbage, world_size=1)
+    gc.set_threshold(request.param, 10, 10)
+    yield request.param
+    gc.set_threshold(*before)
 
-        assert gc.get_threshold() == (objects, 10, 10)
-    finally:
-        gc.set_threshold(*before)
 
+def test_pipes_to_children_close_in_rounds_whenever_the_host_would_look(threshold: int) -> None:
+    result = simdist.run(_leaves_a_pipe_in_garbage, world_size=1)
+
+    assert gc.get_threshold() == (threshold, 10, 10)
     assert [event.time_ns for event in result.events if event.kind == "child-exit"] == [1_000_000_002]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("threshold")
+def test_sockets_close_in_rounds_whenever_the_host_would_look() -> None:
+    (after_s,) = simdist.run(_leaves_a_socket_in_garbage, world_size=1, stall_s=10).values
+
+    assert after_s == pytest.approx(1, abs=0.01)  # at the program's own look, and no sooner
 
 
 def test_callbacks_of_the_host_are_not_called_on_ranks() -> None:

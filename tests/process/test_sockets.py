@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import select
 import socket
 import ssl
 import tempfile
@@ -269,3 +270,28 @@ def test_a_port_that_a_rank_has_let_go_of_is_no_longer_its_own() -> None:
             return type(error)
 
     assert simdist.run(body, world_size=1).values == [ConnectionRefusedError]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_socket_that_goes_is_closed_for_who_reads_from_the_other_end(polls: bool) -> None:
+    def main() -> tuple[bytes, float]:
+        here, there = socket.socketpair()
+        found: list[tuple[bytes, float]] = []
+
+        def read() -> None:
+            if polls:
+                select.select([here], [], [])
+            found.append((here.recv(1), time.monotonic()))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        began = time.monotonic()
+        time.sleep(2)
+        del there  # nobody has closed it
+        reader.join()
+        here.close()
+        return found[0][0], found[0][1] - began
+
+    values: list[object] = [*simdist.run(main, world_size=1).values]
+    assert values == [(b"", pytest.approx(2))]

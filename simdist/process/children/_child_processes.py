@@ -179,6 +179,7 @@ def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
 
 
 def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProcess:
+    runtime.collect_in_rounds()
     pids = runtime.extras.setdefault(_PIDS, itertools.count(_FIRST_PID))
     child = SimProcess(
         runtime.simulation,

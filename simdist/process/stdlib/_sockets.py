@@ -24,6 +24,7 @@ import math
 import select
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,6 +84,18 @@ class Sockets:
         self._to_outside: dict[int, None] = {}  # numbers of those that have sent datagrams there
         self._waits: dict[Task, _Wait] = {}
         self._encrypts = False  # one of ranks' sockets does
+        self._living: set[weakref.ref[socket.socket]] = set()  # those that ranks have made
+
+    def follow(self, sock: socket.socket) -> None:
+        """Have those that wait look again when a socket goes that nobody has closed: that closes it."""
+        self._living.add(weakref.ref(sock, self._went))
+
+    def _went(self, sock: weakref.ref[socket.socket]) -> None:
+        self._living.discard(sock)
+        if current_runtime() is self._runtime:
+            polling = [task for process in self._runtime.processes.values() for task in process.polling]
+            for task in [*self._waits, *polling]:
+                self._runtime.simulation.wake(task)
 
     def notice(self) -> None:
         """From now on look at what ranks do with sockets."""
@@ -446,6 +459,7 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
             sockets, process = known
             sockets.notice()
             sockets.forget(self.fileno())
+            sockets.follow(self)
             if kwargs.get("fileno") is not None:  # another object of a socket that there is
                 sockets.name(self, process)
             ssl = sys.modules.get("ssl")
