@@ -14,7 +14,7 @@ Open `_folds.py` first, then `folds.cpp`.
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
 from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
-from simdist.native._memory import NOT_LOOKED, copied, holding, holds, place_not_finite, putting
+from simdist.native._memory import NOT_LOOKED, copied, exchanging, holds, place_not_finite
 
 __all__ = [
     "NOT_LOOKED",
@@ -23,11 +23,10 @@ __all__ = [
     "compiler",
     "copied",
     "copy_each",
-    "holding",
+    "exchanging",
     "holds",
     "partial_ring",
     "place_not_finite",
-    "putting",
     "ring",
     "source_number",
     "tree",

@@ -6,6 +6,8 @@ All of it is done in the extension where that is there.
 from __future__ import annotations
 
 import functools
+import itertools
+import struct
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,7 +16,7 @@ from simdist.inside.python import bytes_at, copied_bytes, holds_bytes
 from simdist.inside.torch import TENSOR_TABLE
 from simdist.native import _folds
 
-__all__ = ["NOT_LOOKED", "copied", "holding", "holds", "place_not_finite", "putting"]
+__all__ = ["NOT_LOOKED", "copied", "exchanging", "holds", "place_not_finite"]
 
 NOT_LOOKED = -2
 
@@ -74,22 +76,28 @@ def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
     return int(_folds.module.not_finite(tensors, _PLAIN, TENSOR_TABLE))
 
 
-def holding(places: Sequence[tuple[int, int]]) -> Callable[[list[bytes]], bool]:
-    """A function that says whether places, each an address and a size in bytes, hold what it is given."""
+def exchanging(watched: Sequence[tuple[int, int]], places: Sequence[tuple[int, int]]) -> Callable[[bytes, bytes], bool]:
+    """A function that writes to places, unless others hold something else than is expected; a place is an address and
+    a size in bytes.
+
+    It is given what those `watched` hold, and what to write, each as the bytes of all places one after the other, or
+    none: then it does not look, or does not write. False if they hold something else.
+    """
     if _folds.module is not None:
-        return functools.partial(_folds.module.lie, [address for address, _ in places])
-    shared = [bytes_at(*place) for place in places]
-    return lambda contents: [each.raw for each in shared] == contents
+        return functools.partial(_folds.module.exchange, _packed(watched), _packed(places))
+    looked_at, written = [bytes_at(*place) for place in watched], [bytes_at(*place) for place in places]
+    ends = list(itertools.accumulate(size for _, size in places))
+
+    def exchange(seen: bytes, contents: bytes) -> bool:
+        if seen and b"".join([each.raw for each in looked_at]) != seen:
+            return False
+        if contents:
+            for each, end in zip(written, ends, strict=True):
+                each.raw = contents[end - len(each) : end]
+        return True
+
+    return exchange
 
 
-def putting(places: Sequence[tuple[int, int]]) -> Callable[[list[bytes]], None]:
-    """A function that writes what it is given to places, each an address and a size in bytes."""
-    if _folds.module is not None:
-        return functools.partial(_folds.module.put, [address for address, _ in places])
-    shared = [bytes_at(*place) for place in places]
-
-    def put(contents: list[bytes]) -> None:
-        for each, content in zip(shared, contents, strict=True):
-            each.raw = content
-
-    return put
+def _packed(places: Sequence[tuple[int, int]]) -> bytes:
+    return b"".join([struct.pack("NN", *place) for place in places])

@@ -72,12 +72,13 @@ class GlobalGenerator(Protocol):
 class Memory(Protocol):
     """What looks at memory and writes to it; a place is an address and a size in bytes."""
 
-    def holding(self, places: Sequence[tuple[int, int]], /) -> Callable[[list[bytes]], bool]:
-        """A function that says whether places hold what it is given."""
-        ...
+    def exchanging(
+        self, watched: Sequence[tuple[int, int]], places: Sequence[tuple[int, int]], /
+    ) -> Callable[[bytes, bytes], bool]:
+        """A function that is given what those `watched` should hold, and what to write to `places` if they do.
 
-    def putting(self, places: Sequence[tuple[int, int]], /) -> Callable[[list[bytes]], None]:
-        """A function that writes what it is given to places."""
+        Without the one it does not look, without the other it does not write. False if they hold something else.
+        """
         ...
 
 
@@ -93,12 +94,12 @@ class States:
     def __init__(
         self,
         save: Callable[[], Sequence[Hashable]],
-        raw: list[bytes] | None = None,
-        seen: Sequence[bytes] = (),
+        raw: bytes | None = None,
+        seen: bytes = b"",
     ) -> None:
         self.save = save
         self.raw = raw
-        self.seen = list(seen)
+        self.seen = seen
 
 
 class _Python:
@@ -187,14 +188,14 @@ def _fresh(seed: int, rank: int, life: int, lineage: str, third: GlobalGenerator
     python, legacy, other = global_generators(third)
     a, b, c = generator_words(seed, rank, life, lineage)
     states = States(lambda: (python.fresh(a), legacy.fresh(b), other.fresh(c)))
-    if python.memory is not None and legacy.memory is not None and other.memory is not None:
-        states.raw = [python.fresh_memory(a), legacy.fresh_memory(b), other.fresh_memory(c)]
-        states.seen = _seen(states.raw, other)
+    if len(_places(third)) == 3:
+        raw = [python.fresh_memory(a), legacy.fresh_memory(b), other.fresh_memory(c)]
+        states.raw, states.seen = b"".join(raw), _seen(raw, other)
     return states
 
 
-def _seen(raw: Sequence[bytes], third: GlobalGenerator) -> list[bytes]:
-    return [raw[index][first:end] for index, first, end in _watched(third)]
+def _seen(raw: Sequence[bytes], third: GlobalGenerator) -> bytes:
+    return b"".join([raw[index][first:end] for index, first, end in _watched(third)])
 
 
 @functools.cache
@@ -233,11 +234,12 @@ class RandomStates:
         self._memory = [each for each in found if each is not None]
         places = _places(third)
         self._quick = len(places) == 3  # all three can be looked at, and set, in memory
-        self._put = memory.putting(places)
         watched = _watched(third) if self._quick else []
-        self._holds = memory.holding([(places[index][0] + first, end - first) for index, first, end in watched])
+        self._exchange = memory.exchanging(
+            [(places[index][0] + first, end - first) for index, first, end in watched], places
+        )
         self.loaded: States  # what the generators hold, unless the running process has drawn since
-        if self._quick and _left is not None and self._holds(_left.seen):
+        if self._quick and _left is not None and self._exchange(_left.seen, b""):
             self.loaded = _left
         else:
             self.loaded = self._read()
@@ -250,7 +252,7 @@ class RandomStates:
     def save(self) -> States:
         """The states as the running process leaves them; cheap if it drew nothing."""
         loaded = self.loaded
-        if loaded.raw is not None and self._holds(loaded.seen):
+        if loaded.raw is not None and self._exchange(loaded.seen, b""):
             return loaded
         self.loaded = self._read()
         return self.loaded
@@ -262,11 +264,22 @@ class RandomStates:
             return
         raw = states.raw
         if raw is not None and loaded.raw is not None:
-            self._put(raw)
+            self._exchange(b"", raw)
         else:
             for generator, state in zip(self._generators, states.save(), strict=True):
                 generator.load(state)
         self.loaded = states
+
+    def exchange(self, states: States) -> States:
+        """Save what the running process leaves, and load another's. Hot: one call if the former drew nothing."""
+        loaded, raw = self.loaded, states.raw
+        same = states is loaded
+        if raw is not None and loaded.raw is not None and self._exchange(loaded.seen, b"" if same else raw):
+            self.loaded = states
+            return loaded
+        left = self.save()
+        self.load(states)
+        return left
 
     def restore(self) -> None:
         """Put the host's states back."""
@@ -289,8 +302,8 @@ class RandomStates:
         if known is None:
             known = self._known[saved] = States(lambda: saved)
             if self._quick and not any(generator.holds_gaussian(state) for generator, state in found):
-                known.raw = [self._known.setdefault(each, each) for each in map(bytes, self._memory)]
-                known.seen = _seen(known.raw, self._generators[2])
+                raw = [bytes(each) for each in self._memory]
+                known.raw, known.seen = b"".join(raw), _seen(raw, self._generators[2])
         return known
 
 

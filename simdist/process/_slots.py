@@ -121,15 +121,16 @@ class Slots:
         if leaving is not None:
             leaving.argv = system["argv"]
             leaving.streams = system["stdout"], system["stderr"], system["excepthook"]
-            leaving.random_states = random.save()
         if entering is None:
             self._show_host()
+            if leaving is not None:
+                leaving.random_states = random.save()
         else:
             system["argv"] = entering.argv
             system["stdout"], system["stderr"], system["excepthook"] = entering.streams or self._streams
-            states = entering.random_states
-            if states is not random.loaded:
-                random.load(states)
+            left = random.exchange(entering.random_states)
+            if leaving is not None:
+                leaving.random_states = left
         for swap in self._swaps:
             swap(leaving, entering)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from types import ModuleType
 
 import pytest
 import torch
 
 from simdist.judges._bits import first_not_finite
-from simdist.native import NOT_LOOKED, _folds, copied, holding, holds, place_not_finite, putting
+from simdist.native import NOT_LOOKED, _folds, copied, exchanging, holds, place_not_finite
 
 Tensor = torch.Tensor
 
@@ -58,25 +59,36 @@ def test_no_more_is_copied_than_is_asked_for() -> None:
 def test_places_hold_what_was_put_there_until_a_byte_changes() -> None:
     first, second = torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)
     where = [(first[1:].data_ptr(), 3), (second.data_ptr(), 3)]
-    holds_now, put = holding(where), putting(where)
+    exchange = exchanging([(first[2:].data_ptr(), 1), where[1]], where)
 
-    put([b"abc", b"def"])
-
+    assert exchange(b"", b"abcdef")
     assert (first.tolist(), second.tolist()) == ([0, *b"abc", 0], [*b"def"])
-    assert holds_now([b"abc", b"def"])
+    assert exchange(b"bdef", b"")
     second[2] = 0
-    assert not holds_now([b"abc", b"def"])
+    assert not exchange(b"bdef", b"ghijkl")
+    assert (first.tolist(), second.tolist()) == ([0, *b"abc", 0], [*b"de", 0])
+    assert exchange(b"bde\0", b"ghijkl")
+    assert (first.tolist(), second.tolist()) == ([0, *b"ghi", 0], [*b"jkl"])
 
 
-@pytest.mark.parametrize("name", ["put", "lie"])
-def test_the_extension_looks_nowhere_that_it_has_no_place_or_no_bytes_for(native: ModuleType, name: str) -> None:
-    memory, call = torch.zeros(2, dtype=torch.uint8), getattr(native, name)
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_extension_looks_nowhere_that_it_has_no_place_or_no_bytes_for(native: ModuleType, looks: bool) -> None:
+    memory = torch.zeros(2, dtype=torch.uint8)
 
-    with pytest.raises(ValueError, match="at the address 0"):
-        call([0], [b"a"])
-    for contents in ([], (b"a",), ["a"], [None]):
+    def call(place: object, contents: object) -> None:
+        native.exchange(*((place, b"", contents, b"") if looks else (b"", place, b"", contents)))
+
+    here = struct.pack("NN", memory.data_ptr(), 1)
+    for place, contents in (
+        *((struct.pack("NN", 0, 1), b"a"), (b"", b"a"), (here, b"ab"), (here + here, b"a"), (here + here, b"abc")),
+        *((here[:-1], b"a"), (here[:-1], b"")),
+    ):
+        with pytest.raises(ValueError, match="stretch"):
+            call(place, contents)
+    others: list[tuple[object, object]] = [(here, "a"), (here, [b"a"]), ([memory.data_ptr(), 1], b"a"), (None, b"")]
+    for given in others:
         with pytest.raises(TypeError):
-            call([memory.data_ptr()], contents)
+            call(*given)
     assert memory.tolist() == [0, 0]
 
 
