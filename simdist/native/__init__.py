@@ -13,14 +13,17 @@ Open `_folds.py` first, then `folds.cpp`.
 """
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
-from simdist.native._folds import VARIABLE, copy_each, partial_ring, ring, tree, why_off
-from simdist.native._memory import NOT_LOOKED, copied, exchanging, holds, place_not_finite
+from simdist.native._folds import VARIABLE, addresses, copy_each, partial_ring, ring, tree, why_off
+from simdist.native._memory import NOT_LOOKED, ROWS, content, copied, exchanging, holds, place_not_finite, row
 
 __all__ = [
     "NOT_LOOKED",
+    "ROWS",
     "VARIABLE",
+    "addresses",
     "compile_library",
     "compiler",
+    "content",
     "copied",
     "copy_each",
     "exchanging",
@@ -28,6 +31,7 @@ __all__ = [
     "partial_ring",
     "place_not_finite",
     "ring",
+    "row",
     "source_number",
     "tree",
     "why_not_buildable",

@@ -16,11 +16,42 @@ from simdist.inside.python import bytes_at, copied_bytes, holds_bytes
 from simdist.inside.torch import TENSOR_TABLE
 from simdist.native import _folds
 
-__all__ = ["NOT_LOOKED", "copied", "exchanging", "holds", "place_not_finite"]
+__all__ = ["NOT_LOOKED", "ROWS", "content", "copied", "exchanging", "holds", "place_not_finite", "row"]
 
 NOT_LOOKED = -2
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_PLAIN = _folds.PLAIN
+_READS = _folds.module is not None and TENSOR_TABLE is not None
+ROWS = [(dtype, dtype.itemsize) for dtype in _folds.TYPES]
+"""The types that `row` knows, by their numbers, with the bytes of an element."""
+
+
+def _row(tensor: object) -> tuple[int, int] | None:
+    if type(tensor) in _PLAIN and isinstance(tensor, torch.Tensor):
+        number = _folds.TYPES.get(tensor.dtype)
+        try:
+            if number is not None and tensor.data_ptr() and tensor.stride() == (1,):
+                return number, tensor.nbytes
+        except RuntimeError:
+            pass  # it has no address or strides
+    return None
+
+
+def _no_content(tensor: torch.Tensor, most: int) -> bytes | None:
+    return None
+
+
+# Of a plain tensor of one dimension whose elements lie side by side: the number of its type, see `ROWS`, and its bytes.
+# None for any other thing. Hot: what torch is asked for one by one costs four times as much.
+row: Callable[[object], tuple[int, int] | None] = (
+    functools.partial(_folds.module.row, _PLAIN, TENSOR_TABLE) if _folds.module is not None and _READS else _row
+)
+# What a plain, dense tensor of a type in `ROWS` holds, if it has at most so many bytes. None: the caller has to look.
+content: Callable[[torch.Tensor, int], bytes | None] = (
+    functools.partial(_folds.module.content, _PLAIN, TENSOR_TABLE)
+    if _folds.module is not None and _READS
+    else _no_content
+)
 
 
 def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] | None:

@@ -598,6 +598,9 @@ PyMethodDef methods[] = {
     {"exchange", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exchange)), METH_FASTCALL, exchange_doc},
     {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
      not_finite_doc},
+    {"row", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(row)), METH_FASTCALL, row_doc},
+    {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(addresses)), METH_FASTCALL, addresses_doc},
+    {"content", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(content)), METH_FASTCALL, content_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

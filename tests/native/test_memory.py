@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 
+from simdist.inside.torch import TENSOR_TABLE
 from simdist.judges._bits import first_not_finite
-from simdist.native import NOT_LOOKED, _folds, copied, exchanging, holds, place_not_finite
+from simdist.native import (
+    NOT_LOOKED,
+    ROWS,
+    _folds,
+    _memory,
+    copied,
+    exchanging,
+    holds,
+    place_not_finite,
+)
 
 Tensor = torch.Tensor
 
@@ -69,6 +81,42 @@ def test_places_hold_what_was_put_there_until_a_byte_changes() -> None:
     assert (first.tolist(), second.tolist()) == ([0, *b"abc", 0], [*b"de", 0])
     assert exchange(b"bde\0", b"ghijkl")
     assert (first.tolist(), second.tolist()) == ([0, *b"ghi", 0], [*b"jkl"])
+
+
+@pytest.mark.parametrize("kind", ["native", "python"])
+def test_a_row_is_of_one_dimension_with_elements_side_by_side(kind: str, request: pytest.FixtureRequest) -> None:
+    ask: Callable[[object], object] = _memory._row
+    if kind == "native":
+        ask = functools.partial(request.getfixturevalue("native").row, _folds.PLAIN, TENSOR_TABLE)
+    for number, (dtype, element) in enumerate(ROWS):
+        assert ask(torch.ones(3, dtype=dtype)) == (number, 3 * element)
+        assert ask(torch.nn.Parameter(torch.ones(9, dtype=dtype)[2:4], requires_grad=False)) == (number, 2 * element)
+    others: list[object] = [
+        torch.ones(2, 2),
+        torch.ones(()),
+        torch.ones(6)[::3],
+        torch.ones(6)[::5][:1],
+        torch.empty(0),
+    ]
+    others += [torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.ones(2).as_subclass(Odd)]
+    others += [torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.complex64, torch.uint16, torch.float8_e5m2)]
+    for other in (*others, None, "text", [torch.ones(2)]):
+        assert ask(other) is None, other
+
+
+def test_addresses_and_contents_are_those_of_plain_memory(native: ModuleType) -> None:
+    addresses = functools.partial(native.addresses, _folds.PLAIN, TENSOR_TABLE)
+    content = functools.partial(native.content, _folds.PLAIN, TENSOR_TABLE)
+    whole, few = torch.arange(6.0), torch.tensor([1, 2, 3], dtype=torch.int16)
+
+    assert addresses([whole[2:], few.view(3, 1)]) == [whole.data_ptr() + 8, few.data_ptr()]
+    assert content(few.view(3, 1), 6) == b"\1\0\2\0\3\0"
+    assert content(few, 5) is None
+    for odd in (whole[::2], torch.ones(2).to_sparse(), torch.empty(0), torch.ones(2).as_subclass(Odd)):
+        assert addresses([few, odd]) is None
+        assert content(odd, 100) is None
+    for dtype in (torch.bool, torch.complex64, torch.uint16):
+        assert content(torch.ones(2, dtype=dtype), 100) is None
 
 
 @pytest.mark.parametrize("looks", [True, False])
@@ -172,9 +220,15 @@ def test_bad_arguments_are_refused(native: ModuleType) -> None:
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     calls: dict[str, tuple[object, ...]] = {"copied": (table, 0), "holds": (table, []), "not_finite": (table,)}
     for name, others in calls.items():
-        for tensors, types in (((), frozenset()), ([], set())):
-            with pytest.raises(TypeError, match="a list of tensors and a frozenset of their types"):
-                getattr(native, name)(tensors, types, *others)
+        with pytest.raises(TypeError, match="a list of tensors is taken"):
+            getattr(native, name)((), frozenset(), *others)
+        with pytest.raises(TypeError, match="a frozenset of types of tensors is taken"):
+            getattr(native, name)([], set(), *others)
+    with pytest.raises(TypeError, match="a list of tensors is taken"):
+        native.addresses(frozenset(), table, ())
+    for name, last in (("row", (None,)), ("addresses", ([],)), ("content", (None, 0))):
+        with pytest.raises(TypeError, match="a frozenset of types of tensors is taken"):
+            getattr(native, name)(set(), table, *last)
     plain = frozenset((torch.Tensor,))
     with pytest.raises(ValueError, match="PyCapsule_GetPointer called with invalid PyCapsule object"):
         native.not_finite([], plain, None)

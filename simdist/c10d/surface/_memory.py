@@ -20,11 +20,12 @@ from simdist.c10d.calls._events import PayloadSampled
 from simdist.inside.python import bytes_at
 from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
+from simdist.native import ROWS, addresses, content, row
 
 if TYPE_CHECKING:
     from simdist.inside.python import SharedBytes
 
-__all__ = ["ELEMENTS", "as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
+__all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
 __all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
 
 Tensor = torch.Tensor
@@ -33,8 +34,7 @@ _WINDOWS = 8  # of a large tensor that is sampled
 _FEW_BYTES = 1 << 12  # which are looked at where they lie
 _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
-_USUAL = _IN_NUMPY | {torch.bfloat16, torch.int16, torch.int8}  # real, and not quantized
-ELEMENTS = {dtype: dtype.itemsize for dtype in _USUAL}  # hot: a look-up costs less than to ask a tensor
+_USUAL = frozenset(dtype for dtype, _ in ROWS)  # real, and not quantized
 
 
 def _bits(*names: str) -> int:
@@ -135,21 +135,26 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def usual(given: Any) -> tuple[Tensor, int] | None:
-    """As `flat`, and its bytes, if `given` is a plain tensor of a real type that lies in memory as it should; or None.
+def usual(given: Any) -> tuple[Tensor, int, torch.dtype, int] | None:
+    """As `flat`, its bytes, its type and the bytes of an element, if `given` is a plain tensor of a real type that lies
+    in memory as it should; or None.
 
     Hot: this answers what `is_plain`, `flat` and `require_memory` ask, with each property read once.
     """
-    if type(given) in _TYPES and given.dtype in _USUAL:
-        data: Tensor = given.data
-        try:
-            if data.data_ptr() and data.stride() == (1,) and not (data.is_neg() or data.is_inference()):
-                size = data.nbytes
-                begin = data.storage_offset()
-                if data.untyped_storage().nbytes() >= (size + begin * data.itemsize if begin else size):
-                    return data, size
-        except RuntimeError:
-            pass  # it has no address, strides or storage
+    found = row(given)
+    if found is None:
+        return None
+    number, size = found
+    dtype, element = ROWS[number]
+    try:
+        given._version  # noqa: B018  # an error for one of inference mode; to ask for that takes twice as long
+        if not given.is_neg():
+            data: Tensor = given.data
+            begin = data.storage_offset()
+            if data.untyped_storage().nbytes() >= (size + begin * element if begin else size):
+                return data, size, dtype, element
+    except RuntimeError:
+        pass  # it has no storage either
     return None
 
 
@@ -166,6 +171,8 @@ def require_memory(tensor: Tensor) -> None:
 
 def freed_since(given: Iterable[object]) -> RuntimeError | None:
     """The error of an operation whose program has freed a storage that `given`, flat tensors in lists, are views of."""
+    if type(given) is list and addresses(given) is not None:
+        return None  # hot
     for each in given:
         if type(each) is Tensor:
             if each.data_ptr() or not each.numel():
@@ -235,7 +242,12 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
     """CRC-32 over the bytes of flat `tensors`; above `limit` bytes, over windows spread over all of them."""
     crc = 0
     whole = 0
+    few = limit if limit < _FEW_BYTES else _FEW_BYTES
     for tensor in tensors:
+        found = content(tensor, few)
+        if found is not None:
+            crc = zlib.crc32(found, crc)
+            continue
         if tensor.dtype in _IN_NUMPY and tensor.is_contiguous():
             # Hot: of a few bytes the views cost more than the sum.
             size, address = tensor.nbytes, tensor.data_ptr()

@@ -27,7 +27,6 @@ __all__ = ["Reductions"]
 Tensor = torch.Tensor
 _flat = _memory.flat
 _usual = _memory.usual
-_ELEMENTS = _memory.ELEMENTS
 _is_plain_or_sparse = _memory.is_plain_or_sparse
 _ALLREDUCE_OPTIONS = dist.AllreduceOptions
 _SUM: object = dist.ReduceOp.SUM
@@ -75,9 +74,7 @@ class Reductions(Calls):
             limit_ns = self._limit(opts, timeout)
         if usual is not None:
             # Hot: the key that `_issue` would make, of what is known already.
-            data, size = usual
-            dtype = data.dtype
-            element = _ELEMENTS[dtype]
+            data, size, dtype, element = usual
             key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
             passing = not asynchronous and type(opts) is AllReduceOptions
             return self._communicator.issue(

@@ -143,7 +143,7 @@ def _capsules_are_known() -> str:
     what="C code can ask a tensor for its memory, its type and its shape",
     source="aten/src/ATen/dlpack.h, DLPackExchangeAPI; torch/csrc/Module.cpp",
     seen="2.13",
-    feature="quick judges: they read tensors as without the extension, which costs more",
+    feature="quick calls and judges: they read tensors as without the extension, which costs more",
 )
 def _table_is_known() -> str:
     return "" if TENSOR_TABLE is not None else "tensors have no such table"

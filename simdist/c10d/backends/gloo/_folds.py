@@ -104,7 +104,7 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
     length = tensors[0].numel()
     if length == 0:
         return
-    done = _by_ring(tensors, None, reduction, paired=paired) if ranks > 1 else 0
+    done = _by_ring(tensors, None, reduction, length, paired) if ranks > 1 else 0
     if 0 < done < length:
         rest = [tensor.clone() for tensor in tensors]
         _all_reduce(rest, reduction, paired)
@@ -115,14 +115,19 @@ def all_reduce(tensors: Sequence[Tensor], reduction: str, *, paired: bool = Fals
 
 
 def _by_ring(
-    tensors: Sequence[Tensor], targets: Sequence[Tensor] | None, reduction: str, *, paired: bool, each: bool = False
+    tensors: Sequence[Tensor],
+    targets: Sequence[Tensor] | None,
+    reduction: str,
+    length: int,
+    paired: bool,
+    each: bool = False,
 ) -> int:
     """Let the extension do it; up to which element it has."""
     ranks = len(tensors)
     average = reduction == "avg"
     if average and paired:
         return 0  # it knows no complex numbers
-    length, element = tensors[0].numel(), tensors[0].element_size()
+    element = tensors[0].element_size()
     return ring(
         "sum" if average else reduction,
         tensors,
@@ -147,7 +152,7 @@ def reduce_parts(
         return
     done = 0
     if len(wholes) > 1 and all(start * many == index * length for index, (start, _) in enumerate(parts)):
-        done = _by_ring(wholes, [output for _, output in parts], reduction, paired=paired, each=many > 1)
+        done = _by_ring(wholes, [output for _, output in parts], reduction, length, paired, each=many > 1)
     if done < length:
         copies = [whole.clone() for whole in wholes]
         _all_reduce(copies, reduction, paired)
