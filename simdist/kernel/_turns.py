@@ -81,7 +81,6 @@ class Turns(Timetable):
         "_alive",
         "_broken",
         "_closing",
-        "_gathers",
         "_host_acquire",
         "_host_locked",
         "_host_release",
@@ -101,6 +100,7 @@ class Turns(Timetable):
         "current_ident",
         "deadlock",
         "events",
+        "gathers",
         "policy",
         "polls",
         "preempts",
@@ -118,7 +118,7 @@ class Turns(Timetable):
         super().__init__()
         self._ready: Policy = FifoPolicy() if policy is None else policy
         self.policy = self._ready  # for what asks it beside who goes next
-        self._gathers = self._ready.touch is not None
+        self.gathers = self._ready.touch is not None  # the policy chooses among all, and is told what they touch
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch: Callable[[Any, Any], None] | None = on_switch
         # Of a lock that is held while the world runs; the end of the world releases it.
@@ -376,7 +376,7 @@ class Turns(Timetable):
                 if self.turns > self._turns_to_look_at:
                     self._turns_to_look_at = self._idleness.look(cast("Simulation", self))
                 self._step()
-                while self._gathers and self._live_timers and self._environment.peek() <= self.now_ns:
+                while self.gathers and self._live_timers and self._environment.peek() <= self.now_ns:
                     self._step()  # all who wake at this instant are there to choose from
                 if self._stop is not None and self._stop.reached:
                     return None

@@ -273,10 +273,11 @@ class RandomStates:
     def exchange(self, states: States) -> States:
         """Save what the running process leaves, and load another's. Hot: one call if the former drew nothing."""
         loaded, raw = self.loaded, states.raw
-        same = states is loaded
-        if raw is not None and loaded.raw is not None and self._exchange(loaded.seen, b"" if same else raw):
-            self.loaded = states
-            return loaded
+        if raw is not None and loaded.raw is not None:
+            exchange = self._exchange
+            if exchange(loaded.seen, b"" if states is loaded else raw):
+                self.loaded = states
+                return loaded
         left = self.save()
         self.load(states)
         return left

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from simdist.c10d.calls import REDUCTIONS
 from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._member import Member
-from simdist.c10d.calls._operation import Fields, Key, Operation
+from simdist.c10d.calls._operation import Fields, Key, Operation, Row, fields_of
 from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._read import read_by
 from simdist.c10d.calls._work import PassingWork, SimWork
@@ -76,9 +76,9 @@ class Communicator:
         self.troubled = self.disturbed  # or something is closed: closed forms do not hold
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
-        self._operations: dict[Fields, Operation] = {}  # those that the backend has
+        self._operations: dict[Fields | Row, Operation] = {}  # those that the backend has
         # One that was made before, or None. Hot: the dictionary's own function.
-        self.known_operation: Callable[[Fields], Operation | None] = self._operations.get
+        self.known_operation: Callable[[Fields | Row], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
         self.followed_load = FollowedLoad(network, self._global)
@@ -98,24 +98,26 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def operation(self, key: Fields) -> Operation:
+    def operation(self, key: Fields | Row) -> Operation:
         """The operation with this key; asked often, made once.
 
         Raises:
             RuntimeError: the backend has no function for this type or reduction.
         """
-        found = self._operations.get(key)
+        fields = fields_of(key)
+        found = self._operations.get(fields)
         if found is None:
-            found = self.new_operation(key)
-            dtype = key[3]
+            found = self.new_operation(fields)
+            dtype = fields[3]
             if dtype is not None:
                 self.backend.arguments.check(found.name, found.reduction, dtype)
-            self._operations[key] = found
+            self._operations[fields] = found
+        self._operations[key] = found
         return found
 
-    def new_operation(self, key: Fields) -> Operation:
+    def new_operation(self, key: Fields | Row) -> Operation:
         """Another operation with this key, whether the backend has it or not."""
-        made = Operation(*key)
+        made = Operation(*fields_of(key))
         made.index = len(self.operations)
         self.operations.append(made)
         return made
@@ -123,7 +125,7 @@ class Communicator:
     def issue(
         self,
         member: Member,
-        key: Fields,
+        key: Fields | Row,
         payload: Payload,
         outputs: Outputs,
         timeout_ns: int,
@@ -144,14 +146,16 @@ class Communicator:
         """
         simulation = self.simulation
         bus = simulation.bus
-        strike = member.called(key[0], member.sequence) if bus.active else None
+        active = bus.active
+        strike = member.called(key[0], member.sequence) if active else None
         member.number += 1
         if others:
             member.number += others
             member.parts += others
         if not self.connected:
             member.connect()
-        operation = self.known_operation(key)
+        known = self.known_operation
+        operation = known(key)
         if operation is None:
             try:
                 operation = self.operation(key)
@@ -187,18 +191,19 @@ class Communicator:
             work.finish()
             return work
         collective = self.collectives.get(sequence)
-        if simulation.policy.touch is not None:
+        if simulation.gathers and simulation.policy.touch is not None:
             alike = collective is None or collective.operation == operation
             simulation.policy.touch(("operation", self.name, sequence), writes=not alike or bool(member.pending))
             # Links are shared by all groups.
             simulation.policy.touch("links", writes=operation.size * self.size * self.slowest()[1] >= LIGHT_NS)
         if collective is None:
             collective = self.collectives[sequence] = Collective(self, operation, sequence)
-        if strike is not None:
-            collective.strike(member.rank, *strike)
-        if member.change_result is not None:
-            change, member.change_result = member.change_result, None
-            collective.change_result(member.rank, change)
+        if active:
+            if strike is not None:
+                collective.strike(member.rank, *strike)
+            if member.change_result is not None:
+                change, member.change_result = member.change_result, None
+                collective.change_result(member.rank, change)
         if name == "barrier" and member.pending:
             self._arrive_after_pending(collective, member, work, payload, timeout_ns)
         else:

@@ -135,9 +135,8 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def usual(given: Any) -> tuple[Tensor, int, torch.dtype, int] | None:
-    """As `flat`, its bytes, its type and the bytes of an element, if `given` is a plain tensor of a real type that lies
-    in memory as it should; or None.
+def usual(given: Any) -> tuple[Tensor, int, torch.dtype] | None:
+    """As `flat`, its bytes and its type, if it is a plain tensor of a real type that lies in memory as it should.
 
     Hot: this answers what `is_plain`, `flat` and `require_memory` ask, with each property read once.
     """
@@ -152,7 +151,7 @@ def usual(given: Any) -> tuple[Tensor, int, torch.dtype, int] | None:
             data: Tensor = given.data
             begin = data.storage_offset()
             if data.untyped_storage().nbytes() >= (size + begin * element if begin else size):
-                return data, size, dtype, element
+                return data, size, dtype
     except RuntimeError:
         pass  # it has no storage either
     return None

@@ -29,7 +29,7 @@ __all__ = ["AllReduceOptions", "BroadcastOptions", "install", "real_options"]
 
 # By `id` of the members of the enumeration, which live as long as torch. Hot: to hash one is a call of C++.
 _NAMES = {id(operation): name for operation, name in REDUCE_NAMES.items()}
-_CALLED = {"_operation": "reduceOp"}
+_OPERATIONS = {name: operation for operation, name in REDUCE_NAMES.items()}
 
 
 class _Options:
@@ -38,6 +38,7 @@ class _Options:
     of: ClassVar[Any]  # torch's class
     by: ClassVar[str]  # torch's function that makes it
     timeout: timedelta
+    _operation: object  # of a reduction without a name
     asyncOp = True  # torch's name, as all of these
 
     def real(self) -> Any:
@@ -48,8 +49,10 @@ class _Options:
         """
         made = self.of()
         for name, value in vars(self).items():
-            if name != "reduction":
-                setattr(made, _CALLED.get(name, name), value)
+            if name == "reduction":
+                made.reduceOp = self._operation if value is None else _OPERATIONS[value]
+            elif name != "_operation":
+                setattr(made, name, value)
         return made
 
     @property  # type: ignore[misc]  # of `object`
@@ -64,7 +67,6 @@ class AllReduceOptions(_Options):
     by = "all_reduce"
     timeout = of().timeout
     reduction: str | None = "sum"
-    _operation: object = dist.ReduceOp.SUM
 
     @property
     def reduceOp(self) -> object:
@@ -73,9 +75,9 @@ class AllReduceOptions(_Options):
 
     @reduceOp.setter
     def reduceOp(self, operation: object) -> None:
-        self.reduction = _NAMES.get(id(operation))
-        self._operation = operation
-        if self.reduction is None:
+        self.reduction = name = _NAMES.get(id(operation))
+        if name is None:
+            self._operation = operation
             self.real()
 
 

@@ -49,19 +49,22 @@ class Reductions(Calls):
         tensor: Any = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
         seen = dispatch_modes() or function_modes()
         usual = None if seen else _usual(tensor)
-        if seen or (usual is None and not _is_plain_or_sparse(tensor)):
-            given = [tensors, opts, timeout]
-            while given[-1] is None:
-                del given[-1]
-            return self.allreduce_in_modes(*given, **kwargs)
         several = None
-        if usual is None and not isinstance(tensor, Tensor):
-            several = self._arguments.alike(tensors)
-            tensor = several[0]
+        if usual is None:
+            if seen or not _is_plain_or_sparse(tensor):
+                given = [tensors, opts, timeout]
+                while given[-1] is None:
+                    del given[-1]
+                return self.allreduce_in_modes(*given, **kwargs)
+            if not isinstance(tensor, Tensor):
+                several = self._arguments.alike(tensors)
+                tensor = several[0]
+        passing = False
         if type(opts) is AllReduceOptions:
             reduction, asynchronous, limit_ns = opts.reduction, opts.asyncOp, self._timeout_ns
             if reduction is None or type(asynchronous) is not bool or opts.timeout is not _UNSET:
                 return self.allreduce(tensors, opts.real(), timeout, **kwargs)
+            passing = not asynchronous
         elif type(opts) is _ALLREDUCE_OPTIONS:
             # Hot: reading the operation's enum out of the options costs more than comparing it.
             operation = opts.reduceOp
@@ -73,10 +76,8 @@ class Reductions(Calls):
             reduction = reduction_of(opts, kwargs.get("op"))
             limit_ns = self._limit(opts, timeout)
         if usual is not None:
-            # Hot: the key that `_issue` would make, of what is known already.
-            data, size, dtype, element = usual
-            key = "all_reduce", size, element, dtype, (size // element,), reduction, -1, None
-            passing = not asynchronous and type(opts) is AllReduceOptions
+            data, size, dtype = usual
+            key = "all_reduce", size, dtype, reduction  # hot: that of `_issue`, in short
             return self._communicator.issue(
                 self._member, key, data, [tensor], limit_ns, asynchronous, None, None, 0, passing
             )
