@@ -184,8 +184,7 @@ class Member:
                 change_read(change, operation, payload, self.rank)
         if communicator.counted:
             process.operations += 1
-            record = bus.record  # hot: Python finds a method of a class first
-            record(
+            bus.record(
                 issued(
                     now,
                     process.rank,
