@@ -142,7 +142,7 @@ def _capsules_are_known() -> str:
     "torch.dlpack.table",
     what="C code can ask a tensor for its memory, its type and its shape",
     source="aten/src/ATen/dlpack.h, DLPackExchangeAPI; torch/csrc/Module.cpp",
-    seen="2.13",
+    seen="2.13, 2.14",
     feature="quick calls and judges: they read tensors as without the extension, which costs more",
 )
 def _table_is_known() -> str:
