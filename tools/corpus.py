@@ -2,7 +2,7 @@
 
     python tools/corpus.py                  # a table; exit code 1 if a bug is missed or a fixed program reported
     python tools/corpus.py replicas nobody  # entries with one of these words in their name, file or source
-    python tools/corpus.py --seeds 20       # the fixed programs with so many seeds
+    python tools/corpus.py --seeds 20       # the fixed programs with so many seeds, each in a strict world too
     python tools/corpus.py --shrink         # the smallest run of each bug, repeated by its token and by its test
 
 No fault is injected, and nothing is said of the bug. "off" is what the run itself shows; "on" is what judges,
@@ -13,9 +13,10 @@ what judges find in the first of so many runs with seeds of the random policy in
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -65,10 +66,12 @@ def _row(entry: Entry, seeds: int) -> Row:
     found = (outcome_of(entry, buggy=True, judges=True, seed=seed) for seed in range(1, SCHEDULES + 1))
     schedules = next((each.by for each in found if each.by), "")
     alarm = ""
-    for seed in range(seeds):
-        fixed = outcome_of(entry, buggy=False, judges=True, seed=seed)
+    for seed, strict in itertools.product(range(seeds), (False, True)):
+        settings = {**entry.settings, "strict": True} if strict else entry.settings
+        fixed = outcome_of(replace(entry, settings=settings), buggy=False, judges=True, seed=seed)
         if fixed.by:
-            alarm = f"{fixed.by} with seed {seed}: {' '.join(fixed.text.split())[:300]}"
+            how = ", strict" if strict else ""
+            alarm = f"{fixed.by} with seed {seed}{how}: {' '.join(fixed.text.split())[:300]}"
             break
     return Row(entry, off.by, on.by, schedules, on.right, alarm)
 
