@@ -15,6 +15,7 @@ streams, and copied where it is changed too early (`simdist.device`).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -139,9 +140,12 @@ class _Watch:
 
 def _overlap(outputs: Sequence[torch.Tensor]) -> bool:
     """True if some dense tensors share memory."""
-    dense = [each for each in outputs if each.layout is torch.strided and each.numel() and each.is_contiguous()]
-    places = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in dense)
-    return any(end > begin for (_, end), (begin, _) in pairwise(places))
+    places = []
+    for each in outputs:
+        with contextlib.suppress(RuntimeError):  # it has no memory of its own
+            if each.layout is torch.strided and each.numel() and each.is_contiguous():
+                places.append((each.data_ptr(), each.data_ptr() + each.nbytes))
+    return any(end > begin for (_, end), (begin, _) in pairwise(sorted(places)))
 
 
 def _bits(tensors: Sequence[torch.Tensor]) -> _Bits:

@@ -13,6 +13,7 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     import torch
+    from torch.autograd.graph import GradientEdge
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
@@ -49,11 +50,12 @@ class OptimizerStepped:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class BackwardCalled:
-    """Told: a rank is about to go backward from these tensors, such as its loss."""
+    """Told: a rank is about to go backward from these tensors, such as its loss, or from edges of their graph."""
 
     process: SimProcess
     tensors: Sequence[torch.Tensor]
     where: str
+    edges: Sequence[GradientEdge] = ()
 
 
 @dataclass(frozen=True, slots=True)

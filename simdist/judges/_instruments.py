@@ -11,9 +11,10 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["Instruments", "hear_of_files"]
 
 _T = TypeVar("_T")
+_Root: TypeAlias = torch.Tensor | GradientEdge  # of a backward pass
 
 
 class Instruments:
@@ -192,11 +194,13 @@ def _rank() -> SimProcess | None:
 
 def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def backward(tensors: torch.Tensor | Sequence[torch.Tensor], *args: object, **kwargs: object) -> None:
+    def backward(tensors: _Root | Sequence[_Root], *args: object, **kwargs: object) -> None:
         process = _rank()
         if process is not None and process.simulation.bus.hears(BackwardCalled):
-            given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-            _tell(process, BackwardCalled(process, given, site_of(sys._getframe(1))))
+            given = (tensors,) if isinstance(tensors, torch.Tensor | GradientEdge) else tuple(tensors)
+            roots = [each for each in given if isinstance(each, torch.Tensor)]
+            edges = [each for each in given if isinstance(each, GradientEdge)] if len(roots) < len(given) else ()
+            _tell(process, BackwardCalled(process, roots, site_of(sys._getframe(1)), edges))
         original(tensors, *args, **kwargs)
 
     return backward

@@ -19,10 +19,11 @@ from simdist.judges._replica_tables import Filled, Optimized
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.autograd.graph import Node
+    from torch.autograd.graph import GradientEdge, Node
 
 __all__ = ["Leaves", "leaves_of"]
 
+_ACCUMULATING = "torch::autograd::AccumulateGrad"  # a node that fills a leaf's gradient
 _PATIENCE = 64  # passes that change nothing, after which the rank trains nothing beside its optimizers
 
 
@@ -58,18 +59,17 @@ class Leaves:
         return any(None not in (first, now) and first != now for (first, _), now in zip(beside, bits, strict=True))
 
 
-def leaves_of(losses: Sequence[Tensor]) -> list[Tensor]:
+def leaves_of(losses: Sequence[Tensor], edges: Sequence[GradientEdge] = ()) -> list[Tensor]:
     """The tensors that a backward pass from these gives gradients to, in the order in which their graph has them."""
     found: list[Tensor] = []
-    nodes: list[Node | None] = [loss.grad_fn for loss in reversed(losses)]
+    nodes = [*(edge.node for edge in reversed(edges)), *(loss.grad_fn for loss in reversed(losses))]
     known: set[Node] = set()
     while nodes:
         node = nodes.pop()
         if node is None or node in known:
             continue
         known.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found.append(leaf)
+        if node.name() == _ACCUMULATING:
+            found.append(node.variable)  # type: ignore[attr-defined]  # of nodes of this kind
         nodes += [each for each, _ in reversed(node.next_functions)]
     return found

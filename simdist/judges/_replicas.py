@@ -180,7 +180,7 @@ class _Watch:
             lambda: None,
             [
                 (("leaf", index), leaf, names.get(id(leaf)) or f"parameter {index} of the loss")
-                for index, leaf in enumerate(leaves_of(event.tensors))
+                for index, leaf in enumerate(leaves_of(event.tensors, event.edges))
             ],
         )
         for copy in held.copies:
@@ -241,8 +241,10 @@ class _Watch:
 
     def _register(self, event: OptimizerBegins) -> Optimized:
         process, optimizer = event.process, event.optimizer
-        self._stepped.add((process.life, process.rank))
-        filled = self._filled.setdefault((process.life, process.rank), Filled())
+        who = process.life, process.rank
+        filled = self._filled.setdefault(who, Filled())
+        is_first = who not in self._stepped  # what was reduced is known until a rank's first step
+        self._stepped.add(who)
         names = names_in_frames(sys._getframe(1))
         found = [
             ((place, index), parameter, name_in_group(group, place, index, names))
@@ -253,7 +255,7 @@ class _Watch:
         gradients = [each.grad for _, each, _ in found if each.grad is not None]
         by_place, whole = filled.reducers(sum(each.numel() for each in gradients))
         for copy, (_, parameter, _) in zip(held.copies, found, strict=True):
-            if parameter.grad is not None and filled.sums:
+            if parameter.grad is not None and is_first:
                 copy.reduced = by_place.get(place_in_memory(parameter.grad), whole)
         filled.places.clear()
         return held
@@ -468,7 +470,8 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
     table, key = found.table, found.key
     mine, other = found.rows[blamed], found.rows[usual]
     lines = []
-    if found.number < 0:
+    copy = table.ranks[blamed].copy(key)
+    if found.number < 0 and copy is not None and copy.reduced is not None:
         lines.append("their gradients are reduced together")
     if blamed in idle and usual not in idle:
         lines.append("the step left it as it was")

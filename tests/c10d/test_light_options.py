@@ -70,7 +70,7 @@ def test_a_group_of_a_program_may_change_them_and_hand_them_on() -> None:
         def allreduce(self, tensors: Any, opts: Any = None) -> Any:
             opts.timeout = timedelta(milliseconds=5)
             opts.reduceOp = dist.ReduceOp.MAX
-            return dist.group.WORLD.allreduce(tensors, opts)  # type: ignore[union-attr]
+            return dist.group.WORLD.allreduce(tensors, opts)  # type: ignore[union-attr]  # there is a group
 
     def body() -> Any:
         dist.init_process_group("gloo")
@@ -123,7 +123,7 @@ def test_threads_that_are_no_ranks_call_groups_of_cxx_meanwhile() -> None:
 
 
 def test_a_method_of_cxx_under_a_class_of_python_ends() -> None:
-    class Bare(groups):  # type: ignore[misc]
+    class Bare(groups):  # type: ignore[misc]  # Any: as above
         pass
 
     def body() -> str:
@@ -175,7 +175,7 @@ def test_what_counts_as_a_boolean_is_one_in_the_events(backend: str) -> None:
 def test_a_group_of_a_program_may_ask_the_work_before_torch_waits() -> None:
     class Asking(Watching):
         def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-            work = dist.group.WORLD.allreduce(tensors, opts)  # type: ignore[union-attr]
+            work = dist.group.WORLD.allreduce(tensors, opts)  # type: ignore[union-attr]  # there is a group
             self.given += [isinstance(work, dist.Work), work.exception()]
             work.get_future().then(lambda future: self.given.append(future.value()[0].item()))
             return work

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from simdist.judges._leaves import leaves_of
@@ -164,3 +166,33 @@ def test_leaves_are_in_the_order_of_the_graph() -> None:
 
     assert [id(leaf) for leaf in leaves_of([(first * second + first).sum()])] == [id(first), id(second)]
     assert leaves_of([first.sum().detach()]) == []
+
+
+class _Doubled(torch.autograd.Function):
+    """Keeps something of its own under the name that torch's nodes have their leaf under."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        ctx.variable = "its own"
+        return given * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+def test_passes_may_begin_at_edges_and_go_through_functions_of_the_program() -> None:
+    def body(rank: int) -> None:
+        double: Any = _Doubled.apply
+        weight = torch.ones(3, requires_grad=True)
+        for _ in range(2):
+            loss = double(weight).sum()
+            torch.autograd.backward(get_gradient_edge(loss), torch.ones(()))
+
+    assert run(body).ok
+
+
+def test_leaves_are_found_from_an_edge() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+
+    assert [id(each) for each in leaves_of([], [get_gradient_edge((leaf * 2).sum())])] == [id(leaf)]

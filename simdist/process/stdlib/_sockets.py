@@ -90,6 +90,11 @@ class Sockets:
         """Have those that wait look again when a socket goes that nobody has closed: that closes it."""
         self._living.add(weakref.ref(sock, self._went))
 
+    def unfollow(self, sock: _Socket) -> None:
+        """It is closed: when the object goes does not matter any more."""
+        if isinstance(sock, socket.socket):
+            self._living.discard(weakref.ref(sock))
+
     def _went(self, sock: weakref.ref[socket.socket]) -> None:
         self._living.discard(sock)
         if current_runtime() is self._runtime:
@@ -426,6 +431,7 @@ def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
         done = original(self, *args)
         if self.fileno() < 0 and done is None:  # `detach` returns the number, which somebody goes on with
             sockets.forget(number)
+            sockets.unfollow(self)
         sockets.tell(names, process)
         return done
 
