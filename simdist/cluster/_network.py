@@ -152,6 +152,13 @@ class Network:
         """
         return shares(self._links.busy_ns(rates), 1.0, heavy=self.cluster.shared_links)
 
+    @property
+    def quiet(self) -> bool:
+        """True if no bytes are on their way, and one flow alone takes no link over its width."""
+        clock = self.clock
+        assert clock is not None
+        return self._wires.is_quiet(clock.now_ns) and not self.cluster.shared_links
+
     def begin(
         self, entry_ns: int, end_ns: int, byte_ns: float, load: Callable[[], Load], moved: Callable[[], None]
     ) -> Flow:

@@ -51,12 +51,16 @@ class Wires:
         """When `change` has to be called next; None if nothing can change by itself."""
         return self._events[0][0] if self._events else None
 
+    def is_quiet(self, now_ns: int) -> bool:
+        """True if all that ever began is over."""
+        return now_ns >= self._quiet_ns
+
     def begin(self, flow: Flow, now_ns: int, heavy: bool = False) -> bool:
         """A flow is there from now on; a `heavy` one may be more than its links can take even alone.
 
         Returns False if it is the only one, as the one before was: `due_ns` is None as it was.
         """
-        if now_ns >= self._quiet_ns and not heavy:
+        if now_ns >= self._quiet_ns and not heavy:  # hot
             self._alone = flow
             self._quiet_ns = flow.end_ns
             if not self._occupied:

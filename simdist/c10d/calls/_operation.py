@@ -70,6 +70,7 @@ class Operation:
         "extra",
         "index",
         "name",
+        "past",
         "programs",
         "reduction",
         "root",
@@ -99,6 +100,7 @@ class Operation:
         self.index = -1  # in `Communicator.operations`
         # The algorithm's, by rank, as far as made; an operation belongs to one group.
         self.programs: dict[int, list[tuple[Any, ...]]] = {}
+        self.past: object = None  # what the engine knows of earlier ones, if anything
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""

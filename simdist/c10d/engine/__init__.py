@@ -3,7 +3,8 @@
 Open `_communicator.py` first: a group's members (`calls/_member.py`), and the matching of their collectives by number.
 `_collective.py` is one of these from its first caller to its last, in phases, and the case in which all goes well;
 `_mailbox.py` (with `_matching.py` and `_message.py`) the messages. What is out of order is followed: `_followed.py`
-feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings) with facts and acts on what it finds, `_hand_over.py` gives
+feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings; `_recalled.py` where the last one is known to have found the
+same) with facts and acts on what it finds, `_hand_over.py` gives
 each rank its bytes (`_movement.py`), `_strikes.py` keeps the faults that strike inside. `_data.py` says who gets what
 when nothing is wrong, `_wire.py` what all this puts on the network;
 `_rendezvous.py` is how the members meet.

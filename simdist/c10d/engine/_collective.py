@@ -34,8 +34,8 @@ Invariants:
 What was tried: all in one class, with 24 slots; each change had to ask which combinations of its flags can occur.
 
 Doubts: an operation that lets some ranks go early (`Algorithm.lets_some_go`) is always followed, a broadcast that goes
-well included. After a disagreement a strict group still watches its deadline, to no end: a deadlock of others that
-comes before it is found only then.
+well included; that its messages are recalled (`_recalled.py`) makes it half as dear. After a disagreement a strict
+group still watches its deadline, to no end: a deadlock of others that comes before it is found only then.
 """
 
 from __future__ import annotations
@@ -155,10 +155,8 @@ class Collective:
 
     def _set_operation(self, operation: Operation) -> None:
         self.operation = operation
-        # A rank may be done before all have come; the algorithm is asked of those that have a root.
-        self._one_by_one = operation.name in ROOTED and self.communicator.backend.algorithm.lets_some_go(
-            operation, self.communicator.size
-        )
+        # A rank may be done before all have come.
+        self._one_by_one = operation.name in ROOTED and self.communicator.lets_some_go(operation)
 
     def _enter(self, phase: Phase) -> None:
         if phase not in _NEXT[self.phase]:

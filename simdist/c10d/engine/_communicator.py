@@ -81,6 +81,7 @@ class Communicator:
         self.known_operation: Callable[[Fields | Row], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
+        self._lets_some_go: dict[Operation, bool] = {}
         self.followed_load = FollowedLoad(network, self._global)
 
     def join(self, rank: int, process: SimProcess) -> Member:
@@ -304,6 +305,13 @@ class Communicator:
     def message_load(self, source: int, target: int) -> Load:
         """What a message between two group ranks has on which links."""
         return self.network.load([(self._global(source), self._global(target), 1.0)])
+
+    def lets_some_go(self, operation: Operation) -> bool:
+        """True if a rank may be done before all have come."""
+        found = self._lets_some_go.get(operation)
+        if found is None:
+            found = self._lets_some_go[operation] = self.algorithm.lets_some_go(operation, self.size)
+        return found
 
     def slowest(self) -> tuple[int, float]:
         """Latency and time per byte of the slowest pair of ring neighbours."""

@@ -40,11 +40,10 @@ flow that is built anew it does; the two differ only in what nobody is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from simdist.c10d.engine._movement import Movement
+from simdist.c10d.engine._movement import Movement, Notes
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._wire import Transfer, under_way
 from simdist.cluster import Pace
@@ -55,15 +54,14 @@ __all__ = ["ABORTED", "Blocked", "ChangingCosts", "Connections", "Costs", "Done"
 ABORTED = "the process aborts: it was sent more than it has room for"
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+# Named tuples rather than data classes: one is made for each rank of each rooted operation.
+class Done(NamedTuple):
     """The rank's part is over at `time_ns`."""
 
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """The rank waits for a transfer with `peer` since `since_ns`; `kind` is "send" or "recv".
 
     `lost`: the peer has done its part, and the network never delivers.
@@ -75,8 +73,7 @@ class Blocked:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The rank's part failed at `time_ns`, with this text."""
 
     time_ns: int
@@ -203,7 +200,8 @@ class Flow:
     asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
     there are any, are not troubled. Limits must be told before the ranks arrive. A `movement`, if there is one, is told
     which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
-    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
+    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs. `later` gives the later of two moments,
+    and `never` is before all of them: see `Recalled`, whose moments are arrays.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -218,20 +216,24 @@ class Flow:
         costs: Costs,
         *,
         slot: Callable[[int], str] | None = None,
-        movement: Movement | None = None,
+        movement: Movement | Notes | None = None,
         closed: Callable[[int, int], tuple[int, str] | None] | None = None,
         connections: Connections | None = None,
         pace: Pace | None = None,
         retimes: bool = False,
+        later: Callable[[Any, Any], Any] = max,
+        never: Any = -1,
     ) -> None:
         self._program = program
         self._pace = pace
         self._script: list[_Line] | None = [] if retimes else None  # see `retime`
         self._transfers: list[Transfer] = []  # those with bytes, in the order in which they were worked out
-        self.until_ns = -1  # the last of its bytes have left, as far as is known
+        self._later = later
+        self._never = never
+        self.until_ns = never  # the last of its bytes have left, as far as is known
         self._costs = costs
         self._slot = slot
-        self._movement = movement
+        self.movement = movement
         self._ask_closed = closed
         self._connections = connections
         self._ranks: dict[int, _Rank] = {}  # those that have arrived
@@ -266,6 +268,15 @@ class Flow:
         self._ready.append(rank)
         while self._ready:
             self._advance(self._ready.pop())
+
+    def catch_up(self, arrivals: Iterable[tuple[int, int]]) -> None:
+        """Ranks entered before: what they brought to light is known, nothing was closed, and the movement was told."""
+        movement, self.movement = self.movement, None
+        ask, self._ask_closed = self._ask_closed, None
+        for rank, time_ns in arrivals:
+            self.arrive(rank, time_ns)
+        self.movement, self._ask_closed = movement, ask
+        self.changed, self.blocked, self._newly_stuck = [], [], []
 
     def conclude(self) -> None:
         """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail.
@@ -319,7 +330,7 @@ class Flow:
         self._free_ns.clear()
         self._busy_ns.clear()
         self._stuck.clear()
-        self.until_ns = -1
+        self.until_ns = self._never
         self.changed, self.blocked, self._newly_stuck = [], [], []
         for rank, state in self._ranks.items():
             state.clock_ns = state.arrived_ns
@@ -330,7 +341,7 @@ class Flow:
                 return False
         for rank, state in self._ranks.items():
             if state.stuck is not None:
-                self._settle(rank, replace(state.stuck, since_ns=state.clock_ns))
+                self._settle(rank, state.stuck._replace(since_ns=state.clock_ns))
         return True
 
     def _redo(self, line: _Line, since_ns: int) -> bool:
@@ -486,8 +497,8 @@ class Flow:
                         self.overruns[target] = Overrun(source, send[1], receive[1])
                     ends[1] = None
                     self._script = None  # which of several overruns comes first depends on the moments
-                elif self._movement is not None:
-                    self._movement.move(source, send[2], target, receive[2])
+                elif self.movement is not None:
+                    self.movement.move(source, send[2], target, receive[2])
             if self._script is not None:
                 self._script.append((_MOVE, source, target, send, receive, ends))
             channel.ends.append(ends)
@@ -495,16 +506,16 @@ class Flow:
             channel.waiting.clear()
 
     def _transfer(self, source: int, target: int, sent_ns: int, size: int, posted_ns: int) -> _Ends:
-        costs = self._costs
+        costs, later = self._costs, self._later
         # The receiver tells the sender when it has posted; the data leaves when both are ready.
-        start = max(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
+        start = later(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
         opened = costs.open_from_ns(source, target, start)
         if opened is None:
             return [None, None, -1]
         start = sent = opened
         wire_ns = round(size * costs.byte_ns(source, target))
         if wire_ns:
-            start = max(opened, self._free_ns.get(source, 0))
+            start = later(opened, self._free_ns.get(source, self._never))
             sent = start + wire_ns if self._pace is None else self._pace.end_ns(start, wire_ns)
             self._free_ns[source] = sent
         received = sent + costs.latency_ns(source, target, start)
@@ -513,9 +524,9 @@ class Flow:
             return [None, None, -1]
         if wire_ns:
             self._transfers.append((start, sent, source, target))
-            self.until_ns = max(self.until_ns, sent)
+            self.until_ns = later(self.until_ns, sent)
         for rank in (source, target):
-            self._busy_ns[rank] = max(received, self._busy_ns.get(rank, 0))
+            self._busy_ns[rank] = later(received, self._busy_ns.get(rank, self._never))
         return [sent, received, start if wire_ns else -1]  # what has left arrives, even if the sender is gone by then
 
     def _is_cut_off(self, source: int, target: int, sent_ns: int) -> bool:
@@ -530,11 +541,11 @@ class Flow:
             side = 0 if kind == "send" else 1
             end = channel.ends[position][side]
             if end is not None:
-                state.clock_ns = max(state.clock_ns, end)
+                state.clock_ns = self._later(state.clock_ns, end)
                 if self._script is not None:
                     self._script.append((_WAIT, state, channel.ends[position], side))
-                if kind == "recv" and self._movement is not None:
-                    self._movement.received(rank, index)
+                if kind == "recv" and self.movement is not None:
+                    self.movement.received(rank, index)
                 return None
         if position >= len(channel.ends) and rank not in channel.waiting:
             channel.waiting.append(rank)

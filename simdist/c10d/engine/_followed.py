@@ -1,9 +1,10 @@
 """A collective that is followed message by message: what each rank sees, and when.
 
 Made when something about a collective is out of order, or when its algorithm lets some ranks go before others have
-come. A `Flow` (or a `RingFlow`, for a large undisturbed ring) works out the future from all that is known. This file
-keeps it supplied with facts, and acts on what it finds: timers for those whose end is known, deadlines for those who
-are stuck, bytes on the network while messages are under way, strikes when everyone else is stuck or done.
+come. A `Flow` (or a `RingFlow`, for a large undisturbed ring) works out the future from all that is known; as long as
+nothing is in the way of an operation with a root, `Recalled` knows it from the last time. This file keeps it supplied
+with facts, and acts on what it finds: timers for those whose end is known, deadlines for those who are stuck, bytes on
+the network while messages are under way, strikes when everyone else is stuck or done.
 
 Facts come in three kinds, by what they can change:
 - An arrival, or the end of a connection with no transfer of that rank under way, adds to what is known: the flow is
@@ -41,18 +42,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from simdist.c10d.calls import RINGS
+from simdist.c10d.calls import RINGS, ROOTED
 from simdist.c10d.calls._unseen import unseen
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._disturbed import DisturbedFlow
-from simdist.c10d.engine._flow import Blocked, Failed, Flow, Overrun, Slowed
+from simdist.c10d.engine._flow import Blocked, ChangingCosts, Failed, Flow, Overrun, Slowed
 from simdist.c10d.engine._program import Program
+from simdist.c10d.engine._recalled import Past, Recalled
 from simdist.c10d.engine._ring import RingFlow
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.cluster import Flow as WireFlow
-from simdist.cluster import Load
+from simdist.cluster import Load, Pace
 from simdist.kernel import Timer
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["Followed"]
 
 RING_FROM = 16  # ranks from which a ring is followed in arrays
+RECALL_UP_TO = 64  # ranks of a group that keeps what was found: for more it takes more memory than time
 
 
 class Followed:
@@ -82,7 +85,7 @@ class Followed:
         "timers",
     )
 
-    _flow: Flow | RingFlow  # from the first `rebuild` on
+    _flow: Flow | RingFlow | Recalled  # from the first `rebuild` on
 
     def __init__(self, collective: Collective, wire: WireFlow | None) -> None:
         communicator = collective.communicator
@@ -124,6 +127,9 @@ class Followed:
         if self._wire is not None and self._wire.asks is None:  # the fast path is over: its messages are followed now
             self._communicator.network.withdraw(self._wire)
         self.hand_over.decide(with_bytes)
+        if not with_bytes and self._may_recall():
+            self._recall()
+            return
         flow = self._new_flow()
         self._limit(flow)
         self._flow = flow
@@ -138,6 +144,40 @@ class Followed:
                 flow.arrive(rank, arrival.time_ns)
         self._act()
 
+    def _may_recall(self) -> bool:
+        """True if nothing is in the way: what is found follows from the arrivals."""
+        collective, communicator = self._collective, self._communicator
+        operation = collective.operation
+        return (
+            operation.name in ROOTED
+            and len(collective.arrivals) == 1
+            and not (communicator.troubled or communicator.network.disturbed or collective.mismatched)
+            and collective.strikes is None
+            and self._wire is None
+            and (not self._heavy or communicator.network.quiet)  # otherwise a flow is asked for at once
+            and communicator.size <= RECALL_UP_TO
+        )
+
+    def _recall(self) -> None:
+        """Begin with the first arrival."""
+        collective, hand_over = self._collective, self.hand_over
+        operation = collective.operation
+        past = operation.past
+        if not isinstance(past, Past):
+            past = operation.past = Past(self._communicator.size)
+        enter = self._program if hand_over.has_tensors else None
+        self._flow = flow = Recalled(past, self._message_flow, hand_over.begin_messages(), enter)
+        for rank, arrival in collective.arrivals.items():
+            flow.arrive(rank, arrival.time_ns)
+        self._act()
+
+    def _worked_out(self) -> Flow | RingFlow:
+        """The flow, which is recalled no longer."""
+        flow = self._flow
+        if isinstance(flow, Recalled):
+            flow = self._flow = flow.work_out()
+        return flow
+
     def _limit(self, flow: Flow | RingFlow) -> None:
         """Tell the flow who does not go on, and since when."""
         held_back = self._held_back
@@ -151,35 +191,45 @@ class Followed:
         collective, communicator, hand_over = self._collective, self._communicator, self.hand_over
         operation = collective.operation
         algorithm = communicator.backend.algorithm
-        slowdowns = communicator.slowdowns(operation)
-        costs = communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
         ring = None
         large = communicator.size >= RING_FROM and not (collective.mismatched or communicator.disturbed)
         if large and (operation.name in RINGS and not operation.is_list_of_reductions):
             ring = algorithm.ring(operation, communicator.size)
-        pace = None if self._wire is None else self._wire.pace
         if ring is None:
-            return (DisturbedFlow if communicator.disturbed else Flow)(
-                self._program,
-                costs,
-                slot=self._slot,
-                movement=hand_over.begin_messages(),
-                closed=communicator.closed_pair,
-                connections=communicator,
-                pace=pace,
-                retimes=self._heavy,
-            )
+            return self._message_flow(movement=hand_over.begin_messages(), pace=self._pace)
         flow = RingFlow(
             ring,
             communicator.size,
-            costs,
+            self._costs(),
             movement=hand_over.ring_combine() if ring.moves else None,
             closed=communicator.closed_pair,
             broken=lambda: [*communicator.gone, *communicator.shut],
-            pace=pace,
+            pace=self._pace,
         )
         hand_over.movement = flow if hand_over.follows_bytes else None
         return flow
+
+    def _message_flow(self, **more: Any) -> Flow:
+        """Of this collective, with more settings of `Flow`."""
+        communicator = self._communicator
+        return (DisturbedFlow if communicator.disturbed else Flow)(
+            self._program,
+            self._costs(),
+            slot=self._slot,
+            closed=communicator.closed_pair,
+            connections=communicator,
+            retimes=self._heavy,
+            **more,
+        )
+
+    def _costs(self) -> ChangingCosts:
+        communicator = self._communicator
+        slowdowns = communicator.slowdowns(self._collective.operation)
+        return communicator if slowdowns == (1.0, 1.0) else Slowed(communicator, *slowdowns)
+
+    @property
+    def _pace(self) -> Pace | None:
+        return None if self._wire is None else self._wire.pace
 
     def _program(self, rank: int) -> Program:
         operation = self._collective.arrivals[rank].operation
@@ -205,8 +255,14 @@ class Followed:
     @unseen
     def arrive(self, rank: int) -> None:
         """A member has come, and is among the arrivals."""
-        flow = self._flow
-        if self.outdated or (self._collective.mismatched and not self.has_bytes):
+        flow, collective = self._flow, self._collective
+        if isinstance(flow, Recalled):
+            if not (self.outdated or collective.mismatched or self._communicator.troubled):
+                flow.arrive(rank, collective.arrivals[rank].time_ns)
+                self._act()
+                return
+            flow = self._worked_out()
+        if self.outdated or (collective.mismatched and not self.has_bytes):
             self.rebuild()
         elif isinstance(flow, RingFlow):
             # It takes all arrivals of an instant in one go.
@@ -215,7 +271,7 @@ class Followed:
                 simulation.call_at(simulation.now_ns, self._take_arrivals)
             self._arriving.append(rank)
         else:
-            flow.arrive(rank, self._collective.arrivals[rank].time_ns)
+            flow.arrive(rank, collective.arrivals[rank].time_ns)
             self._act()
 
     def _take_arrivals(self) -> None:
@@ -230,7 +286,7 @@ class Followed:
 
     def cut_off(self, rank: int) -> None:
         """The connections of `rank` closed at this moment."""
-        if not self._flow.quiet(rank, self._communicator.simulation.now_ns):
+        if not self._worked_out().quiet(rank, self._communicator.simulation.now_ns):
             self.outdated = True
 
     def look_again(self, rank: int) -> None:
@@ -238,7 +294,7 @@ class Followed:
         if self.outdated or self._has_to_follow_bytes():
             self.rebuild()
         else:
-            self._flow.look_again(rank)
+            self._worked_out().look_again(rank)
             self._act()
 
     def _has_to_follow_bytes(self) -> bool:
@@ -250,15 +306,16 @@ class Followed:
     def leave(self, rank: int, failed: Failed) -> None:
         """A member that is inside is gone for good; its part ends with that."""
         self.cut_off(rank)
-        self._flow.fail(rank, failed)
+        self._worked_out().fail(rank, failed)
 
     def expire(self) -> None:
         """The earliest timeout of those who are stuck has come."""
         collective, communicator = self._collective, self._communicator
         now, failure = communicator.simulation.now_ns, communicator.backend.failure
         late = []
+        flow = self._worked_out()
         for rank, arrival in collective.arrivals.items():
-            outcome = self._flow.outcome(rank)
+            outcome = flow.outcome(rank)
             if (
                 arrival.settled is None
                 and isinstance(outcome, Blocked)
@@ -267,7 +324,7 @@ class Followed:
                 text = failure.timed_out(outcome.kind, arrival.timeout_ns)
                 late.append((rank, Failed(now, text)))
         for rank, failed in late:
-            self._flow.fail(rank, failed)
+            flow.fail(rank, failed)
             collective.settle(rank, failed)
             communicator.timed_out(rank)
         for rank, _ in late:
@@ -279,7 +336,7 @@ class Followed:
 
     def waiting_for(self, rank: int) -> Iterable[int]:
         """Who waits for `rank`, or may."""
-        return self._collective.arrivals if self.outdated else self._flow.stuck_on(rank)
+        return self._collective.arrivals if self.outdated else self._worked_out().stuck_on(rank)
 
     def blockers_of(self, rank: int) -> list[int] | None:
         """The rank that `rank` is stuck on, nobody if the network is to blame; None if it is not stuck."""
@@ -290,8 +347,9 @@ class Followed:
 
     def overrun_of(self, rank: int) -> Overrun:
         """The message that a rank has no room for, and that makes it abort."""
-        assert isinstance(self._flow, Flow)  # the short way is for ranks whose messages fit
-        return self._flow.overruns[rank]
+        flow = self._worked_out()
+        assert isinstance(flow, Flow)  # the short way is for ranks whose messages fit
+        return flow.overruns[rank]
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -327,7 +385,7 @@ class Followed:
         if self._heavy or collective.mismatched:
             self._use_wires(flow)
 
-    def _strike_held_back(self, flow: Flow | RingFlow) -> None:
+    def _strike_held_back(self, flow: Flow | RingFlow | Recalled) -> None:
         """Strike when everyone else is stuck or done."""
         collective = self._collective
         assert collective.strikes is not None
@@ -380,7 +438,7 @@ class Followed:
 
     # -- wires ---------------------------------------------------------------------------------------------------
 
-    def _use_wires(self, flow: Flow | RingFlow) -> None:
+    def _use_wires(self, flow: Flow | RingFlow | Recalled) -> None:
         """Have on the network what is followed, as long as it has messages under way."""
         network, now = self._communicator.network, self._communicator.simulation.now_ns
         wire = self._wire
@@ -396,7 +454,7 @@ class Followed:
 
     def _load(self) -> tuple[Load, int]:
         """What its messages have on which links now, and until when."""
-        return self._communicator.followed_load.of(self._flow)
+        return self._communicator.followed_load.of(self._worked_out())
 
     def _change_pace(self) -> None:
         """Others have come to its links, or left them: all that is still to come takes another time."""
@@ -413,7 +471,7 @@ class Followed:
 
     def _retime(self) -> bool:
         """Give the messages of the flow other moments; False if that is not enough, and it has to be rebuilt."""
-        flow, wire = self._flow, self._wire
+        flow, wire = self._worked_out(), self._wire
         assert wire is not None
         if not isinstance(flow, Flow) or self.outdated or wire.pace is None or self._has_to_follow_bytes():
             return False

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.c10d.calls import COPIES, names_where
 from simdist.c10d.calls._events import CollectiveRead
 from simdist.c10d.calls._operation import Operation
+from simdist.c10d.calls._payload import Payload
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program
@@ -45,7 +46,7 @@ _BYTES_FOLLOWED = names_where(lambda row: row.payload in ("flat", "exchanged") a
 class HandOver:
     """The data of one followed collective."""
 
-    __slots__ = ("_collective", "_executed", "_rooted", "follows_bytes", "movement")
+    __slots__ = ("_collective", "_executed", "_payloads", "_rooted", "follows_bytes", "movement")
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
@@ -54,6 +55,7 @@ class HandOver:
         self.movement: Movement | RingFlow | None = None
         self._executed: int | None = None  # the checksum of the whole result; None: nobody has ended yet
         self._rooted: dict[tuple[str, int], _data.Rooted] = {}  # by name and root: ranks may disagree
+        self._payloads: dict[int, Payload] = {}  # of all that have arrived, as long as they agree
 
     def decide(self, wanted: bool) -> None:
         """Say whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
@@ -76,6 +78,11 @@ class HandOver:
         self.movement = movement = Movement(combine) if self.follows_bytes else None
         return movement
 
+    @property
+    def has_tensors(self) -> bool:
+        """True if ranks that call the same operation as the first are in the copies, if there are any."""
+        return self.follows_bytes and self._collective.operation.name in _BYTES_FOLLOWED
+
     def ring_combine(self) -> tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None], torch.dtype] | None:
         """What a ring needs to follow the bytes: the function of one hop and the element type; None if it does not."""
         collective = self._collective
@@ -87,11 +94,11 @@ class HandOver:
         return communicator.backend.algorithm.combine(operation.reduction, dtype), dtype
 
     def enter(self, rank: int, program: Program) -> None:
-        """A rank's messages are followed from now on."""
+        """A rank's messages are followed from now on. Does nothing if they are already."""
         movement = self.movement
         arrival = self._collective.arrivals[rank]
         operation = arrival.operation
-        if not isinstance(movement, Movement) or operation.name not in _BYTES_FOLLOWED:
+        if not isinstance(movement, Movement) or operation.name not in _BYTES_FOLLOWED or movement.follows(rank):
             return
         if operation.size * self._collective.communicator.size > LARGEST:
             return
@@ -184,11 +191,13 @@ class HandOver:
         if rooted is None:
             rooted = _data.Rooted(operation, collective.communicator.size)
             self._rooted[operation.name, operation.root] = rooted
-        payloads = {
-            other: arrival.payload
-            for other, arrival in collective.arrivals.items()
-            if arrival.operation is operation or _meet(arrival.operation, operation)
-        }
+        payloads, arrivals = self._payloads, collective.arrivals
+        if collective.mismatched:
+            payloads = {
+                other: arrival.payload for other, arrival in arrivals.items() if _meet(arrival.operation, operation)
+            }
+        elif len(payloads) != len(arrivals):
+            payloads = self._payloads = {other: arrival.payload for other, arrival in arrivals.items()}
         return rooted.finish(rank, payloads, _data.CHECKSUM_BYTES)
 
 

@@ -24,6 +24,7 @@ SMALL = 1 << 20  # bytes of one tensor up to which it costs little to follow, ev
 
 Tensor = torch.Tensor
 Combine = Callable[[str, torch.dtype], Callable[[Tensor, Tensor, Tensor], None]]
+Moved = tuple[Callable[..., None], tuple[Any, ...]]  # something that a movement is told, and does later
 
 
 class _Side:
@@ -53,7 +54,7 @@ class Movement:
     def __init__(self, combine: Combine) -> None:
         self._combine = combine
         self._entered: dict[int, None] = {}  # the ranks that take part
-        self._to_do: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # in this order
+        self._to_do: list[Moved] = []  # in this order
         self._sides: dict[int, _Side] = {}  # of those that take part, as far as it is done
 
     def enter(
@@ -64,17 +65,21 @@ class Movement:
         Nobody changes either of them from now on.
         """
         self._entered[rank] = None
-        self._to_do.append((self._enter, (rank, tensor, program, reduction, outgoing)))
+        self._to_do.append((Movement._enter, (rank, tensor, program, reduction, outgoing)))
 
     def move(self, source: int, send: int, target: int, receive: int) -> None:
         """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
         if source in self._entered and target in self._entered:
-            self._to_do.append((self._move, (source, send, target, receive)))
+            self._to_do.append((Movement._move, (source, send, target, receive)))
 
     def received(self, rank: int, receive: int) -> None:
         """The rank has waited for a receive: what came is reduced into its buffer."""
         if rank in self._entered:
-            self._to_do.append((self._reduce, (rank, receive)))
+            self._to_do.append((Movement._reduce, (rank, receive)))
+
+    def take(self, moved: list[Moved]) -> None:
+        """It is told what `Notes` of the same operation were."""
+        self._to_do += moved
 
     def follows(self, rank: int) -> bool:
         """True if the rank's tensor is among the copies."""
@@ -84,7 +89,7 @@ class Movement:
         """What the rank's tensor holds now."""
         steps, self._to_do = self._to_do, []
         for do, operands in steps:
-            do(*operands)
+            do(self, *operands)
         return self._sides[rank].buffer
 
     def _enter(self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None) -> None:
@@ -112,3 +117,18 @@ class Movement:
         local = side.buffer[first : first + len(came)]
         self._combine(side.reduction, side.buffer.dtype)(local, came, came)
         local.copy_(came)
+
+
+class Notes:
+    """Takes the place of a movement, and notes what that is to be told."""
+
+    def __init__(self) -> None:
+        self.moved: list[Moved] = []  # in this order
+
+    def move(self, source: int, send: int, target: int, receive: int) -> None:
+        """As `Movement.move`."""
+        self.moved.append((Movement._move, (source, send, target, receive)))
+
+    def received(self, rank: int, receive: int) -> None:
+        """As `Movement.received`."""
+        self.moved.append((Movement._reduce, (rank, receive)))
