@@ -499,7 +499,7 @@ def test_errors_pickle(error: SimdistError) -> None:
 
 
 def test_results_are_frozen() -> None:
-    result = simdist.run(lambda: None, world_size=1)
+    result = simdist.run(lambda: 2, world_size=1)
 
     with pytest.raises(AttributeError):
         result.digest = ""  # type: ignore[misc]

@@ -179,8 +179,8 @@ def _logging_data(original: Callable[[object], dict[str, object]]) -> Callable[[
     return logging_data
 
 
-def _future_wait(original: Callable[[object], object]) -> Callable[[object], object]:
-    def wait(future: object) -> object:
+def _future_wait(original: Callable[[BaseFuture[object]], object]) -> Callable[[BaseFuture[object]], object]:
+    def wait(future: BaseFuture[object]) -> object:
         process = current_process()
         if process is not None and not BaseFuture.done(future):
             wait_for_futures(process)

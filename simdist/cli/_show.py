@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -187,7 +188,8 @@ def _operation_row(spans: list[Span], trace: Trace, *, named: bool) -> tuple[tup
 
 
 def _particulars(span: Span, trace: Trace, *, named: bool) -> Iterator[str]:
-    data, peer = span.issue.data, trace.groups.peer(span)
+    data: Mapping[str, Any] = span.issue.data
+    peer = trace.groups.peer(span)
     if span.name == "delay":
         yield f"before {data.get('op')}"
     if not span.is_operation:
@@ -215,11 +217,12 @@ def _mark_row(mark: Event) -> tuple[tuple[str, ...], str]:
 
 
 def _about(mark: Event) -> str:
+    data: Mapping[str, Any] = mark.data
     if mark.kind == "restart":
-        return f"life {mark.data.get('life', '?')}"
+        return f"life {data.get('life', '?')}"
     if mark.kind == "deadlock":
-        return " -> ".join(map(str, mark.data.get("cycle", ())))
-    return str(mark.data.get("fault", ""))
+        return " -> ".join(map(str, data.get("cycle", ())))
+    return str(data.get("fault", ""))
 
 
 def _who(mark: Event) -> str:

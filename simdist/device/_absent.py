@@ -51,7 +51,7 @@ def _refusing(text: str) -> Callable[..., NoReturn]:
 
 
 def _of_class(replacement: Callable[..., object]) -> Callable[[Callable[..., object]], object]:
-    def make(original: Callable[..., object]) -> object:
+    def make(original: Callable[..., Any]) -> object:
         return staticmethod(on_ranks(replacement)(original))
 
     return make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -91,7 +91,7 @@ def _new(size: int, index: int) -> torch.UntypedStorage:
 
 
 # What each method is replaced by, made from the original.
-METHODS: dict[str, Callable[[Any], object]] = {
+METHODS: dict[str, Callable[[Callable[..., Never]], object]] = {
     "__new__": _making,
     "to": _to,
     "cuda": _cuda,

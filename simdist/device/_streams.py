@@ -58,7 +58,9 @@ class Streams:
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
         self.failure: Callable[[], BaseException] | None = None  # makes what every call raises, once devices are broken
         self.shortages = 0  # allocations that fail before one succeeds again
-        self.of_backward: tuple[int, list[Any]] | None = None  # number of a backward pass, futures it ends with
+        self.of_backward: tuple[int, list[Callable[[], None]]] | None = (
+            None  # number of a backward pass, what it ends with
+        )
         self.kept: dict[Deferred, None] = {}  # kernels that wait for their data, see `_deferred`
 
     @property

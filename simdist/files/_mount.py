@@ -33,7 +33,7 @@ def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int, ji
     def watch() -> None:
         runtime.patches.redirect(_LOOKS)
 
-    times: FileTimes = runtime.extras[FileTimes]
+    times = runtime.extras[FileTimes]
     disks = Disks(what, runtime.simulation, hosts, times, seed=seed, leave=_opening.flush_all, watch=watch)
     for disk in disks:
         disk.jitter = jitter

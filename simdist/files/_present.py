@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Never
 
 from simdist.files._disks import Disks
 from simdist.files._mounted import MountedDisk, OpenFile
@@ -21,7 +21,7 @@ _disks: Disks | None = None
 _asking: set[SimProcess] = set()  # for which a path is looked up, which looks at folders itself
 
 
-Make = Callable[[Callable[..., Any]], Callable[..., object]]  # what makes a function's replacement of the original
+Make = Callable[[Callable[..., Never]], Callable[..., object]]  # what makes a function's replacement of the original
 
 
 @dataclass(frozen=True, slots=True)

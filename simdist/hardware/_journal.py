@@ -6,16 +6,19 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from simdist.records import Issued, Packed
 
-__all__ = ["Journal", "Life", "path_of", "read_events", "read_life", "read_lives"]
+__all__ = ["Journal", "JournalLine", "Life", "path_of", "read_events", "read_life", "read_lives"]
 
 _Fields = ParamSpec("_Fields")
+
+JournalLine = tuple[Any, ...]
+"""A line of a journal: a record as it is packed, or a note for readers in the same form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,10 @@ class Life:
 
     rank: int
     life: int
-    records: list[Packed]
+    records: Sequence[Packed]
     origin_ns: int
-    ended: Packed | None
-    strikes: tuple[Packed, ...] = ()
+    ended: JournalLine | None
+    strikes: tuple[JournalLine, ...] = ()
 
 
 class Journal:
@@ -90,19 +93,20 @@ def read_lives(folder: Path) -> list[tuple[int, int]]:
     return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
-def read_events(folder: Path, rank: int, life: int) -> Iterator[Packed]:
+def read_events(folder: Path, rank: int, life: int) -> Iterator[JournalLine]:
     """The events of one rank in one life; a line that its writer did not live to finish is left out."""
     path = path_of(folder, rank, life)
     text = path.read_text("utf-8") if path.exists() else ""
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
-            yield tuple(tuple(value) if isinstance(value, list) else value for value in json.loads(line))
+            values: list[Any] = json.loads(line)
+            yield tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def read_life(folder: Path, rank: int, life: int) -> Life:
     """The journal of one rank in one life."""
-    kept: list[Packed] = []
-    strikes: list[Packed] = []
+    kept: list[JournalLine] = []
+    strikes: list[JournalLine] = []
     ended, origin_ns = None, 0
     for record in read_events(folder, rank, life):
         if record[1] == "ended":

@@ -27,9 +27,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import bits_of, bits_of_each, place_in_memory, tensors_in
@@ -505,7 +505,8 @@ def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
     for event in ending.events:
         if event.kind != "issue" or event.rank not in ranks:
             continue
-        if event.data["op"] in ("send", "recv") or int(event.data["nbytes"] or 0) > _SMALL:
+        data: Mapping[str, Any] = event.data
+        if data["op"] in ("send", "recv") or int(data["nbytes"] or 0) > _SMALL:
             return False
         called = True
     return called

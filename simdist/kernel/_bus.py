@@ -98,8 +98,8 @@ def _one_after_the_other(first: Change | None, second: Change | None) -> Change 
 
 PASS = Verdict()
 
-Judge = Callable[[Any], Verdict]
-Listener = Callable[[Any], None]
+_Judge = Callable[[Any], Verdict]
+_Listener = Callable[[Any], None]
 
 
 class Bus:
@@ -114,9 +114,9 @@ class Bus:
     """
 
     def __init__(self, log: Callable[[Packed], None]) -> None:
-        self._judges: dict[type, list[Judge]] = {}
-        self._listeners: dict[type, list[Listener]] = {}
-        self._of_records: dict[str, list[Listener]] = {}  # by kind; those who listen to all, under ""
+        self._judges: dict[type, list[_Judge]] = {}
+        self._listeners: dict[type, list[_Listener]] = {}
+        self._of_records: dict[str, list[_Listener]] = {}  # by kind; those who listen to all, under ""
         self._log = log
         self.record = log  # hot: one call per record
         # True if anyone judges, or listens to, events of this type. Hot: the dictionaries' own functions.
@@ -144,7 +144,7 @@ class Bus:
 
         With a class of records: of every record of its kind. `Record` stands for all kinds.
         """
-        table: dict[Any, list[Listener]] = self._listeners
+        table: dict[Any, list[_Listener]] = self._listeners
         key: Any = kind
         if issubclass(kind, Record):
             table, key = self._of_records, kind.kind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import simpy
 
@@ -27,7 +27,7 @@ class Timer:
         self._ok = True
         self._timetable = timetable
         self.action: Callable[[], None] | None = action
-        self.callbacks: Any = (_fire,)
+        self.callbacks: tuple[Callable[[Timer], None], ...] | None = (_fire,)
 
     def cancel(self) -> None:
         """Withdraw the timer; does nothing after it has fired."""
@@ -92,7 +92,7 @@ class Timetable:
         """What is certain, with its time: the timers that were not withdrawn."""
         for time_ns, _, _, timer in self._environment._queue:
             if isinstance(timer, Timer) and timer.action is not None:
-                yield time_ns, timer  # type: ignore[misc]  # an int: every delay is
+                yield time_ns, timer
 
     def watch_deadline(self, thing: Expiring) -> None:
         """Call `thing.expire()` when virtual time reaches its `deadline_ns`, unless it is unwatched before.

@@ -34,7 +34,7 @@ from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, Memory, global_generators
-from simdist.process._runtime import Runtime, current_process, current_runtime, on_ranks
+from simdist.process._runtime import Extra, Extras, Runtime, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
@@ -57,6 +57,8 @@ from simdist.process.threads._threads import shut_down, waits_of_threads
 __all__ = [
     "COPIERS",
     "PER_RANK",
+    "Extra",
+    "Extras",
     "FileTimes",
     "GlobalGenerator",
     "HandedOver",

@@ -6,7 +6,7 @@ import _thread
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from simdist.errors import SimdistError
 from simdist.kernel import Simulation
@@ -16,12 +16,52 @@ from simdist.process._programs import Programs
 from simdist.process._slots import Slot, Slots
 from simdist.process._undoing import call_all
 
-__all__ = ["Make", "OwnModules", "Patches", "Replacement", "Replacements", "Runtime", "StateLeft", "active_runtime"]
+__all__ = [
+    "Extra",
+    "Extras",
+    "Make",
+    "OwnModules",
+    "Patches",
+    "Replacement",
+    "Replacements",
+    "Runtime",
+    "StateLeft",
+    "active_runtime",
+]
 __all__ += ["current_process", "current_runtime", "on_ranks"]
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
 _T = TypeVar("_T")
+
+
+class Extra(Generic[_T]):
+    """A key of `Runtime.extras` whose value is of this type. A class is a key, too: of its one instance."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Extras(Protocol):
+    """A dictionary, as far as it is used, with the type of each value known from its key."""
+
+    def get(self, key: type[_T] | Extra[_T], /) -> _T | None:
+        """The value; None if there is none."""
+        ...
+
+    def setdefault(self, key: type[_T] | Extra[_T], value: _T, /) -> _T:
+        """The value, which is this one if there was none."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all."""
+        ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+
+    def __getitem__(self, key: type[_T] | Extra[_T], /) -> _T: ...
+
+    def __setitem__(self, key: type[_T] | Extra[_T], value: _T, /) -> None: ...
 
 
 class StateLeft(Protocol):
@@ -122,7 +162,7 @@ class Runtime:
         self.patches = Patches()
         self.processes: dict[int, SimProcess] = {}  # by pid, all lives
         self.isolation: OwnModules | None = None  # while each process imports modules for itself
-        self.extras: dict[object, Any] = {}  # what the layers above keep for the length of the world
+        self.extras: Extras = dict[Any, Any]()  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
         self.left_behind: StateLeft  # in state that all share; there from `activate` on
         # Called with parent, child and whether it is forked, by a rank that starts a process.

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
 from simdist.programs._scratch import scratch_folder
@@ -56,15 +56,15 @@ def watched(seen: Seen) -> Iterator[tuple[str, str]]:
 class FunctionProgram:
     """A function. `settings` are those of `simdist.run`, `caller` the name of the search, for its errors.
 
-    With `mount`, the settings of a disk, each run has a fresh one, in whose place "{tmp}" stands in arguments. The
+    With `mount` each run has a fresh disk, in whose place "{tmp}" stands in arguments; so it does in `mount`, too. The
     `oracle` says what is wrong with a run; by default that a rank failed, a judge found something, or a fault never
     struck.
     """
 
     caller: str
     function: Callable[..., object]
-    settings: Mapping[str, Any]
-    mount: Mapping[str, Any] | None = None
+    settings: CheckedSettings
+    mount: Mount | None = None
     oracle: Callable[[Seen], Iterable[tuple[str, str]]] = watched
     _plain: RunResult | None = field(default=None, init=False, compare=False)
     _folder: str | None = field(default=None, init=False, compare=False)  # of the runs' folders; None: the usual one
@@ -80,11 +80,11 @@ class FunctionProgram:
 
     @property
     def has_local_disks(self) -> bool:
-        return self.mount is not None and bool(self.mount["local"])
+        return self.mount is not None and self.mount.local is not None
 
     @property
     def has_devices(self) -> bool:
-        return has_devices(cast("CheckedSettings", self.settings))
+        return has_devices(self.settings)
 
     @property
     def moves_payloads(self) -> bool:
@@ -127,7 +127,7 @@ class FunctionProgram:
                     for name in ("tmp", "local")
                 }
                 tmp, local = places["tmp"], places["local"] if self.has_local_disks else None
-                settings["disk"] = Mount(folder=tmp, **{**self.mount, "local": local})
+                settings["disk"] = replace(self.mount, folder=tmp, local=local)
                 settings |= {name: fill(settings[name], tmp) for name in ("args", "kwargs") if settings.get(name)}
             result = simdist.run(self.function, **settings, progress=progress)
             problems = list(self.oracle(Seen(result, self._plain, attempt, places.get("tmp", ""))))
@@ -136,7 +136,7 @@ class FunctionProgram:
             return result, tuple(problems)
 
     def _settings(self, attempt: Attempt) -> dict[str, Any]:
-        settings = {**self.settings, **({"policy": attempt.policy} if attempt.policy else {})}
+        settings: dict[str, Any] = {**self.settings, **({"policy": attempt.policy} if attempt.policy else {})}
         settings["faults"] = [*self.settings.get("faults", ()), *attempt.faults]
         if attempt.restarts:
             settings["max_restarts"] = max(int(settings.get("max_restarts", 0)), attempt.restarts)

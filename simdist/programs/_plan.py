@@ -34,7 +34,7 @@ class PlanProgram:
 
     @property
     def hosts(self) -> int:
-        return int(self.plan.cluster.get("hosts", 1))
+        return hosts if isinstance(hosts := self.plan.cluster.get("hosts"), int) else 1
 
     @property
     def has_disk(self) -> bool:

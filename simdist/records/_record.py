@@ -16,13 +16,13 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar, dataclass_transform
+from typing import ClassVar, ParamSpec, TypeVar, dataclass_transform
 
 from simdist.values import Spec
 
 __all__ = ["Packed", "Record", "fields_of", "kinds", "packer", "record", "specs", "unpacked"]
 
-Packed = tuple[Any, ...]
+Packed = tuple[int, str, int, *tuple[object, ...]]
 """A record as the log keeps it: (time_ns, kind, rank, *values)."""
 
 
@@ -87,7 +87,8 @@ def unpacked(packed: Packed) -> Record:
         KeyError: there is no such kind, or it has not so many fields.
     """
     time_ns, kind, *rest = packed
-    return _classes[kind][len(packed)](time_ns, *rest)
+    made: Callable[..., Record] = _classes[kind][len(packed)]
+    return made(time_ns, *rest)
 
 
 def kinds() -> Mapping[str, tuple[type[Record], ...]]:

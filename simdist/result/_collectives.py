@@ -9,7 +9,7 @@ arguments are those of the call that the others made at that place. Where it was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simdist.c10d.calls import ALIKE
@@ -33,7 +33,8 @@ class _Calls:
     def read(self, event: Event) -> None:
         """Take the next event of that life."""
         if event.kind == "group":
-            self._members.setdefault(str(event.data["group"]), []).append(tuple(event.data["ranks"]))
+            data: Mapping[str, Any] = event.data
+            self._members.setdefault(str(data["group"]), []).append(tuple(data["ranks"]))
         elif event.kind == "issue" and event.data["op"] not in ("send", "recv"):
             self._take(event.rank, event.data)
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from simdist.errors import DeadlockError
 from simdist.values import Json, repr_of, text_of
 
-__all__ = ["Event", "FaultResult", "JudgeFinding", "Outcome", "RankResult", "Status", "first_to_fail"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Value = TypeVar("Value", default=Any)
+else:  # which has no defaults before Python 3.13
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
+
+__all__ = ["Event", "FaultResult", "JudgeFinding", "Outcome", "RankResult", "Status", "Value", "first_to_fail"]
 
 Status = Literal["returned", "raised", "exited", "killed", "hung"]
 
@@ -25,11 +34,11 @@ class Event:
     time_ns: int
     kind: str
     rank: int
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class RankResult:
+class RankResult(Generic[Value]):
     """How one rank ended, in its last life.
 
     `value` is what the function returned; `exception` what it raised, the same object; `exit_code` is what a process
@@ -41,7 +50,7 @@ class RankResult:
 
     rank: int
     status: Status
-    value: Any = None
+    value: Value
     exception: BaseException | None = None
     exit_code: int | None = None
     stdout: str = ""
@@ -167,13 +176,13 @@ class JudgeFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Generic[Value]):
     """The outcome of one world, as its report reads it; the fields are those of `RunResult`."""
 
     digest: str
     virtual_time_ns: int
     restarts: int
-    ranks: tuple[RankResult, ...]
+    ranks: tuple[RankResult[Value], ...]
     events: Sequence[Event] = field(repr=False)
     seed: int = 0
     replay: str = ""
@@ -189,14 +198,14 @@ class Outcome:
     sometimes: tuple[tuple[str, bool], ...] = ()
 
 
-def first_to_fail(ranks: Sequence[RankResult]) -> RankResult | None:
+def first_to_fail(ranks: Sequence[RankResult[Value]]) -> RankResult[Value] | None:
     """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
     order = {"killed": 0, "exited": 1, "raised": 2, "hung": 3}
     failed = [rank for rank in ranks if not rank.ok]
     return min(failed, key=lambda r: (r.status == "hung", r.ended_ns, order[r.status], r.rank), default=None)
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Generic
 
 from simdist.errors import RunFailedError
-from simdist.result._outcome import Outcome, RankResult, first_to_fail
+from simdist.result._outcome import Outcome, RankResult, Value, first_to_fail
 from simdist.result._report import report_of
 from simdist.values import Json
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    Value = TypeVar("Value", default=Any)
-else:  # which has no defaults before Python 3.13
-    from typing import TypeVar
-
-    Value = TypeVar("Value")
 
 __all__ = ["RunResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult(Outcome, Generic[Value]):
+class RunResult(Outcome[Value], Generic[Value]):
     """The outcome of one world.
 
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of
@@ -55,7 +46,7 @@ class RunResult(Outcome, Generic[Value]):
         report = report_of(self)
         return f"{report.headline}\n{report}" if report.headline else str(report)
 
-    def first_failure(self) -> RankResult | None:
+    def first_failure(self) -> RankResult[Value] | None:
         """The rank that failed first in virtual time; ties go to causes rather than effects, then by rank."""
         return first_to_fail(self.ranks)
 

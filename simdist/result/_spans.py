@@ -97,8 +97,9 @@ class _Book:
                 number, issue = members.pop(rank)
                 end: End = "complete" if event.kind == "complete" else "error"
                 message = f"{event.data.get('error', '')}: {event.data.get('message', '')}" if end == "error" else ""
-                begin = event.data.get("begin_ns") if end == "complete" else None
-                self._close(number, issue, event.time_ns, end, begin, message, event.data.get("peer"))
+                data: Mapping[str, Any] = event.data
+                begin = data.get("begin_ns") if end == "complete" else None
+                self._close(number, issue, event.time_ns, end, begin, message, data.get("peer"))
         if not members:
             self._open.pop(key, None)
 
@@ -113,7 +114,8 @@ class _Book:
     def _wake(self, rank: int, time_ns: int) -> None:
         if rank in self._sleeping:
             number, event = self._sleeping.pop(rank)
-            wanted_ns = event.time_ns + int(event.data.get("duration_ns", 0))
+            data: Mapping[str, Any] = event.data
+            wanted_ns = event.time_ns + int(data.get("duration_ns", 0))
             end: End = "complete" if wanted_ns <= time_ns else "cut off"
             self.closed.append((number, Span(rank, event.time_ns, min(wanted_ns, time_ns), event.kind, event, end)))
 

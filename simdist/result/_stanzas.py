@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from simdist.frames import raising_line
 from simdist.result._outcome import Event, Outcome, RankResult
@@ -106,7 +107,7 @@ def _entries(result: Outcome) -> dict[int, list[_Entry]]:
 
 
 def _span_text(issue: Event) -> str:
-    data = issue.data
+    data: Mapping[str, Any] = issue.data
     if issue.kind != "issue":  # a sleep, or a delay
         return f"{issue.kind} of {format_duration(int(data['duration_ns']))}"
     what = f" of {data.get('dtype')}{list(data.get('shape') or [])}" if data.get("nbytes") else ""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simdist.faults import Fault
 from simdist.result import Status
@@ -101,9 +101,9 @@ class Plan:
     values: str = "all"
     portable: bool = False  # the same file is meant for real processes too
     time_scale: float = 1.0  # there: real seconds per virtual second
-    cluster: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    disk: Mapping[str, Any] | None = None  # the settings of a `Mount` at "{tmp}"
+    disk: Mapping[str, object] | None = None  # the settings of a `Mount` at "{tmp}"
     faults: tuple[Fault, ...] = ()
     overrides: tuple[str, ...] = ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
@@ -118,13 +119,15 @@ def simulate(
         function = import_workload(plan.workload)
     except WorkloadError as error:
         raise ScenarioError(plan.source, [f"workload.{error.key}: {error}"]) from error
+    cluster: dict[str, Any] = {**plan.cluster}
     with ExitStack() as stack:
         disk = None
         if plan.disk is not None:
             local = None
             if plan.disk["local"]:
                 local = stack.enter_context(run_folder(f"{plan.name}-local", plan.seed, folder))
-            disk = simdist.storage.Mount(folder=tmp, **{**plan.disk, "local": local})
+            mount: dict[str, Any] = {**plan.disk, "local": local}
+            disk = simdist.storage.Mount(folder=tmp, **mount)
         return simdist.run(
             function,
             world_size=plan.world_size,
@@ -133,7 +136,7 @@ def simulate(
             backend=plan.backend,
             seed=plan.seed,
             disk=disk,
-            cluster=simdist.cluster.make(plan.world_size, **plan.cluster) if plan.cluster else None,
+            cluster=simdist.cluster.make(plan.world_size, **cluster) if cluster else None,
             faults=filled_faults(plan.faults, tmp),
             max_restarts=plan.max_restarts,
             min_hosts=plan.min_hosts,

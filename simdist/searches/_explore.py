@@ -136,7 +136,8 @@ def function_program(
     found = [*setting_problems(settings, what="search", taken=(*_TAKEN, *taken)), *problems]
     if found:
         raise ArgumentError(caller, found)
-    return FunctionProgram(caller=caller, function=fn, settings=settings)
+    checked: Any = settings
+    return FunctionProgram(caller=caller, function=fn, settings=checked)
 
 
 def judged(plan: Plan) -> Plan:

@@ -189,7 +189,7 @@ class _Functions:
 
     def _program(self, task: _Task) -> FunctionProgram:
         own = self.variants[task.variant] if task.variant >= 0 else {}
-        settings = {**self.settings, **own, "seed": task.seed}
+        settings: Any = {**self.settings, **own, "seed": task.seed}
         return FunctionProgram(
             caller="simdist.run_many", function=self.function, settings=settings, oracle=self._problems
         )

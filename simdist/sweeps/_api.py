@@ -12,7 +12,7 @@ from simdist.faults import Fault
 from simdist.programs import FunctionProgram, setting_problems
 from simdist.result import RunResult
 from simdist.scenario import Expectations
-from simdist.storage import PROFILES
+from simdist.storage import PROFILES, Mount
 from simdist.sweeps._calls import call_of
 from simdist.sweeps._crashes import CameBack, Crashes
 from simdist.sweeps._points import Strike
@@ -149,20 +149,20 @@ def sweep(
     if problems:
         raise ArgumentError("simdist.sweep", problems)
     given_to_run = {**settings, "world_size": world_size}
-    mount = {"profile": profile}
+    whole: Any = {**given_to_run, "args": tuple(args), "kwargs": dict(kwargs or {})}
     name = getattr(fn, "__qualname__", repr(fn))
     crashes = Crashes(
         FunctionProgram(
             caller="simdist.sweep",
             function=fn,
-            settings={**given_to_run, "args": tuple(args), "kwargs": dict(kwargs or {})},
-            mount={**mount, "local": local_disks},
+            settings=whole,
+            mount=Mount(folder="{tmp}", profile=profile, local="{local}" if local_disks else None),
             oracle=CameBack(max_steps_lost, Expectations(outcomes=(), **wanted) if wanted else None, check),
         ),
         steps_lost=max_steps_lost,
         merge=merge and check is None,
         call=call_of(fn, given),
-        called=f"{name} {sorted(given_to_run.items(), key=str)} {args} {kwargs} {mount}",
+        called=f"{name} {sorted(given_to_run.items(), key=str)} {args} {kwargs} {{'profile': {profile!r}}}",
     )
     report = swept(crashes, tries, keep=keep, progress=progress)
     return replace(report, call=crashes.call)

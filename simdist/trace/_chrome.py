@@ -18,12 +18,12 @@ from simdist.trace._tracks import Track, Tracks
 
 __all__ = ["chrome_trace", "write_chrome_trace"]
 
-Record = dict[str, Any]
+Record = dict[str, object]
 
 
 def write_chrome_trace(result: RunResult, stream: TextIO) -> None:
     """Write the run as Chrome trace JSON, one record a line; equal runs give equal bytes."""
-    trace = chrome_trace(result)
+    trace: dict[str, Any] = chrome_trace(result)
     lines = [json.dumps(record, separators=(",", ":")) for record in trace["traceEvents"]]
     rest = {key: value for key, value in trace.items() if key != "traceEvents"}
     stream.write('{"traceEvents":[\n' + ",\n".join(lines) + "\n]," + json.dumps(rest)[1:] + "\n")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simdist.result import Event, Span
 from simdist.trace._axis import TimeAxis, short_duration
@@ -340,7 +340,8 @@ class _Timeline:
     def _draw_waits_for(self) -> None:
         """In a deadlock, arrows from each rank of the cycle to the one that it waits for."""
         for mark in self._trace.of_kind("deadlock"):
-            ranks = [_rank_in(name) for name in mark.data.get("cycle", ())]
+            data: Mapping[str, Any] = mark.data
+            ranks = [_rank_in(name) for name in data.get("cycle", ())]
             lanes = [self._lanes[rank] for rank in ranks if rank in self._lanes]
             if len(lanes) < 2 or len(lanes) != len(ranks):
                 continue

@@ -95,7 +95,8 @@ class _Dump:
             return
         members = self._groups.members(name, span.start_ns) or [self._rank]
         self.know(name, self._groups.descriptions.get(name, "undefined"), members)
-        sequence = int(span.issue.data.get("seq", 0)) + 1
+        data: Mapping[str, Any] = span.issue.data
+        sequence = int(data.get("seq", 0)) + 1
         inputs, outputs = _sizes(span, members.index(self._rank), len(members))
         operation = f"gloo:{_NAMES.get(span.name, span.name)}"
         self._entry(span, name, operation, (sequence, 0), inputs, outputs)
@@ -106,7 +107,8 @@ class _Dump:
 
     def _add_message(self, span: Span, group: str) -> None:
         peer = self._groups.peer(span)
-        shape, tag = [list(span.issue.data.get("shape", ()))], span.issue.data.get("tag", 0)
+        data: Mapping[str, Any] = span.issue.data
+        shape, tag = [list(data.get("shape", ()))], data.get("tag", 0)
         if peer is None:  # from anyone, and nobody came: all that can be told is who waits
             name, pair, ends = f"{group} any->{self._rank}", [self._rank], "0<-0"
         else:
@@ -169,7 +171,7 @@ def _sizes(span: Span, rank: int, ranks: int) -> tuple[Sizes, Sizes]:
 
     What goes out of an all_to_all is not in the event, so it counts as much as what goes in.
     """
-    data = span.issue.data
+    data: Mapping[str, Any] = span.issue.data
     shape = [int(length) for length in data.get("shape", ())]
     root = data.get("peer", -1)
     if span.name == "barrier":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simdist.c10d.calls import MESSAGES
@@ -20,11 +20,12 @@ class Groups:
         self.descriptions: dict[str, str] = {}
         for event in events:
             if event.kind == "group":
-                name = str(event.data.get("group"))
+                data: Mapping[str, Any] = event.data
+                name = str(data.get("group"))
                 times, members = self._known.setdefault(name, ([], []))
                 times.append(event.time_ns)
-                members.append([int(rank) for rank in event.data.get("ranks", ())])
-                self.descriptions[name] = str(event.data.get("desc", "undefined"))
+                members.append([int(rank) for rank in data.get("ranks", ())])
+                self.descriptions[name] = str(data.get("desc", "undefined"))
 
     def names(self) -> list[str]:
         """Every group, in the order in which they were made."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from simdist.trace._axis import TimeAxis, short_duration
 from simdist.trace._canvas import text_width
@@ -48,7 +48,8 @@ def notes_of(trace: Trace) -> list[Note]:
         ranks = (mark.rank,) if mark.rank >= 0 else ()
         notes.append(Note(mark.time_ns, str(mark.data.get("text") or mark.data.get("fault", "fault")), ranks, "fault"))
     for mark in trace.of_kind("deadlock"):
-        cycle = [str(name) for name in mark.data.get("cycle", ())]
+        data: Mapping[str, Any] = mark.data
+        cycle = [str(name) for name in data.get("cycle", ())]
         notes.append(Note(mark.time_ns, "deadlock: " + " \N{RIGHTWARDS ARROW} ".join(cycle), (), "deadlock"))
     ends = sorted({mark.time_ns for mark in trace.of_kind("exit")})
     for mark in trace.of_kind("restart"):

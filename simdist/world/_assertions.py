@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from simdist.frames import user_line
-from simdist.process import current_process, current_runtime
+from simdist.process import Extras, current_process, current_runtime
 from simdist.result import JudgeFinding
 
 __all__ = ["Assertions", "always", "assertions_of", "sometimes"]
@@ -20,11 +20,9 @@ class Assertions:
     reached: dict[str, bool] = field(default_factory=dict)  # by name, whether it ever held
 
 
-def assertions_of(extras: dict[object, object]) -> Assertions:
+def assertions_of(extras: Extras) -> Assertions:
     """Those of the world whose `extras` these are."""
-    found = extras.setdefault(Assertions, Assertions())
-    assert isinstance(found, Assertions)
-    return found
+    return extras.setdefault(Assertions, Assertions())
 
 
 def always(name: str, condition: object) -> None:

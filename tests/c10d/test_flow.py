@@ -76,11 +76,11 @@ def test_what_one_rank_sends_the_other_receives(case: Case) -> None:
     sent: dict[tuple[int, int], list[int]] = defaultdict(list)
     received: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank in range(case.ranks):
-        for kind, *operands in case.program(rank):
-            if kind == "send":
-                sent[rank, operands[0]].append(operands[1])
-            elif kind == "recv":
-                received[operands[0], rank].append(operands[1])
+        for step in case.program(rank):
+            if step[0] == "send":
+                sent[rank, step[1]].append(step[2])
+            elif step[0] == "recv":
+                received[step[1], rank].append(step[2])
 
     assert sent == received
     assert all(source != target for source, target in sent)
@@ -92,12 +92,14 @@ def test_every_transfer_that_is_posted_is_waited_for_once_and_after_it_was_poste
     for rank in range(case.ranks):
         posted = {"send": 0, "recv": 0}
         waited: dict[str, list[int]] = {"send": [], "recv": []}
-        for kind, *operands in case.program(rank):
-            if kind in posted:
-                posted[kind] += 1
+        for step in case.program(rank):
+            if step[0] == "send" or step[0] == "recv":
+                posted[step[0]] += 1
             else:
-                assert operands[0] < posted[kind.removeprefix("wait_")]
-                waited[kind.removeprefix("wait_")].append(operands[0])
+                kind = step[0].removeprefix("wait_")
+                assert isinstance(step[1], int)
+                assert step[1] < posted[kind]
+                waited[kind].append(step[1])
 
         assert {kind: sorted(indices) for kind, indices in waited.items()} == {
             kind: list(range(count)) for kind, count in posted.items()
@@ -110,10 +112,10 @@ def test_a_ring_all_reduce_moves_each_byte_almost_twice(ranks: int, count: int) 
     size = 4 * count
 
     total = sum(
-        operands[1]
+        step[2]
         for rank in range(ranks)
-        for kind, *operands in Case("all_reduce", ranks, size, 0).program(rank)
-        if kind == "send"
+        for step in Case("all_reduce", ranks, size, 0).program(rank)
+        if step[0] == "send"
     )
 
     assert total == 2 * (ranks - 1) * size

@@ -217,7 +217,7 @@ def test_an_operation_may_be_named_or_any() -> None:
     def issued(fault: Crash) -> list[str]:
         result = simdist.run(body, world_size=2, faults=[fault])
         assert result.ranks[1].status == "killed"
-        return [event.data["op"] for event in events_of(result, "issue", ranks=[1])]
+        return [str(event.data["op"]) for event in events_of(result, "issue", ranks=[1])]
 
     assert issued(Crash(rank=1, op="barrier", nth=2)) == ["barrier", "broadcast"]
     assert issued(Crash(rank=1, op="barrier")) == []

@@ -83,7 +83,7 @@ def test_how_far_a_life_came_that_the_launcher_ended_is_not_judged() -> None:
 
 def test_what_a_torn_operation_left_behind_is_not_judged_but_what_a_timeout_left_is() -> None:
     here = account(Crash(rank=1, op="all_reduce", nth=2))
-    key = ("all_reduce", "0", 1)
+    key: tuple[object, ...] = ("all_reduce", "0", 1)
     there = dataclasses.replace(here, results={**here.results, (0, 0): {**here.results[0, 0], key: 1}})
     timed_out = {(rank, 0): {key: "RuntimeError: Timed out waiting 5ms for recv"} for rank in range(3)}
 

@@ -22,7 +22,7 @@ from simdist.hardware.compare._dumps import write_dumps
 from simdist.hardware.compare._match import Match, match, with_device_times
 from simdist.hardware.compare._outcome import matches_of, outcome_of
 from simdist.hardware.compare._replay import RealReport
-from simdist.records import Packed
+from simdist.records import Completed, Packed, unpacked
 from simdist.scenario import load, run_scenario
 from tests.hardware.jobs import job
 from tools.parity_nccl import flight_check
@@ -359,7 +359,8 @@ def test_kernels_of_a_group_run_one_after_the_other(tmp_path: Path) -> None:
 
     told = with_device_times(records, matched(records, dump(*entries), tmp_path))
 
-    ends = [(record[3], record[6], record[0]) for record in told if record[1] == "complete"]
+    completed = [record for record in map(unpacked, told) if isinstance(record, Completed)]
+    ends = [(record.op, record.begin_ns, record.time_ns) for record in completed]
     assert ends == [
         ("all_reduce", 10 * MS, 35 * MS),
         ("all_reduce", 35 * MS, 37_500_000),

@@ -20,7 +20,7 @@ def returned(rank: int, value: Any = None) -> RankResult:
 
 
 def raised(rank: int, error: BaseException) -> RankResult:
-    return RankResult(rank, "raised", exception=error, exit_code=1)
+    return RankResult(rank, "raised", None, exception=error, exit_code=1)
 
 
 def result_of(*ranks: RankResult, events: Sequence[Event] = (), **other: Any) -> RunResult:
@@ -49,7 +49,8 @@ def test_without_expectations_all_return_and_nothing_deadlocks() -> None:
 
 
 def test_another_outcome_is_told_by_rank() -> None:
-    result = result_of(returned(0), raised(1, OSError()), RankResult(2, "killed", exit_code=-9), raised(3, OSError()))
+    killed = RankResult(2, "killed", None, exit_code=-9)
+    result = result_of(returned(0), raised(1, OSError()), killed, raised(3, OSError()))
 
     assert verdicts(result)["outcomes"] == Verdict(
         "outcomes", False, "ranks 1, 3 raised OSError, expected returned; rank 2 was killed, expected returned"

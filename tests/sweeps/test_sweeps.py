@@ -19,6 +19,8 @@ from simdist.cluster import make
 from simdist.errors import ArgumentError
 from simdist.faults import Crash, Hang, HostCrash, Signal
 from simdist.programs import FunctionProgram
+from simdist.settings import CheckedSettings
+from simdist.storage import Mount
 from simdist.sweeps import STRIKES, CameBack, Crashes, SweepReport, Tries, swept
 from tests.sweeps.isolated_programs import count, in_parts, number
 
@@ -31,9 +33,9 @@ def in_place(folder: str) -> int:
     return number(path)
 
 
-def _program(function: Any, settings: dict[str, Any]) -> FunctionProgram:
-    whole = {"world_size": 1, "args": ("{tmp}",), **settings}
-    mount = {"profile": "ext4", "local": False}
+def _program(function: Any, settings: CheckedSettings) -> FunctionProgram:
+    whole: CheckedSettings = {"world_size": 1, "args": ("{tmp}",), **settings}
+    mount = Mount(folder="{tmp}")
     return FunctionProgram(caller="a test", function=function, settings=whole, mount=mount, oracle=CameBack())
 
 

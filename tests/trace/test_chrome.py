@@ -28,7 +28,8 @@ def complete(time_ns: int, rank: int, begin_ns: int, op: str = "all_reduce", seq
 
 
 def records(result: RunResult, phase: str) -> list[dict[str, Any]]:
-    return [record for record in chrome_trace(result)["traceEvents"] if record["ph"] == phase]
+    trace: dict[str, Any] = chrome_trace(result)
+    return [record for record in trace["traceEvents"] if record["ph"] == phase]
 
 
 def slices(result: RunResult) -> list[tuple[str, int, float, float]]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
 from simdist.c10d.calls import UNCOMPARED, UNSHAPED
+
+if TYPE_CHECKING:
+    from simdist.c10d.engine import Program
 
 __all__ = ["Fields", "Key", "Operation", "Row", "Shapes", "fields_of"]
 
@@ -99,7 +102,7 @@ class Operation:
         self.extra = extra
         self.index = -1  # in `Communicator.operations`
         # The algorithm's, by rank, as far as made; an operation belongs to one group.
-        self.programs: dict[int, list[tuple[Any, ...]]] = {}
+        self.programs: dict[int, Program] = {}
         self.past: object = None  # what the engine knows of earlier ones, if anything
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:

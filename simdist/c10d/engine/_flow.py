@@ -425,14 +425,14 @@ class Flow:
                     self._script.append((_STOP, state, rank))
                 self._settle(rank, Failed(*limit))
                 return
-            kind, *operands = state.program[state.step]
+            step = state.program[state.step]
             outcome: Blocked | Failed | None = None
-            if kind in ("send", "recv"):
-                outcome = self._post(rank, state, kind, operands[0], operands[1])
-            elif kind == "slot":
-                state.slot = operands[0]
+            if step[0] == "send" or step[0] == "recv":
+                outcome = self._post(rank, state, step[0], step[1], step[2])
+            elif step[0] == "slot":
+                state.slot = step[1]
             else:
-                outcome = state.stuck = self._wait(rank, state, kind[5:], operands[0])
+                outcome = state.stuck = self._wait(rank, state, step[0][5:], step[1])
             if outcome is not None:
                 self._settle(rank, outcome)
                 return

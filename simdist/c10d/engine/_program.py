@@ -8,11 +8,16 @@ names under what the transfers posted from then on are matched.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 __all__ = ["Program", "ProgramBuilder", "Step"]
 
-Step = tuple[Any, ...]
+Step = (
+    tuple[Literal["send"], int, int, int]
+    | tuple[Literal["recv"], int, int, int, bool]
+    | tuple[Literal["wait_send", "wait_recv"], int]
+    | tuple[Literal["slot"], str]
+)
 Program = list[Step]
 
 

@@ -75,10 +75,10 @@ class Algorithm(ABC):
         each = operation.size // max(1, ranks)
         bytes_of: dict[tuple[int, int], int] = {}
         for rank in range(ranks):
-            for kind, *operands in self.program(operation, rank, ranks, lambda _: ([each] * ranks, [each] * ranks)):
-                if kind == "send":
-                    pair = rank, operands[0]
-                    bytes_of[pair] = bytes_of.get(pair, 0) + operands[1]
+            for step in self.program(operation, rank, ranks, lambda _: ([each] * ranks, [each] * ranks)):
+                if step[0] == "send":
+                    pair = rank, step[1]
+                    bytes_of[pair] = bytes_of.get(pair, 0) + step[2]
         return [(*pair, amount) for pair, amount in bytes_of.items()]
 
     @abstractmethod

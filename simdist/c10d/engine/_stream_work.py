@@ -217,14 +217,14 @@ class StreamFuture(SimFuture):
         if known is None or known[0] != graph:
             known = self._streams.of_backward = graph, []
             backward_engine.queue_callback(functools.partial(_join_all, self._streams, known[1]))
-        known[1].append(self)
+        known[1].append(self._join)
 
     def _join(self) -> None:
         self._seen()
         self._streams.wait(self._index, self._streams.current(self._index), self._mark)
 
 
-def _join_all(streams: Streams, futures: list[StreamFuture]) -> None:
+def _join_all(streams: Streams, joins: list[Callable[[], None]]) -> None:
     streams.of_backward = None
-    for future in futures:
-        future._join()
+    for join in joins:
+        join()

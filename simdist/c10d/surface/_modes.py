@@ -139,8 +139,8 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
                 return method(self, *args, **kwargs)
         runtime = current_runtime()
         assert runtime is not None
-        if "c10d operators" not in runtime.extras:
-            runtime.extras["c10d operators"] = _Operators(runtime.patches)
+        if _Operators not in runtime.extras:
+            runtime.extras[_Operators] = _Operators(runtime.patches)
         args = tuple(map(real_options, args))  # the work passes through C++
         under_way = self._calls_under_way
         beside = {key: value for key, value in kwargs.items() if key not in names}

@@ -20,7 +20,7 @@ _PORT = re.compile(r"(port:? ?)\d+")
 _POINTER = re.compile(r"0x[0-9a-fA-F]{6,}")
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|cpp|h|hpp|cu):\d+\] ?")
 
-Operation = tuple[Any, ...]
+Operation = tuple[object, ...]
 
 
 def template(message: str, scale: float = 1.0) -> str:
@@ -112,7 +112,7 @@ class _Book:
         self.faults: list[str] = []
 
     def read(self, event: Event) -> None:
-        data = event.data
+        data: Mapping[str, Any] = event.data
         if event.kind == "start":
             self._life[event.rank] = int(data["life"])
             key = (event.rank, self._life[event.rank])

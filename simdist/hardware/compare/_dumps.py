@@ -7,9 +7,9 @@ recorded, as for a simulated run, with the code lines that torch recorded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simdist.frames import is_our_file
 from simdist.hardware._flight import Frame
@@ -50,10 +50,11 @@ def _frames(report: RealReport) -> dict[tuple[int, int, str, str, str], Sequence
     lives: dict[int, int] = {}
     frames: dict[tuple[int, int, str, str, str], Sequence[Frame]] = {}
     for event in report.result.events:
+        data: Mapping[str, Any] = event.data
         if event.kind == "start":
-            lives[event.rank] = int(event.data["life"])
+            lives[event.rank] = int(data["life"])
         elif event.kind == "issue":
-            op, group, sequence = (event.data[name] for name in ("op", "group", "seq"))
+            op, group, sequence = (data[name] for name in ("op", "group", "seq"))
             entry = entries.get((event.rank, lives.get(event.rank, 0)), {}).get((op, group, sequence))
             if entry is not None:
                 lines = [frame for frame in entry.frames if not _leads_to_the_program(frame[0])]

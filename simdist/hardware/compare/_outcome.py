@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from simdist.hardware._flight import read_record
 from simdist.hardware._job import Job
-from simdist.hardware._journal import Life, read_life, read_lives
+from simdist.hardware._journal import JournalLine, Life, read_life, read_lives
 from simdist.hardware.compare._match import Match, match, with_device_times
 from simdist.records import Ended, Issued, NewGroup, Packed, Restarted, Started, restarted, unpacked
 from simdist.records import ended as make_ended
@@ -75,7 +75,7 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
             events.append(restarted(min(begun), -1, life))
     events.sort(key=lambda record: (record[0], _FIRST.get(record[1], 2)))
     missing = [rank for rank in range(job.world_size) if rank not in last]
-    ranks += [RankResult(rank, "hung", waiting="never started", lives=0) for rank in missing]
+    ranks += [RankResult(rank, "hung", None, waiting="never started", lives=0) for rank in missing]
     results = tuple(_with_operations(result, operations) for result in sorted(ranks, key=lambda each: each.rank))
     end_ns = max((record[0] for record in events), default=0)
     strikes = [(record[0], journal.rank, *record[3:]) for journal in (*journals, world) for record in journal.strikes]
@@ -85,7 +85,7 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     )
 
 
-def _fault_result(job: Job, index: int, strikes: Sequence[Packed]) -> FaultResult:
+def _fault_result(job: Job, index: int, strikes: Sequence[JournalLine]) -> FaultResult:
     fault = job.faults[index]
     mine = [(time_ns, rank, life, how) for time_ns, rank, struck, life, how in strikes if struck == index]
     return FaultResult(

@@ -133,7 +133,7 @@ class Recorder:
     def install(self) -> None:
         """Stand before torch's kernels; for the rest of the process's life."""
         # As in a simulation, to compare results.
-        c10d_module._object_to_tensor = with_zero_padding(c10d_module._object_to_tensor)
+        vars(c10d_module)["_object_to_tensor"] = with_zero_padding(c10d_module._object_to_tensor)
         serialization: Any = torch.serialization
         serialization._legacy_save = with_numbered_storages(serialization._legacy_save)
         for name, describe in _DESCRIBE.items():

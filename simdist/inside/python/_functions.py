@@ -34,7 +34,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ __all__ += ["original", "without_wrapper"]
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
 
-Make = Callable[[Any], Callable[..., object]]
+Make = Callable[[Callable[..., Never]], Callable[..., object]]
 """Makes, of a function that stands there, the one that replaces it; both have the signature that goes with the name."""
 
 _Space = ctypes.Array[ctypes.c_size_t]
@@ -59,7 +59,7 @@ _AT_ONCE = 100  # functions: up to 500 elements numpy keeps the GIL (`NPY_BEGIN_
 
 _api: Any = ctypes.pythonapi
 _prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
-_new_function: Callable[[int, object, object], Callable[..., object]] = _prototype(("PyCFunction_NewEx", _api))
+_new_function: Callable[[int, object, object], Callable[..., Any]] = _prototype(("PyCFunction_NewEx", _api))
 _redirections: dict[int, Redirection] = {}  # by id of the function, which they keep alive
 _wrappers: dict[int, tuple[object, Any]] = {}  # by id: the wrapper, and what it calls
 _stands: dict[
@@ -93,7 +93,7 @@ def original(function: _F) -> _F:
         redirection = _redirections.get(id(function))
     if redirection is None:
         return function
-    before: _F = redirection.original
+    before: _F = redirection._original
     return before
 
 
@@ -124,7 +124,7 @@ class Redirection:
         >>> redirection.switch(on=False)
     """
 
-    __slots__ = ("_code", "_words", "function", "made_by", "original")
+    __slots__ = ("_code", "_original", "_words", "function", "made_by")
 
     def __init__(self, function: Callable[..., object], make: Make) -> None:
         self.function = function
@@ -133,17 +133,17 @@ class Redirection:
             None  # of the object; and what to write there: on, off
         )
         self._code: tuple[types.CodeType, types.CodeType] | None = None  # on, off
-        self.original: Any  # a function with the signature of `function`
+        self._original: Any  # a function with the signature of `function`
         if isinstance(function, types.FunctionType):
-            self.original = _copy_of_python(function)
-            self._code = (_code_calling(make(self.original), function.__code__), function.__code__)
+            self._original = _copy_of_python(function)
+            self._code = (_code_calling(make(self._original), function.__code__), function.__code__)
         else:
             words = _words_of(function)
             key = (words[0], id(getattr(function, "__self__", None)), make)
             stand = _stands.get(key)
             if stand is None:
                 stand = _stands[key] = _Stand(function, words, make)
-            self.original = stand.original
+            self._original = stand.original
             on = [*stand.first_words, words[_MODULE], _fast_entry()]
             self._words = words, on, [words[place] for place in _WRITTEN]
 

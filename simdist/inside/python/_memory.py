@@ -9,7 +9,6 @@ import random
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from simdist.inside._facts import fact
 from simdist.inside.python._functions import original
@@ -33,7 +32,7 @@ def words_at(address: int, count: int) -> memoryview[int]:
 _bytes: dict[int, Callable[[int], ctypes.Array[ctypes.c_char]]] = {}  # by size
 
 # C types of single numbers in memory: `kind.from_address(address).value` reads and writes one. Integers wrap around.
-number_kinds: dict[str, Any] = {
+number_kinds: dict[str, type[ctypes.c_float | ctypes.c_double | ctypes.c_int32 | ctypes.c_int64]] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
     "int32": ctypes.c_int32,

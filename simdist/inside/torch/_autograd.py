@@ -17,12 +17,12 @@ __all__ += ["set_backward_threads"]
 backward_task: Callable[[], int] = core_bindings._current_graph_task_id
 """The number of the backward pass that the calling thread is in; -1 outside."""
 
-backward_node: Callable[[], Any] = core_bindings._current_autograd_node
+backward_node: Callable[[], object] = core_bindings._current_autograd_node
 """The node of the graph that the calling thread is in; None outside."""
 
-backward_engine: Any = torch.autograd.Variable._execution_engine
+backward_engine = torch.autograd.Variable._execution_engine
 
-BaseFuture: Any = core_bindings.Future
+BaseFuture = torch._C.Future
 """The base of `torch.futures.Future`: futures that C++ makes are of this class."""
 
 set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading_enabled

@@ -6,17 +6,17 @@ The stubs of torch leave most of what is in them out, so that both are untyped.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch._C import _distributed_c10d
 
 __all__ = ["c10d_bindings", "core_bindings", "missing"]
 
-core_bindings: Any = torch._C
+core_bindings: ModuleType = torch._C
 """`torch._C`."""
 
-c10d_bindings: Any = _distributed_c10d
+c10d_bindings: ModuleType = _distributed_c10d
 """`torch._C._distributed_c10d`: process groups, stores, works, the reducer, options, registries of groups and works."""
 
 

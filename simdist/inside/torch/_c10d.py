@@ -8,8 +8,8 @@ import dis
 import functools
 import inspect
 from collections.abc import Iterable
-from types import CodeType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -30,14 +30,25 @@ from torch.distributed.distributed_c10d import _World
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import c10d_bindings, missing
 
-__all__ = ["BackendOptions", "BackendRequest", "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "Work"]
-__all__ += ["backend_plugin", "c10d_module", "calls_override", "counts_ranks", "get_debug_level", "group_world"]
-__all__ += ["init_method_name", "nccl_means_nccl2", "newer_group_tables", "op_types", "wrap_for_debugging"]
+__all__ = ["BackendOptions", "BackendRequest", "FileStore", "HashStore", "PrefixStore", "SplitParent", "Store"]
+__all__ += ["TCPStore", "Work", "backend_plugin", "c10d_module", "calls_override", "counts_ranks", "get_debug_level"]
+__all__ += ["group_world", "init_method_name", "nccl_means_nccl2", "newer_group_tables", "op_types"]
+__all__ += ["wrap_for_debugging"]
 
-c10d_module: Any = c10d
+c10d_module: ModuleType = c10d
 """`torch.distributed.distributed_c10d`, with what its stubs leave out."""
 
 BackendOptions = Backend.Options
+
+
+class SplitParent(Protocol):
+    """A backend of NCCL whose communicator is split."""
+
+    bound_device_id: torch.device | None
+
+    def count_split(self, index: int) -> None:
+        """Count a communicator that is split from it, on a device."""
+        ...
 
 
 class BackendRequest(_DistributedBackendOptions):
@@ -47,7 +58,7 @@ class BackendRequest(_DistributedBackendOptions):
     NCCL too.
     """
 
-    split_from: Any = None  # hides the one of C++
+    split_from: SplitParent | None = None  # hides the one of C++
 
 
 def group_world() -> _World:

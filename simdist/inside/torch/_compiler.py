@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ __all__ = ["FakeTensorMode", "InductorWrapper", "backward_compilers", "compile_w
 __all__ += ["frame_evaluation", "guard_pointer"]
 
 _warning_once: Any = importlib.import_module("torch._logging._internal").warning_once
-frame_evaluation: Any = core_bindings._dynamo.eval_frame
-backward_compilers: Any = core_bindings._dynamo.compiled_autograd
+frame_evaluation: ModuleType = core_bindings._dynamo.eval_frame
+backward_compilers: ModuleType = core_bindings._dynamo.compiled_autograd
 
-InductorWrapper: Any = torch._TorchCompileInductorWrapper
+InductorWrapper = torch._TorchCompileInductorWrapper
 """What `torch.compile` calls where its backend is Inductor."""
 
 

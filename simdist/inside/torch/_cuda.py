@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, MutableMapping
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -18,11 +17,11 @@ __all__ += ["is_built_for_cuda", "says_cuda", "visible_devices"]
 CUDA_VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
 """What `torch.cuda` keeps once per process in variables of its module, but for `_cudart` and what a driver has told."""
 
-cuda_variables: MutableMapping[str, Any] = vars(torch.cuda)
-core_names: MutableMapping[str, Any] = vars(core_bindings)
+cuda_variables: MutableMapping[str, object] = vars(torch.cuda)
+core_names: MutableMapping[str, object] = vars(core_bindings)
 """The names of `torch._C`, shared."""
 
-SymmetricMemory: Any = getattr(c10d_bindings, "_SymmetricMemory", None)
+SymmetricMemory: type | None = getattr(c10d_bindings, "_SymmetricMemory", None)
 
 _BUILT: bool = torch.version.cuda is not None
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
 from torch._library import custom_ops, simple_registry
 from torch._library.fake_impl import FakeImplHolder
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 
 from simdist.inside._facts import fact
@@ -68,7 +70,7 @@ class KernelLibrary(Protocol):
         ...
 
 
-DispatchKey: Any = torch._C.DispatchKey
+DispatchKey = torch._C.DispatchKey
 key_set = cast("Callable[[object], KeySet]", torch._C.DispatchKeySet)
 """The set of one key."""
 
@@ -82,7 +84,7 @@ count_dispatch_modes: Callable[[], int] = core_bindings._len_torch_dispatch_stac
 
 count_function_modes: Callable[[], int] = core_bindings._len_torch_function_stack
 
-pop_function_mode: Callable[[], Any] = core_bindings._pop_torch_function_stack
+pop_function_mode: Callable[[], TorchFunctionMode] = core_bindings._pop_torch_function_stack
 """Take the innermost function mode off the calling thread."""
 
 push_function_mode: Callable[[object], None] = core_bindings._push_on_torch_function_stack
@@ -95,11 +97,11 @@ without_functions: Callable[[], AbstractContextManager[object]] = core_bindings.
 
 with_inference: Callable[[bool], AbstractContextManager[object]] = core_bindings._InferenceMode
 
-keep_function: Any = core_bindings._disabled_torch_function_impl
+keep_function: Callable[..., object] = core_bindings._disabled_torch_function_impl
 """The `__torch_function__` of a subclass whose operations give ordinary tensors."""
 
-modes_module: Any = _python_dispatch
-functional_operators: Any = torch.ops._c10d_functional
+modes_module = _python_dispatch
+functional_operators: ModuleType = torch.ops._c10d_functional
 """The operators behind the functional collectives."""
 
 kernel_library: Callable[[str, str, str], KernelLibrary] = core_bindings._dispatch_library

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import _tensor_str, _weights_only_unpickler
@@ -26,15 +27,15 @@ __all__ = ["c10d_logger", "copy_into_each", "decompositions", "find_cpu_count", 
 __all__ += ["loader_signals", "loader_worker", "print_options", "safe_globals", "saved_places", "set_tracing_flag"]
 __all__ += ["tracing", "tracing_flag", "trees", "unpickling"]
 
-trees: Any = _pytree
+trees = _pytree
 """`torch.utils._pytree`: how containers are taken apart."""
 
-tracing: Any = _symbolic_trace
-unpickling: Any = _weights_only_unpickler
-decompositions: Any = importlib.import_module("torch._decomp")
-loader_worker: Any = worker
-loader_signals: Any = signal_handling
-loader_iterators: Any = _dataloader._BaseDataLoaderIter
+tracing = _symbolic_trace
+unpickling = _weights_only_unpickler
+decompositions: ModuleType = importlib.import_module("torch._decomp")
+loader_worker = worker
+loader_signals = signal_handling
+loader_iterators = _dataloader._BaseDataLoaderIter
 """The class of all iterators of loaders, which has `__init__`, `_reset`, `_next_index` and `__next__`."""
 
 

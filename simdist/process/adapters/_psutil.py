@@ -96,7 +96,7 @@ def _ppid_map(original: Callable[[], dict[int, int]]) -> Callable[[], dict[int, 
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-def _class(original: type[Any]) -> Callable[[int], object]:
+def _class(original: Any) -> Callable[[int], object]:
     simulated = _simulated(original)
 
     @functools.wraps(original, updated=())

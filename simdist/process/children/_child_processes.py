@@ -24,7 +24,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, context, reduction, spawn, util
 from multiprocessing import process as processes
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess, process_of
-from simdist.process._runtime import Runtime, current_runtime
+from simdist.process._runtime import Extra, Runtime, current_runtime
 from simdist.process._signal_masks import SignalMasks
 from simdist.process.modules._attributes import AttributeViews
 from simdist.process.modules._fork_copies import ForkCopies
@@ -47,7 +47,8 @@ __all__ += ["separate_attributes", "wait_for_child"]
 _FIRST_PID = 20_000
 _START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
 _T = TypeVar("_T")
-_PIDS, _HANDED = "pids of children", "descriptors on their way"
+_PIDS: Extra[Iterator[int]] = Extra("pids of children")
+_HANDED: Extra[dict[int, tuple[int, bool]]] = Extra("descriptors on their way")
 _module: Any = processes  # has what the stubs leave out
 
 
@@ -71,7 +72,7 @@ class _End:
 
 def pipes_here(runtime: Runtime) -> Pipes:
     """The pipes of the world, from when a rank first asks for one."""
-    found: Pipes | None = runtime.extras.get(Pipes)
+    found = runtime.extras.get(Pipes)
     if found is None:
         runtime.notice_writes()
         found = runtime.extras[Pipes] = Pipes()
@@ -225,7 +226,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
 
 def _attributes_in(runtime: Runtime, child: SimProcess, *, forked: bool) -> None:
     """Without isolation ranks share what they set on modules and classes, but no real process does so with a child."""
-    views: AttributeViews | None = runtime.extras.get(AttributeViews)
+    views = runtime.extras.get(AttributeViews)
     if views is None:
         views = _views(runtime)
     if forked:
@@ -370,7 +371,7 @@ class HandedEnd:
     def __init__(self, fd: int) -> None:
         runtime, process = _here()
         pipes = pipes_here(runtime)
-        handed: dict[int, tuple[int, bool]] | None = runtime.extras.get(_HANDED)
+        handed = runtime.extras.get(_HANDED)
         if handed is None:
             handed = runtime.extras[_HANDED] = {}
             runtime.patches.on_undo(functools.partial(_drop, handed))
@@ -381,7 +382,7 @@ class HandedEnd:
     def detach(self) -> int:
         """Get the descriptor. This should only be called once."""
         runtime, process = _here()
-        fd: int = runtime.extras[_HANDED].pop(self._key)[0]
+        fd = runtime.extras[_HANDED].pop(self._key)[0]
         pipes_here(runtime).give(fd, process)
         return fd
 

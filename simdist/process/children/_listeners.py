@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Runtime, current_process, current_runtime
+from simdist.process._runtime import Extra, Runtime, current_process, current_runtime
 from simdist.process.children._child_processes import pipes_here
 
 __all__ = ["accepting", "connecting"]
@@ -122,10 +122,13 @@ class _Listener:
             task.simulation.wake(task)
 
 
+_LISTENERS: Extra[dict[_Key, _Listener]] = Extra("listeners")
+
+
 def _listeners(runtime: Runtime) -> dict[_Key, _Listener]:
-    found: dict[_Key, _Listener] | None = runtime.extras.get(_Listener)
+    found = runtime.extras.get(_LISTENERS)
     if found is None:
-        found = runtime.extras[_Listener] = {}
+        found = runtime.extras[_LISTENERS] = {}
         kept: dict[object, object] = vars(managers.BaseProxy)["_address_to_local"]
         before = set(kept)
         runtime.patches.on_undo(lambda: _keep_only(kept, before))

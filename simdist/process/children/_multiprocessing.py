@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
+from simdist.process._runtime import Extra, Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot
 from simdist.process.children._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
 from simdist.process.children._listeners import accepting, connecting
@@ -146,6 +146,8 @@ def _forked(state: _State) -> _State:
     return current, parent, counter, set(), {}, none, False, chosen, starting, None
 
 
+_USERS: Extra[dict[SimProcess, None]] = Extra("users of multiprocessing")
+_SEMAPHORES: Extra[dict[object, object]] = Extra("semaphores")
 _SLOT: Slot[_State] = Slot("multiprocessing", _save, _load, _fresh, _forked)
 
 
@@ -155,8 +157,8 @@ def _separate() -> SimProcess | None:
     process = current_process()
     if runtime is None or process is None:
         return None
-    if _SLOT not in runtime.extras:
-        runtime.extras[_SLOT] = {}
+    if _USERS not in runtime.extras:
+        runtime.extras[_USERS] = {}
         runtime.separate(_SLOT)
         runtime.patches.redirect(_FROM_THEN_ON)
         replace_kin(runtime)
@@ -166,7 +168,7 @@ def _separate() -> SimProcess | None:
         runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
         runtime.patches.wrap(importlib.import_module(_HEAP).Arena, "__init__", _closing)
         runtime.patches.wrap(importlib.import_module(_POOL).Pool, "__init__", _ending)
-    known = runtime.extras[_SLOT]
+    known = runtime.extras[_USERS]
     if process not in known:
         known[process] = None
         if process.parent is None:  # a child of `multiprocessing` calls it by itself
@@ -297,7 +299,7 @@ def _get_lock_state(
         state = original(self)
         runtime = current_runtime()
         if runtime is not None:
-            runtime.extras.setdefault(synchronize.SemLock, {})[state[0]] = self._semlock
+            runtime.extras.setdefault(_SEMAPHORES, {})[state[0]] = self._semlock
         return state
 
     return getstate
@@ -309,7 +311,7 @@ def _set_lock_state(
     @functools.wraps(original)
     def setstate(self: Any, state: _LockState) -> None:
         runtime = current_runtime()
-        known = None if runtime is None else runtime.extras.get(synchronize.SemLock, {}).get(state[0])
+        known = None if runtime is None else runtime.extras.setdefault(_SEMAPHORES, {}).get(state[0])
         if known is None:
             original(self, state)
         else:

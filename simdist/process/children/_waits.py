@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from simdist.errors import UnsupportedError
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program
-from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, on_ranks
+from simdist.process._runtime import Extra, Make, Patches, Replacement, Runtime, current_process, on_ranks
 from simdist.process.children._child_processes import wait_for_child
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "replace_kin"]
 
-_KIN = "kin of waitpid"
+_KIN: Extra[bool] = Extra("kin of waitpid")
 
 
 def install(patches: Patches) -> None:

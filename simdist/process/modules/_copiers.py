@@ -20,14 +20,14 @@ import threading
 import types
 from collections.abc import Callable
 from multiprocessing import connection, context, queues, synchronize
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from simdist.inside.python import FOREIGN_VALUES
 
 __all__ = ["COPIERS", "Copies"]
 
 # Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
-COPIERS: dict[type, Callable[[Any], object]] = {}
+COPIERS: dict[type, Callable[[Never], object]] = {}
 
 _AS_THEY_ARE = (
     type,
@@ -69,7 +69,8 @@ class _Copying(pickle.Pickler):
             if isinstance(thing, _HOLDERS):
                 self._found(thing)
             return self._share(thing)
-        for base, copier in COPIERS.items():
+        copiers: dict[type, Callable[..., object]] = COPIERS
+        for base, copier in copiers.items():
             if isinstance(thing, base):
                 return self._share(copier(thing))
         if isinstance(thing, connection.Connection):

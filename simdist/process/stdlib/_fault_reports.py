@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 from simdist.frames import is_ours
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
+from simdist.process._runtime import Extra, Make, Patches, Replacement, current_process, current_runtime, on_ranks
 
 if TYPE_CHECKING:
     from simdist.process._process import Handler
@@ -74,6 +74,9 @@ def _stack(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
+_ENABLED: Extra[dict[SimProcess, bool]] = Extra("faulthandler")
+
+
 def _noting(original: Callable[_P, bool | None]) -> Callable[_P, bool | None]:
     name = original.__name__
 
@@ -82,9 +85,10 @@ def _noting(original: Callable[_P, bool | None]) -> Callable[_P, bool | None]:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original(*args, **kwargs)
-        was = runtime.extras.get(("faulthandler", process), False)
+        enabled = runtime.extras.setdefault(_ENABLED, {})
+        was = enabled.get(process, False)
         if name != "is_enabled":
-            runtime.extras["faulthandler", process] = name == "enable"
+            enabled[process] = name == "enable"
         return None if name == "enable" else was
 
     return do

@@ -152,8 +152,7 @@ def _here() -> tuple[SimProcess, FileTimes] | None:
     process, runtime = current_process(), current_runtime()
     if process is None or runtime is None or _under_import(sys._getframe(2)):
         return None
-    times: FileTimes = runtime.extras[FileTimes]
-    return process, times
+    return process, runtime.extras[FileTimes]
 
 
 def _under_import(frame: FrameType) -> bool:

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from simdist.process._runtime import Make, Patches, Replacement, active_runtime, current_process
+from simdist.process._runtime import Extra, Make, Patches, Replacement, active_runtime, current_process
 
 if TYPE_CHECKING:
     _HostEntry = tuple[str | None, list[str], list[str]]  # name, other names, addresses
@@ -38,15 +38,19 @@ _FIRST = int(ipaddress.IPv4Address("127.1.0.1"))
 _NO_ADDRESS = getattr(socket, "EAI_NODATA", socket.EAI_NONAME)
 
 
+_ADDRESSES: Extra[dict[str, str]] = Extra("addresses of hosts")
+_UNAMES: Extra[dict[str, platform.uname_result]] = Extra("uname of hosts")
+
+
 def _addresses() -> dict[str, str]:
     """Those of all hosts of the world, by name in lower case, and in the cluster's order."""
     runtime = active_runtime()
     if runtime is None:
         return {}
-    known: dict[str, str] | None = runtime.extras.get("addresses of hosts")
+    known = runtime.extras.get(_ADDRESSES)
     if known is None:
         apart = sys.platform == "linux"
-        known = runtime.extras["addresses of hosts"] = {
+        known = runtime.extras[_ADDRESSES] = {
             name.lower(): str(ipaddress.IPv4Address(_FIRST + number)) if apart else "127.0.0.1"
             for number, name in enumerate(runtime.hosts)
             if name.lower() != "localhost"
@@ -112,10 +116,10 @@ def _uname_of_platform(original: Callable[[], platform.uname_result]) -> Callabl
         if runtime is None or process is None:
             return original()
         known: Any = platform
-        before, key = known._uname_cache, ("uname", process.host.name)
-        known._uname_cache = runtime.extras.get(key)
+        before, of_hosts = known._uname_cache, runtime.extras.setdefault(_UNAMES, {})
+        known._uname_cache = of_hosts.get(process.host.name)
         try:
-            found = runtime.extras[key] = original()
+            found = of_hosts[process.host.name] = original()
         finally:
             known._uname_cache = before
         return found

@@ -134,7 +134,7 @@ def _own_pipe(fd: int) -> tuple[SimProcess, Pipes, int] | None:
     runtime, process = current_runtime(), current_process()
     if runtime is None or process is None:
         return None
-    pipes: Pipes | None = runtime.extras.get(Pipes)
+    pipes = runtime.extras.get(Pipes)
     end = None if pipes is None else pipes.number_in(process, fd)
     return None if pipes is None or end is None else (process, pipes, end)
 

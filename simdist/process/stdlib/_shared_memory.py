@@ -12,14 +12,14 @@ from collections.abc import Callable
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Extra, Patches, Replacement, current_process, current_runtime
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = ["install"]
 
-_BLOCKS = object()  # where a runtime keeps the names of those that are there
+_BLOCKS: Extra[dict[str, None]] = Extra("names of shared memory")  # of those that are there
 _tracker: ModuleType = resource_tracker  # has what the stubs leave out
 
 
@@ -46,7 +46,7 @@ def _send(original: Callable[..., None]) -> Callable[..., None]:
         if runtime is None:
             original(self, command, name, kind)
         elif kind == "shared_memory":
-            blocks: dict[str, None] | None = runtime.extras.get(_BLOCKS)
+            blocks = runtime.extras.get(_BLOCKS)
             if blocks is None:
                 blocks = runtime.extras[_BLOCKS] = {}
                 runtime.patches.on_undo(functools.partial(_remove, blocks))

@@ -250,7 +250,7 @@ def _known() -> tuple[Sockets, SimProcess] | None:
     runtime, process = current_runtime(), current_process()
     if runtime is None or process is None:
         return None
-    found: Sockets | None = runtime.extras.get(Sockets)
+    found = runtime.extras.get(Sockets)
     if found is None:
         found = runtime.extras[Sockets] = Sockets(runtime)
     return found, process

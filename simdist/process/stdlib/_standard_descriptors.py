@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, Runtime, current_process, current_runtime
+from simdist.process._runtime import Extra, Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process._stdio import STREAMS, descriptor_of
 
 __all__ = ["for_program", "install", "laid_over", "standard_number"]
@@ -77,11 +77,14 @@ def _runs_tests() -> bool:
     return str(sys._getframe(2).f_globals.get("__name__")).startswith("_pytest.")
 
 
+_LAID: Extra[bool] = Extra("descriptors laid over others")
+
+
 def _begin(runtime: Runtime) -> None:
     """A rank lays a descriptor over another."""
     runtime.notice_writes()
-    if _dup not in runtime.extras:
-        runtime.extras[_dup] = None
+    if _LAID not in runtime.extras:
+        runtime.extras[_LAID] = True
         runtime.patches.wrap(os, "dup", _dup)  # by name, for a disk redirects the function itself
 
 

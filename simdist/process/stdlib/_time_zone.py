@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 from simdist.inside.python import original
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Extra, Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process.stdlib._environ import encoded_name, host_environ, variable_of
 
 __all__ = ["install"]
 
-_SET = "time zone in place"
+_SET: Extra[tuple[_Zone, Slot[str | None]]] = Extra("time zone in place")
 
 
 def _of_host() -> str | None:
@@ -57,7 +57,7 @@ def _tzset(original: Callable[[], None]) -> Callable[[], None]:
         if runtime is None or process is None:
             original()
             return
-        known: tuple[_Zone, Slot[str | None]] | None = runtime.extras.get(_SET)
+        known = runtime.extras.get(_SET)
         if known is None:
             zone = _Zone()
             known = runtime.extras[_SET] = zone, Slot("time zone", lambda: zone.name, zone.load, _begin)

@@ -16,11 +16,12 @@ from typing import Any
 
 from simdist.inside.python import original
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Extra, Patches, Replacement, current_process, current_runtime
 
 __all__ = ["install"]
 
 _MULTICAST = 1 << 40  # marks an address that no interface has, as RFC 4122 asks for
+_VARIABLES: Extra[dict[SimProcess, dict[str, Any]]] = Extra("uuid")
 _OF_TIME = ("uuid1", "uuid6", "uuid7", "getnode")
 
 
@@ -28,7 +29,7 @@ def _variables_of(process: SimProcess) -> dict[str, Any]:
     """What the module's functions read and write, for one process."""
     runtime = current_runtime()
     assert runtime is not None
-    of_all: dict[SimProcess, dict[str, Any]] = runtime.extras.setdefault("uuid", {})
+    of_all = runtime.extras.setdefault(_VARIABLES, {})
     if process not in of_all:
         words = f"{runtime.seed} host {process.host.name}"
         node = int.from_bytes(hashlib.shake_128(words.encode()).digest(6)) | _MULTICAST

@@ -214,7 +214,7 @@ def _with_new_methods(original: Callable[..., _T]) -> Callable[..., _T]:
     return method
 
 
-def _taken(original: types.BuiltinMethodType) -> Callable[..., object]:
+def _taken(original: Any) -> Callable[..., object]:
     def method(*args: object, **kwargs: object) -> object:
         return getattr(original.__self__, original.__name__)(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from simdist.errors import UnsupportedError
 from simdist.kernel import TaskKilled
-from simdist.process._runtime import Patches, Replacement, current_process
+from simdist.process._runtime import Make, Patches, Replacement, current_process
 from simdist.process._when_imported import when_imported
 from simdist.process.threads._thread_slots import POOL_MODULES
 from simdist.process.threads._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
@@ -76,10 +76,10 @@ def _set_tstate_lock(original: Callable[[threading.Thread], None]) -> Callable[[
     return set_tstate_lock
 
 
-def _of_process(answer: Callable[[Threads], _T]) -> Callable[[Callable[[], _T]], Callable[[], _T]]:
-    def make(original: Callable[[], _T]) -> Callable[[], _T]:
+def _of_process(answer: Callable[[Threads], object]) -> Make:
+    def make(original: Callable[[], object]) -> Callable[[], object]:
         @functools.wraps(original)
-        def ask() -> _T:
+        def ask() -> object:
             process = current_process()
             return original() if process is None else answer(threads_of(process))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TextIO
 
-from simdist.process import RankStream, Runtime, current_runtime
+from simdist.process import Extra, Runtime, current_runtime
 
 __all__ = ["debugging", "remember_streams"]
 
-_STREAMS = "streams of ranks"
+_STREAMS: Extra[tuple[TextIO, TextIO]] = Extra("streams of ranks")
 
 
 def remember_streams(runtime: Runtime) -> None:
@@ -27,5 +27,5 @@ def debugging(begins: bool, debugger: Any) -> None:
         debugger.nosigint = True  # a handler for Ctrl-C can be set in a process's main thread only
     else:
         # pytest captures again, by putting the host's streams in place.
-        streams: tuple[RankStream, RankStream] = runtime.extras[_STREAMS]
+        streams = runtime.extras[_STREAMS]
         sys.stdout, sys.stderr = streams

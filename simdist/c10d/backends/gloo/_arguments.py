@@ -339,7 +339,7 @@ def rooted_list(
     tensor: Tensor = own[0]
     _require_dense(operation, tensor)
     if rank != root:
-        if len(listed):
+        if listed:
             _fail(operation, f"requires empty {name} on non-root")
         return tensor, None
     if len(listed) != 1:

@@ -36,7 +36,7 @@ _MANY = 16  # ranks from which numpy's overhead per call pays
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "product": np.multiply}
 _CACHE_BYTES = 1 << 21  # what the blocks of all ranks may take together
 _SUMS = ("sum", "avg")
-_NUMBERS = {getattr(torch, name): kind for name, kind in number_kinds.items()}
+_NUMBERS: dict[torch.dtype, Any] = {getattr(torch, name): kind for name, kind in number_kinds.items()}
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
 
 

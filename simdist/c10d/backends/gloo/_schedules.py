@@ -42,8 +42,11 @@ def allreduces(rank: int, ranks: int, sizes: Sequence[int], element: int) -> Pro
     for index, size in enumerate(sizes):
         program = allreduce(rank, ranks, size, element)
         steps.append(("slot", f"all_reduce {index}"))
-        shift = {"wait_send": sends, "wait_recv": receives}
-        steps += [(step[0], step[1] + shift[step[0]]) if step[0] in shift else step for step in program]
+        for step in program:
+            if step[0] == "wait_send" or step[0] == "wait_recv":
+                steps.append((step[0], step[1] + (sends if step[0] == "wait_send" else receives)))
+            else:
+                steps.append(step)
         sends += sum(step[0] == "send" for step in program)
         receives += sum(step[0] == "recv" for step in program)
     return steps

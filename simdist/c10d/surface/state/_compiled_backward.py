@@ -153,7 +153,7 @@ def _capturing(original: Callable[..., tuple[Callable[..., object], object]]) ->
             wrapper, made = original(self, outputs)
         finally:
             self.compiler_fn = compiler
-        passes: _Passes = runtime.extras[_Passes]
+        passes = runtime.extras[_Passes]
         graph = _Graph(captured[0], wrapper, passes)
         graph.made[process] = made
         passes.graphs.append(graph)
@@ -167,7 +167,7 @@ def _running(original: Callable[..., object]) -> Callable[..., object]:
     def run_backward(*args: object, **kwargs: object) -> object:
         process, runtime = current_process(), current_runtime()
         if process is not None and runtime is not None and vars(sys.modules[MODULE])["compiled_autograd_enabled"]:
-            passes: _Passes = runtime.extras[_Passes]
+            passes = runtime.extras[_Passes]
             others = sorted(each.rank for each in passes.inside if each is not process)
             if others:
                 raise UnsupportedError(

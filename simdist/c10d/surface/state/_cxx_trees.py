@@ -15,12 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 from simdist.inside.torch import trees
-from simdist.process import Patches, SimProcess, current_process, current_runtime, imported_for_all, when_imported
+from simdist.process import (
+    Extra,
+    Patches,
+    SimProcess,
+    current_process,
+    current_runtime,
+    imported_for_all,
+    when_imported,
+)
 
 __all__ = ["import_now"]
 
 _NAME = "torch.utils._cxx_pytree"
 _Functions = dict[SimProcess, tuple[Callable[..., object], ...]]
+_TYPES: Extra[dict[type, _Functions]] = Extra("types as trees of C++")
 
 
 def import_now() -> None:
@@ -47,9 +56,9 @@ def _sharing(original: Callable[..., None]) -> Callable[..., None]:
         if runtime is None or process is None or imported_for_all(sys._getframe(1)):
             original(cls, flatten_fn, unflatten_fn, **kwargs)
             return
-        types: dict[type, _Functions] | None = runtime.extras.get(_NAME)
+        types = runtime.extras.get(_TYPES)
         if types is None:
-            types = runtime.extras[_NAME] = {}
+            types = runtime.extras[_TYPES] = {}
             runtime.patches.on_undo(functools.partial(_forget, types))
         known: _Functions = types.get(cls, {})
         if not known or process in known:  # then it is refused

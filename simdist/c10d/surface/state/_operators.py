@@ -216,7 +216,7 @@ def _making(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _operators_of(runtime: Runtime) -> _Operators:
-    found: _Operators | None = runtime.extras.get(_Operators)
+    found = runtime.extras.get(_Operators)
     if found is None:
         found = runtime.extras[_Operators] = _Operators()
         runtime.patches.on_undo(found.end)
@@ -230,7 +230,7 @@ def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def register(holder: Any, *args: object, allow_override: bool = False, **kwargs: object) -> object:
         runtime = current_runtime()
-        world: _Operators | None = None if runtime is None else runtime.extras.get(_Operators)
+        world = None if runtime is None else runtime.extras.get(_Operators)
         others = holder.kernel is None and world is not None and (holder.qualname, "Meta") in world.kernels
         return original(holder, *args, allow_override=allow_override or others, **kwargs)
 

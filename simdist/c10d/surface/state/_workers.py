@@ -21,7 +21,7 @@ import torch.multiprocessing
 from torch.utils.data import dataloader
 
 from simdist.inside.torch import loader_signals, loader_worker
-from simdist.process import COPIERS, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
+from simdist.process import COPIERS, Extra, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
 
 if TYPE_CHECKING:
     from simdist.inside.python import Make
@@ -68,7 +68,7 @@ def separate_workers() -> None:
 
 
 def _load_info(info: object) -> None:
-    loader_worker._worker_info = info
+    vars(loader_worker)["_worker_info"] = info
 
 
 def _load_handler_set(is_set: bool) -> None:
@@ -171,15 +171,17 @@ def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
 _SAID: dict[int, str] = {}
 
 
+_PORTS: Extra[dict[str, int]] = Extra("free ports")  # the last of each host
+
+
 def _free_port(original: Callable[[], int]) -> Callable[[], int]:
     def get_free_port() -> int:
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None:
             return original()
-        given = runtime.extras.setdefault("free ports", {})
+        given = runtime.extras.setdefault(_PORTS, {})
         given[process.host.name] = given.get(process.host.name, _FIRST_PORT - 1) + 1
-        port: int = given[process.host.name]
-        return port
+        return given[process.host.name]
 
     return get_free_port
 
