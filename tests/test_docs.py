@@ -16,7 +16,7 @@ from simdist.faults import KINDS as FAULT_KINDS
 from simdist.faults import fields_of
 from tests.builds import BUILT_FOR_CUDA, VERSION
 from tests.warm import Interpreters
-from tools import _reference
+from tools import _meanings, _reference
 from tools._page_examples import PageRun, blocks, run_page
 from tools.docs import page_files
 
@@ -150,10 +150,10 @@ def test_every_key_and_every_field_has_its_meaning() -> None:
     keys = _reference.scenario_keys()
 
     assert {section: set(names) for section, names in keys.items()} == {
-        section: set(names) for section, names in _reference.KEYS.items()
+        section: set(names) for section, names in _meanings.KEYS.items()
     }
-    assert {name for kind in FAULT_KINDS.values() for name in fields_of(kind)} <= set(_reference.FIELDS)
-    assert set(_reference.REAL) == set(FAULT_KINDS)
+    assert {name for kind in FAULT_KINDS.values() for name in fields_of(kind)} <= set(_meanings.FIELDS)
+    assert set(_meanings.REAL) == set(FAULT_KINDS)
 
 
 @pytest.mark.parametrize("package", _reference.PACKAGES)

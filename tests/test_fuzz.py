@@ -64,14 +64,14 @@ def test_every_kind_of_statement_and_fault_is_drawn() -> None:
 
 
 def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tools import _fuzz_programs
+    from tools import _fuzz_statements
 
     def broken(statement: Statement, state: object) -> None:
         from simdist.c10d.surface import _memory
 
         _memory.flat(None)  # type: ignore[arg-type]  # an AttributeError out of our own code
 
-    monkeypatch.setitem(_fuzz_programs._ACTIONS, "sleep", broken)
+    monkeypatch.setitem(_fuzz_statements.ACTIONS, "sleep", broken)
     statements = tuple(
         Statement(kind, number) for number, kind in enumerate(("barrier", "all_reduce", "sleep", "step"))
     )
@@ -87,14 +87,14 @@ def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_run_that_is_no_function_of_the_seed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tools import _fuzz_programs
+    from tools import _fuzz_statements
 
     turns = iter(range(100))
 
     def varies(statement: Statement, state: object) -> None:
         print(next(turns))
 
-    monkeypatch.setitem(_fuzz_programs._ACTIONS, "print", varies)
+    monkeypatch.setitem(_fuzz_statements.ACTIONS, "print", varies)
 
     finding = judge(Case(Program((Statement("print", 1),)), Plan(2)))
 

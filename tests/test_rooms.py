@@ -12,13 +12,24 @@ import simdist
 from tests.sources import Import, source
 
 HOME = Path(str(simdist.__file__)).parent
+TESTS = Path(__file__).parent
 MOST = 25
+LONGEST = 600
 
 
 def test_no_folder_has_more_than_25_modules() -> None:
     sizes = {folder.relative_to(HOME).as_posix(): len(list(folder.glob("*.py"))) for folder in folders()}
 
     assert {name: size for name, size in sizes.items() if size > MOST} == {}
+
+
+def test_no_file_has_more_than_600_lines() -> None:
+    """Longer ones hold several subjects."""
+    files = [path for folder in (HOME, TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
+    lines = {path.as_posix(): len(path.read_text().splitlines()) for path in files}
+
+    assert len(lines) > 1000
+    assert {name: count for name, count in lines.items() if count > LONGEST} == {}
 
 
 def folders() -> list[Path]:

@@ -250,9 +250,9 @@ def _pytest(folder: str, *arguments: str, plugin: bool) -> float:
 
 def suite(arm: str, repeat: int) -> Figures:
     """One arm of `tools/suite.py`."""
-    from tools.suite import SUITE, run_arm
+    from tools.suite import SUITES, run_suites
 
-    return {"seconds": statistics.median(run_arm(SUITE, arm)["seconds"] for _ in range(repeat))}
+    return {"seconds": statistics.median(run_suites(SUITES, arm)["seconds"] for _ in range(repeat))}
 
 
 def _build_kernels() -> None:

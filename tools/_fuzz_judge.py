@@ -28,7 +28,8 @@ import torch
 import simdist
 from simdist.errors import LivelockError, SimdistError, StrictError
 from tools._fuzz_plans import Plan
-from tools._fuzz_programs import Program, perform
+from tools._fuzz_programs import Program
+from tools._fuzz_statements import perform
 
 __all__ = ["LONGEST_S", "Case", "Finding", "Tally", "host_state", "judge", "shrink"]
 

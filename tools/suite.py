@@ -1,6 +1,6 @@
 """Run a suite written for torch's MultiProcessTestCase three ways: simulated, on forked and on spawned processes.
 
-    python tools/suite.py                       # the suite of our tests, all three
+    python tools/suite.py                       # the suites of our tests, all three
     python tools/suite.py --arms simulated,forked
     python tools/suite.py path/to/test_mine.py --json OUT
 
@@ -18,30 +18,31 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = ROOT / "tests" / "testing" / "samples" / "gloo_suite.py"
+SUITES = tuple(ROOT / "tests" / "testing" / "samples" / name for name in ("gloo_suite.py", "ddp_suite.py"))
 ARMS = ("simulated", "forked", "spawned")
 FACTOR = 20
 REPEAT = 3  # of the simulated arm, which is so short that the machine's other work shows; the median counts
 _IMPORT = re.compile(r"^from torch\.testing\._internal\.common_distributed import MultiProcessTestCase$", re.MULTILINE)
 
-__all__ = ["main", "run_arm", "with_changed_import"]
+__all__ = ["SUITES", "main", "run_arm", "run_suites", "with_changed_import"]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the arms, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", type=Path, nargs="?", default=SUITE, help="a module of unittest classes")
+    parser.add_argument("suites", type=Path, nargs="*", default=SUITES, help="modules of unittest classes")
     parser.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS), help="of " + ",".join(ARMS))
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome")
     options = parser.parse_args(arguments)
     done: dict[str, dict[str, Any]] = {}
     for arm in options.arms:
         print(f"{arm} ...", file=sys.stderr, flush=True)
-        runs = [run_arm(options.suite, arm) for _ in range(REPEAT if arm == "simulated" else 1)]
+        runs = [run_suites(options.suites, arm) for _ in range(REPEAT if arm == "simulated" else 1)]
         done[arm] = sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
     if options.json:
         options.json.write_text(json.dumps(done, indent=1) + "\n")
@@ -72,6 +73,13 @@ def run_arm(suite: Path, arm: str, part: int = 0, parts: int = 1) -> dict[str, A
             raise RuntimeError(f"{arm}: exit code {child.returncode}\n{child.stdout[-2000:]}{child.stderr[-2000:]}")
         found: dict[str, Any] = json.loads(out.read_text())
         return found
+
+
+def run_suites(suites: Sequence[Path], arm: str) -> dict[str, Any]:
+    """The outcomes of one arm by test, and the seconds that the tests of all suites took."""
+    found = [run_arm(suite, arm) for suite in suites]
+    outcomes = {name: test for each in found for name, test in each["outcomes"].items()}
+    return {"outcomes": outcomes, "seconds": sum(each["seconds"] for each in found)}
 
 
 def _tell(done: dict[str, dict[str, Any]]) -> int:

@@ -44,11 +44,12 @@ from simdist.trace import EventStream
 from simdist.values import program_lines
 from simdist.world._agent import Agent
 from simdist.world._assertions import assertions_of
+from simdist.world._environ import host_environ, rank_environ, shared_environ
 from simdist.world._no_devices import explain, without_devices
 from simdist.world._observer import WorldEnded, observers
 from simdist.world._ranks import frames_of, print_exception, rank_results
 from simdist.world._spec import WorldSpec
-from simdist.world._torchrun import AGENT_HOST, said_to_all, said_to_rank
+from simdist.world._torchrun import AGENT_HOST
 
 if TYPE_CHECKING:
     from simdist.device import DeviceState
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-(_HOSTNAME,) = encoded({"HOSTNAME": ""})
 _AGENT_PORT = 29500
 _FREE_PORTS = 45_000  # later lives have theirs from here: ports next to the known one are often the program's own
 _FIRST_PID = 1000
@@ -400,7 +400,7 @@ class World:
         simulation = self._simulation
         placement = self._cluster.placement
         processes = []
-        told = self._spec.env or {}
+        told, base = self._spec.env or {}, self._base_environ
         if not self._keep_store():
             wanted = told.get("MASTER_PORT", "")
             self._port = int(wanted) if wanted.isdigit() else _FREE_PORTS + life if life else _AGENT_PORT
@@ -414,8 +414,8 @@ class World:
         local: dict[str, int] = {}
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
         places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
-        shared = self._shared_environ(life, self._port, len(places), len(hosts))
-        on_hosts = {host: {**shared, **self._host_environ(host)} for host in hosts}
+        shared = shared_environ(self._spec, base, len(places), len(hosts), self._port, self._agent.restarts)
+        on_hosts = {host: {**shared, **host_environ(self._spec, base, host)} for host in hosts}
         for rank, place in enumerate(places):
             host = placement[place]
             index = local[host] = local.get(host, -1) + 1
@@ -430,7 +430,7 @@ class World:
                 parent_pid=_AGENT_PID,
                 environ={
                     **on_hosts[host],
-                    **self._rank_environ(life, rank, index, size, hosts.index(host)),
+                    **rank_environ(self._spec, life, rank, index, size, hosts.index(host)),
                     **self._on_disks(host),
                 },
                 epoch_ns=self._epoch_ns,
@@ -439,7 +439,7 @@ class World:
                 ignored=self._ignored,
             )
             process.shows_last_lines = self._spec.echo_last_lines
-            said, host_said = process.environ.get(_DEBUG), self._base_environ.get(_DEBUG)
+            said, host_said = process.environ.get(_DEBUG), base.get(_DEBUG)
             process.torch_state = self._torch.new_rank(None if said == host_said else os.fsdecode(said or b"OFF"))
             process.random_states = self._slots.random.fresh(rank, life)
             self._runtime.processes[process.pid] = process
@@ -483,29 +483,8 @@ class World:
 
         process.spawn(main, "the launcher")
 
-    def _shared_environ(self, life: int, port: int, world_size: int, hosts: int) -> dict[bytes, bytes]:
-        said: Mapping[bytes, bytes] = {}
-        if self._spec.torchrun:
-            said = said_to_all(world_size, hosts, port, self._agent.restarts, self._spec.max_restarts)
-        return {**self._base_environ, **said, **encoded(dict(self._spec.env or {}))}
-
-    def _host_environ(self, host: str) -> dict[bytes, bytes]:
-        """The variable in which shells and containers tell the machine's name, where the host has it."""
-        named = _HOSTNAME in self._base_environ and "HOSTNAME" not in (self._spec.env or {})
-        return encoded({"HOSTNAME": host}) if named else {}
-
     def _on_disks(self, host: str) -> dict[bytes, bytes]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
-
-    def _rank_environ(
-        self, life: int, rank: int, local_rank: int, local_size: int, host_index: int
-    ) -> Mapping[bytes, bytes]:
-        if not self._spec.torchrun:
-            return {}
-        said = said_to_rank(rank, local_rank, local_size, host_index)
-        if self._spec.rank_env is None:
-            return said
-        return {**said, **encoded(dict(self._spec.rank_env(life, rank, local_rank, host_index)))}
 
     def _main(self, process: SimProcess, late_ns: int) -> None:
         """A rank's life, which begins so late: the user's function, and how a process ends after it."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from tools.suite import SUITE, run_arm, with_changed_import
+import pytest
+
+from tools.suite import SUITES, run_arm, run_suites, with_changed_import
 
 PARTS = 3  # at a time: most of the time goes by in timeouts
 
 
 def test_every_test_of_a_suite_ends_alike() -> None:
-    simulated = run_arm(SUITE, "simulated")["outcomes"]
+    simulated = run_suites(SUITES, "simulated")["outcomes"]
     with ThreadPoolExecutor(PARTS) as pool:
-        shares = pool.map(lambda part: run_arm(SUITE, "forked", part, PARTS)["outcomes"], range(PARTS))
+        parts = [(suite, "forked", part, PARTS) for suite in SUITES for part in range(PARTS)]
+        shares = pool.map(lambda each: run_arm(*each)["outcomes"], parts)
         forked = {name: test for share in shares for name, test in share.items()}
 
     assert len(simulated) > 45
@@ -22,8 +26,9 @@ def test_every_test_of_a_suite_ends_alike() -> None:
     assert {test["outcome"] for test in simulated.values()} == {"passed", "failed", "skipped", "expected failure"}
 
 
-def test_one_line_is_changed() -> None:
-    source = SUITE.read_text()
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.stem)
+def test_one_line_is_changed(suite: Path) -> None:
+    source = suite.read_text()
     changed = with_changed_import(source)
 
     pairs = zip(source.splitlines(), changed.splitlines(), strict=True)

@@ -18,8 +18,9 @@ import pytest
 import simdist
 from simdist.errors import UnsupportedError
 from simdist.faults import Crash
-from simdist.result import RankResult, RunResult
+from simdist.result import RunResult
 from tests.beside import wait_for_host
+from tests.process.alone import alone
 
 Log = list[str]
 
@@ -30,10 +31,6 @@ def rank_of() -> int:
 
 def sleep_ns(duration_ns: int) -> None:
     time.sleep(duration_ns / 1e9)
-
-
-def alone(body: Callable[[], Any]) -> RankResult:
-    return simdist.run(body, world_size=1).ranks[0]
 
 
 def ends(result: RunResult) -> list[tuple[str, int | None, int]]:

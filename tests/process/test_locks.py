@@ -23,18 +23,14 @@ from hypothesis import strategies as st
 import simdist
 from simdist.faults import Crash
 from simdist.process import original
-from simdist.result import RankResult
 from tests.beside import wait_for_host
+from tests.process.alone import alone
 
 RANK = "RANK"
 LATE_S = 100e-6  # how late a wait ends that runs out of time
 LOCK, RLOCK = threading.Lock(), threading.RLock()
 CONDITION = threading.Condition()
 TAKE, GIVE = LOCK.acquire, LOCK.release
-
-
-def alone(body: Callable[[], Any], **settings: Any) -> RankResult:
-    return simdist.run(body, world_size=1, **settings).ranks[0]
 
 
 def later(seconds: float, function: Callable[[], Any]) -> None:

@@ -15,14 +15,10 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.result import RankResult
 from tests.c10d.worlds import values
+from tests.process.alone import alone
 
 SECOND = 1_000_000_000
-
-
-def alone(body: Callable[[], Any]) -> RankResult:
-    return simdist.run(body, world_size=1).ranks[0]
 
 
 def value(body: Callable[[], Any]) -> Any:

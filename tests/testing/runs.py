@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["CI_NAMES", "SAMPLES", "PytestRun", "Run", "run_pytest", "run_sample", "section"]
+__all__ = ["CI_NAMES", "SAMPLES", "PytestRun", "Run", "run_pytest", "run_samples", "section"]
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,10 +79,10 @@ def run_pytest(
     return PytestRun(done.returncode, done.stdout + done.stderr)
 
 
-def run_sample(folder: Path, name: str, *arguments: str, start: Start) -> PytestRun:
-    """Run one of the files in `samples`, as `test_<name>.py`."""
-    source = (SAMPLES / f"{name}.py").read_text()
-    return run_pytest(folder, *arguments, files={f"test_{name}.py": source}, start=start)
+def run_samples(folder: Path, *names: str, start: Start, arguments: Sequence[str] = ()) -> PytestRun:
+    """Run files in `samples`, each as `test_<name>.py`."""
+    files = {f"test_{name}.py": (SAMPLES / f"{name}.py").read_text() for name in names}
+    return run_pytest(folder, *arguments, files=files, start=start)
 
 
 def section(run: PytestRun, test: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.runs import SAMPLES, PytestRun, Run, run_pytest, run_sample, section
+from tests.testing.runs import SAMPLES, PytestRun, Run, run_pytest, run_samples, section
 from tests.warm import Interpreters
 
 HEADER = "import pytest, torch, torch.distributed as dist\n"
@@ -14,7 +14,7 @@ HEADER = "import pytest, torch, torch.distributed as dist\n"
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
-    return run_sample(tmp_path_factory.mktemp("marked"), "marked", "-rA", start=interpreters.run)
+    return run_samples(tmp_path_factory.mktemp("marked"), "marked", start=interpreters.run, arguments=["-rA"])
 
 
 def test_every_sample_ends_as_its_name_tells(marked: PytestRun) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.runs import PytestRun, Run, run_sample, section
+from tests.testing.runs import PytestRun, Run, run_samples, section
 from tests.warm import Interpreters
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -17,7 +17,7 @@ LONGEST = 60
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
-    return run_sample(tmp_path_factory.mktemp("failures"), "failures", start=interpreters.run)
+    return run_samples(tmp_path_factory.mktemp("failures"), "failures", start=interpreters.run)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.testing.runs import PytestRun, Run, run_sample, section
+from tests.testing.runs import PytestRun, Run, run_samples, section
 from tests.warm import Interpreters
 
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
-    return run_sample(tmp_path_factory.mktemp("driven"), "driven", start=interpreters.run)
+    return run_samples(tmp_path_factory.mktemp("driven"), "driven", "under_way", start=interpreters.run)
 
 
 def test_every_sample_ends_as_its_name_tells(driven: PytestRun) -> None:

@@ -1,0 +1,16 @@
+"""A program on a rank that has nobody beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import simdist
+from simdist.result import RankResult
+
+__all__ = ["alone"]
+
+
+def alone(body: Callable[[], Any], **settings: Any) -> RankResult:
+    """How the only rank of a world ends."""
+    return simdist.run(body, world_size=1, **settings).ranks[0]
