@@ -48,7 +48,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Padded(torch.Tensor):
-    """A tensor that grows by zeros."""
+    """A tensor that grows by zeros, once: it is an ordinary one from then on, with which torch is faster."""
 
     # What is made from it is an ordinary tensor.
     __torch_function__ = keep_function
@@ -56,8 +56,10 @@ class _Padded(torch.Tensor):
     def resize_(self, *sizes: Any, **options: Any) -> Any:
         before = self.numel()
         super().resize_(*sizes, **options)
-        with without_modes():  # nobody asked for it
-            self.view(-1)[before:].zero_()
+        self.__class__ = torch.Tensor  # type: ignore[assignment]
+        if self.numel() > before:
+            with without_modes():  # nobody asked for it
+                self.view(-1)[before:].zero_()
         return self
 
 

@@ -5,6 +5,7 @@ torch/csrc/utils/python_dispatch.cpp has the bindings, c10/core/DispatchKey.h th
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -89,9 +90,6 @@ pop_function_mode: Callable[[], TorchFunctionMode] = core_bindings._pop_torch_fu
 
 push_function_mode: Callable[[object], None] = core_bindings._push_on_torch_function_stack
 
-without_modes: Callable[[], AbstractContextManager[object]] = _python_dispatch._disable_current_modes
-"""Inside, the calling thread is in none of its dispatch modes."""
-
 without_functions: Callable[[], AbstractContextManager[object]] = core_bindings.DisableTorchFunction
 """Inside, no `__torch_function__` is called."""
 
@@ -99,6 +97,21 @@ with_inference: Callable[[bool], AbstractContextManager[object]] = core_bindings
 
 keep_function: Callable[..., object] = core_bindings._disabled_torch_function_impl
 """The `__torch_function__` of a subclass whose operations give ordinary tensors."""
+
+_count_before_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+_AS_BEFORE = contextlib.nullcontext()
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Inside, the calling thread is in none of its dispatch modes.
+
+    Torch's function for that imports a compiler, and takes 20 µs where there are none.
+    """
+    if count_dispatch_modes() or _count_before_dispatch():
+        modes: AbstractContextManager[object] = _python_dispatch._disable_current_modes()
+        return modes
+    return _AS_BEFORE
+
 
 modes_module = _python_dispatch
 functional_operators: ModuleType = torch.ops._c10d_functional
