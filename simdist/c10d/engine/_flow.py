@@ -43,6 +43,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from simdist.c10d.engine._movement import Movement, Notes
 from simdist.c10d.engine._program import Program
 from simdist.c10d.engine._wire import Transfer, under_way
@@ -200,8 +202,7 @@ class Flow:
     asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
     there are any, are not troubled. Limits must be told before the ranks arrive. A `movement`, if there is one, is told
     which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
-    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs. `later` gives the later of two moments,
-    and `never` is before all of them: see `Recalled`, whose moments are arrays.
+    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -221,16 +222,14 @@ class Flow:
         connections: Connections | None = None,
         pace: Pace | None = None,
         retimes: bool = False,
-        later: Callable[[Any, Any], Any] = max,
-        never: Any = -1,
     ) -> None:
         self._program = program
         self._pace = pace
         self._script: list[_Line] | None = [] if retimes else None  # see `retime`
         self._transfers: list[Transfer] = []  # those with bytes, in the order in which they were worked out
-        self._later = later
-        self._never = never
-        self.until_ns = never  # the last of its bytes have left, as far as is known
+        self._later: Callable[[Any, Any], Any] = max  # of two moments
+        self._never: Any = -1  # before all moments
+        self.until_ns = -1  # the last of its bytes have left, as far as is known
         self._costs = costs
         self._slot = slot
         self.movement = movement
@@ -249,6 +248,11 @@ class Flow:
         self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
         self.blocked: list[int] = []  # ranks that got stuck since someone last looked
         self._newly_stuck: list[int] = []  # likewise, since `conclude`
+
+    def take_sums(self, ranks: int, never: int) -> None:
+        """Moments are arrays of so many elements from now on, each taken by itself; `never` is before all of them."""
+        self._later, self._never = np.maximum, np.full(ranks, never)
+        self.until_ns = self._never
 
     def limit(self, rank: int, time_ns: int, text: str) -> None:
         """The rank stops at `time_ns`, failing with `text`: it died, or it ran out of time."""

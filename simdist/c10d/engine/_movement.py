@@ -15,7 +15,7 @@ import torch
 from simdist.c10d.engine._program import Program
 from simdist.c10d.surface import _memory
 
-__all__ = ["LARGEST", "SMALL", "Movement"]
+__all__ = ["LARGEST", "SMALL", "Moved", "Movement", "Notes"]
 
 # Bytes of all ranks' tensors together up to which they are followed, which takes two more copies of each. Larger ones
 # keep what they held when things fail.

@@ -110,8 +110,8 @@ class Recalled:
         flow, notes = self._sums, self._notes
         if flow is None or notes is None:
             notes = self._notes = Notes()
-            never = np.full(self._past.ranks, _NEVER)
-            flow = self._sums = self._make(movement=notes, later=np.maximum, never=never)
+            flow = self._sums = self._make(movement=notes)
+            flow.take_sums(self._past.ranks, _NEVER)
             for earlier in self._times_ns:
                 self._sum(flow, earlier)
         flow.changed, flow.blocked, notes.moved = [], [], []
