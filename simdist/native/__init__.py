@@ -14,7 +14,7 @@ Open `_folds.py` first, then `folds.cpp`.
 
 from simdist.native._build import compile_library, compiler, source_number, why_not_buildable
 from simdist.native._folds import VARIABLE, addresses, copy_each, partial_ring, ring, tree, why_off
-from simdist.native._memory import NOT_LOOKED, ROWS, content, copied, exchanging, holds, place_not_finite, row
+from simdist.native._memory import NOT_LOOKED, ROWS, content, copied, exchanging, holds, place_not_finite, row, uniform
 
 __all__ = [
     "NOT_LOOKED",
@@ -34,6 +34,7 @@ __all__ = [
     "row",
     "source_number",
     "tree",
+    "uniform",
     "why_not_buildable",
     "why_off",
 ]

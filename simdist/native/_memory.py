@@ -16,7 +16,7 @@ from simdist.inside.python import bytes_at, copied_bytes, holds_bytes
 from simdist.inside.torch import TENSOR_TABLE
 from simdist.native import _folds
 
-__all__ = ["NOT_LOOKED", "ROWS", "content", "copied", "exchanging", "holds", "place_not_finite", "row"]
+__all__ = ["NOT_LOOKED", "ROWS", "content", "copied", "exchanging", "holds", "place_not_finite", "row", "uniform"]
 
 NOT_LOOKED = -2
 
@@ -37,6 +37,10 @@ def _row(tensor: object) -> tuple[int, int] | None:
     return None
 
 
+def _not_seen(tensors: list[torch.Tensor]) -> bool:
+    return False
+
+
 def _no_content(tensor: torch.Tensor, most: int) -> bytes | None:
     return None
 
@@ -45,6 +49,13 @@ def _no_content(tensor: torch.Tensor, most: int) -> bytes | None:
 # None for any other thing. Hot: what torch is asked for one by one costs four times as much.
 row: Callable[[object], tuple[int, int] | None] = (
     functools.partial(_folds.module.row, _PLAIN, TENSOR_TABLE) if _folds.module is not None and _READS else _row
+)
+# True if all of a list are plain, dense tensors of the CPU with memory, of one type and shape. False: the caller has to
+# look. Hot: to ask torch takes twice as long for each of them.
+uniform: Callable[[list[torch.Tensor]], bool] = (
+    functools.partial(_folds.module.uniform, _PLAIN, TENSOR_TABLE)
+    if _folds.module is not None and _READS
+    else _not_seen
 )
 # What a plain, dense tensor of a type in `ROWS` holds, if it has at most so many bytes. None: the caller has to look.
 content: Callable[[torch.Tensor, int], bytes | None] = (

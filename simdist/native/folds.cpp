@@ -20,6 +20,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -599,6 +600,7 @@ PyMethodDef methods[] = {
     {"not_finite", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(not_finite)), METH_FASTCALL,
      not_finite_doc},
     {"row", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(row)), METH_FASTCALL, row_doc},
+    {"uniform", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(uniform)), METH_FASTCALL, uniform_doc},
     {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(addresses)), METH_FASTCALL, addresses_doc},
     {"content", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(content)), METH_FASTCALL, content_doc},
     {nullptr, nullptr, 0, nullptr},

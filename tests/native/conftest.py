@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from simdist.native import _folds, why_not_buildable
+from simdist.native import _folds, source_number, why_not_buildable
 from simdist.native._build import EXTENSION, build_extension
 
 
@@ -21,7 +21,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> ModuleType | None:
     if why_not_buildable():
         return None
     shared = tmp_path_factory.getbasetemp().parent
-    path = shared / EXTENSION
+    path = shared / f"{source_number()}{EXTENSION}"  # without workers, other sessions' lies there too
     with (shared / "native.lock").open("w") as lock:  # several processes of tests may come here at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from simdist.c10d.surface._memory import flat, flat_uniform
 from simdist.inside.torch import TENSOR_TABLE
 from simdist.judges._bits import first_not_finite
 from simdist.native import (
@@ -119,6 +120,45 @@ def test_addresses_and_contents_are_those_of_plain_memory(native: ModuleType) ->
         assert content(torch.ones(2, dtype=dtype), 100) is None
 
 
+def test_tensors_are_uniform_that_are_dense_and_have_one_type_and_shape(native: ModuleType) -> None:
+    uniform = functools.partial(native.uniform, _folds.PLAIN, TENSOR_TABLE)
+    one, whole = torch.ones(2, 3), torch.arange(12.0)
+
+    assert uniform([])
+    assert uniform([one, whole[6:].view(2, 3), torch.nn.Parameter(one), one.clone().t().contiguous().view(2, 3)])
+    others = [torch.ones(3, 2), torch.ones(6), torch.ones(2, 3, 1), torch.ones(2, 3).double(), torch.ones(3, 2).t()]
+    others += [torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3).to_sparse(), torch.ones(2, 3).as_subclass(Odd)]
+    others += [torch.ones(2, 3, device="meta"), torch.ones(4, 3)[::2]]
+    for other in others:
+        assert not uniform([one, other]), other
+        assert not uniform([other, one]), other
+    assert not uniform([torch.empty(0)])
+
+
+def test_flat_memory_of_many_is_that_of_each() -> None:
+    cases = [
+        [torch.arange(6.0).view(2, 3), torch.arange(12.0)[6:].view(2, 3)],
+        [torch.arange(3), torch.arange(6)[3:]],
+        [torch.ones(1), torch.ones(6)[::5][:1]],
+        [torch.tensor([1 + 2j]), torch.tensor([3j]).conj()],
+        [torch.ones(2, dtype=torch.bool)],
+        [torch._neg_view(torch.ones(3)), torch.ones(3)],
+        [torch.ones(3, 2).t(), torch.ones(2, 3)],
+    ]
+    for tensors in cases:
+        whole = flat_uniform(tensors)
+        if whole is not None:
+            for found, tensor in zip(whole, tensors, strict=True):
+                expected = flat(tensor)
+                assert (found.data_ptr(), found.shape, found.dtype, found.stride(), found.requires_grad) == (
+                    *(expected.data_ptr(), expected.shape, expected.dtype, expected.stride(), False),
+                )
+    beyond = torch.ones(4)
+    beyond.untyped_storage().resize_(8)
+    assert flat_uniform([torch.ones(4), beyond]) is None
+    assert [flat_uniform(tensors) is None for tensors in cases] == [_folds.module is None] * 2 + [True] * 5
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_the_extension_looks_nowhere_that_it_has_no_place_or_no_bytes_for(native: ModuleType, looks: bool) -> None:
     memory = torch.zeros(2, dtype=torch.uint8)
@@ -224,9 +264,10 @@ def test_bad_arguments_are_refused(native: ModuleType) -> None:
             getattr(native, name)((), frozenset(), *others)
         with pytest.raises(TypeError, match="a frozenset of types of tensors is taken"):
             getattr(native, name)([], set(), *others)
-    with pytest.raises(TypeError, match="a list of tensors is taken"):
-        native.addresses(frozenset(), table, ())
-    for name, last in (("row", (None,)), ("addresses", ([],)), ("content", (None, 0))):
+    for name in ("addresses", "uniform"):
+        with pytest.raises(TypeError, match="a list of tensors is taken"):
+            getattr(native, name)(frozenset(), table, ())
+    for name, last in (("row", (None,)), ("addresses", ([],)), ("uniform", ([],)), ("content", (None, 0))):
         with pytest.raises(TypeError, match="a frozenset of types of tensors is taken"):
             getattr(native, name)(set(), table, *last)
     plain = frozenset((torch.Tensor,))

@@ -61,9 +61,9 @@ class Copies(Calls):
         tensor = inputs[0]
         data = source(tensor)
         if len(inputs) == 1:
-            flats = targets(outputs[0])
+            flats, direct = targets(outputs[0])
             work = self._issue("all_gather", tensor, data, Gathered(flats, data), outputs[0], limit_ns)
-            return delivered(work, outputs[0], flats)
+            return work if direct else delivered(work, outputs[0], flats)
         whole = torch.cat([source(part) for part in inputs])
         received = [torch.empty_like(whole) for _ in range(self._size)]
         shapes = Shapes.of(inputs, [(len(outputs[0]), *tensor.shape)])
@@ -83,10 +83,9 @@ class Copies(Calls):
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork:
         """Gather every rank's tensor into one."""
         parts = self._arguments.gather_single_arguments(output, tensor, self._size)
-        data, flats = source(tensor), targets(parts)
-        return delivered(
-            self._issue("all_gather", tensor, data, Gathered(flats, data), parts, self._limit(opts)), parts, flats
-        )
+        data, (flats, direct) = source(tensor), targets(parts)
+        work = self._issue("all_gather", tensor, data, Gathered(flats, data), parts, self._limit(opts))
+        return work if direct else delivered(work, parts, flats)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
@@ -150,10 +149,10 @@ class Copies(Calls):
             "gather", "output", input_tensors, output_tensors, root, self.rank(), self._size
         )
         data = source(tensor)
-        flats = None if outputs is None else targets(outputs)
+        flats, direct = (None, True) if outputs is None else targets(outputs)
         limit_ns = self._limit(opts, timeout)
         work = self._issue("gather", tensor, data, Gathered(flats, data), outputs or [], limit_ns, "", root)
-        return work if flats is None else delivered(work, outputs or [], flats)
+        return work if direct else delivered(work, outputs or [], flats or [])
 
     def scatter(
         self,
@@ -170,7 +169,7 @@ class Copies(Calls):
             "scatter", "input", output_tensors, input_tensors, root, self.rank(), self._size
         )
         data = _flat(tensor)
-        sent = None if inputs is None else [_flat(part) for part in inputs]
+        sent = None if inputs is None else _memory.flat_uniform(inputs) or [_flat(part) for part in inputs]
         return self._issue(
             "scatter", tensor, data, Scattered(data, sent), [tensor], self._limit(opts, timeout), "", root
         )
@@ -181,11 +180,11 @@ class Copies(Calls):
         """Each rank sends `input_tensors[r]` to rank r."""
         self._arguments.exchange_arguments(output_tensors, input_tensors, self._size)
         # Gloo exchanges one row of elements in their logical order.
-        flats = targets(output_tensors)
+        flats, direct = targets(output_tensors)
         sent = [source(tensor) for tensor in input_tensors]
         shapes = Shapes.of(input_tensors, [output.shape for output in output_tensors])
         work = self._exchange(input_tensors[0], flats, sent, list(output_tensors), shapes, opts)
-        return delivered(work, output_tensors, flats)
+        return work if direct else delivered(work, output_tensors, flats)
 
     def all_to_all_single(
         self,

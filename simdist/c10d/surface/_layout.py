@@ -27,9 +27,16 @@ def _is_direct(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
-def targets(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Flat memory for what is received; that of the tensors where it can be. See `delivered`."""
-    return [_flat(tensor if _is_direct(tensor) else _memory_like(tensor)) for tensor in tensors]
+def targets(tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+    """Flat memory for what is received, and True if it is that of the tensors; otherwise see `delivered`."""
+    watched = torch.is_grad_enabled()
+    if type(tensors) is list and not (watched and any(tensor.requires_grad for tensor in tensors)):
+        flats = _memory.flat_uniform(tensors)
+        if flats is not None:
+            return flats, True
+    direct = [_is_direct(tensor) for tensor in tensors]
+    pairs = zip(tensors, direct, strict=True)
+    return [_flat(tensor if is_direct else _memory_like(tensor)) for tensor, is_direct in pairs], all(direct)
 
 
 def _memory_like(tensor: Tensor) -> Tensor:

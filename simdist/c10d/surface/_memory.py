@@ -20,12 +20,12 @@ from simdist.c10d.calls._events import PayloadSampled
 from simdist.inside.python import bytes_at
 from simdist.inside.torch import DispatchKey, key_set, keys_of
 from simdist.kernel import Bus
-from simdist.native import ROWS, addresses, content, row
+from simdist.native import ROWS, addresses, content, row, uniform
 
 if TYPE_CHECKING:
     from simdist.inside.python import SharedBytes
 
-__all__ = ["as_bytes", "checksum", "flat", "is_dense", "is_plain", "is_plain_or_sparse"]
+__all__ = ["as_bytes", "checksum", "flat", "flat_uniform", "is_dense", "is_plain", "is_plain_or_sparse"]
 __all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual", "without_memory"]
 
 Tensor = torch.Tensor
@@ -133,6 +133,31 @@ def flat(tensor: Tensor) -> Tensor:
     if tensor._is_zerotensor():
         raise RuntimeError("ZeroTensors are immutable. Please materialize the tensor using `.clone()`")
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def flat_uniform(tensors: list[Tensor]) -> list[Tensor] | None:
+    """As `flat` of each, if all are plain, dense tensors of one real type and shape; None if `flat` has to look.
+
+    Hot: what they are is read at once, and each is asked for the rest only.
+    """
+    if not tensors or not uniform(tensors):
+        return None
+    first = tensors[0]
+    size, element, dimensions = first.nbytes, first.itemsize, first.dim()
+    if first.dtype in _IN_OTHER_ELEMENTS or size == element:  # the stride of a single element may be any
+        return None
+    flats = []
+    for tensor in tensors:
+        data = tensor.data
+        begin = data.storage_offset()
+        if (
+            tensor.is_neg()
+            or tensor.is_inference()
+            or data.untyped_storage().nbytes() < size + (begin and begin * element)
+        ):
+            return None
+        flats.append(data if dimensions == 1 else data.view(-1))
+    return flats
 
 
 def usual(given: Any) -> tuple[Tensor, int, torch.dtype] | None:

@@ -201,11 +201,11 @@ class Reductions(Calls):
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: object = None) -> SimWork:
         """Reduce one tensor, and keep this rank's part of it."""
         self._arguments.scatter_single_arguments(output, tensor, self._size)
-        whole, result = source(tensor), targets([output])
+        whole, (result, direct) = source(tensor), targets([output])
         payload, limit_ns = Scattered(result[0], [whole]), self._limit(opts)
         work = self._issue("reduce_scatter", tensor, whole, payload, [output], limit_ns, reduction_of(opts, None))
         work.opaque = True
-        return delivered(work, [output], result)
+        return work if direct else delivered(work, [output], result)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: object = None
