@@ -50,10 +50,19 @@ def batches(call: Callable[[], object], calls: int, repeat: int) -> Stamps:
     return stamps
 
 
-def all_reduce_calls(calls: int, repeat: int) -> Stamps:
-    """Blocking all_reduces of one float."""
-    tensor = torch.ones(1)
-    return batches(lambda: dist.all_reduce(tensor), calls, repeat)
+def small_calls(name: str, calls: int, repeat: int) -> Stamps:
+    """Blocking calls of a collective, each with one float; that of objects with a number."""
+    tensor, ranks = torch.ones(1), dist.get_world_size()
+    gathered = [torch.zeros(1) for _ in range(ranks)]
+    objects: list[object] = [None] * ranks
+    call: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "broadcast": lambda: dist.broadcast(tensor, 0),
+        "all_gather": lambda: dist.all_gather(gathered, tensor),
+        "gather": lambda: dist.gather(tensor, gathered if dist.get_rank() == 0 else None),
+        "all_gather_object": lambda: dist.all_gather_object(objects, 1.0),
+    }
+    return batches(call[name], calls, repeat)
 
 
 def big_all_reduce(elements: int, repeat: int) -> tuple[Stamps, Memory]:

@@ -37,9 +37,9 @@ def start(launch: Launcher, ranks: int, repeat: int) -> Figures:
     return {"seconds": statistics.median([_seconds(launch, ranks) for _ in range(repeat)])}
 
 
-def calls(launch: Launcher, ranks: int, calls: int, repeat: int) -> Figures:
-    """Blocking all_reduces of one float; a call is done when every rank has done it."""
-    stamps = launch(partial(bodies.all_reduce_calls, calls, repeat), ranks)
+def calls(launch: Launcher, ranks: int, calls: int, repeat: int, name: str = "all_reduce") -> Figures:
+    """Blocking calls of a collective with one float; a call is done when every rank has done it."""
+    stamps = launch(partial(bodies.small_calls, name, calls, repeat), ranks)
     return {"per_second": calls / _median_batch(stamps)}
 
 

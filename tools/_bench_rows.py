@@ -35,6 +35,7 @@ def rows(*, quick: bool, spawn: bool) -> list[Row]:
     return [
         *(_start(ranks, quick=quick, spawn=spawn) for ranks in (4, 8, 64)),
         *(_calls(ranks, quick=quick) for ranks in (4, 8, 16, 64, 256, 1024)),
+        *(_calls(4, quick=quick, name=name) for name in ("broadcast", "all_gather", "gather", "all_gather_object")),
         *(_bandwidth(ranks, mebibytes, quick=quick) for ranks, mebibytes in ((4, 64), (8, 64), (8, 25))),
         _ddp(quick=quick),
         _ddp_judged(quick=quick),
@@ -77,9 +78,9 @@ def _start(ranks: int, *, quick: bool, spawn: bool) -> Row:
     )
 
 
-def _calls(ranks: int, *, quick: bool) -> Row:
-    request: dict[str, Any] = {"probe": "calls", "ranks": ranks, "repeat": 3 if quick else 5}
-    own = max(8, 8000 // ranks)
+def _calls(ranks: int, *, quick: bool, name: str = "all_reduce") -> Row:
+    request: dict[str, Any] = {"probe": "calls", "ranks": ranks, "repeat": 3 if quick else 5, "name": name}
+    own, has_goal = max(8, 8000 // ranks), name == "all_reduce"
     peer = {4: 1000, 8: 500, 16: 200, 64: 60, 256: 12, 1024: 2}[ranks]
     requests = {"simdist": request | {"calls": own}}
     if not (quick and ranks == 1024):
@@ -92,14 +93,14 @@ def _calls(ranks: int, *, quick: bool) -> Row:
         bars = [1.25 * cells["mtpg-pinned"]["per_second"]] if "mtpg-pinned" in cells else []
         if "gloo" in cells:
             bars.append(cells["gloo"]["per_second"])
-        return mine >= max(bars) if bars else None
+        return mine >= max(bars) if bars and has_goal else None
 
     return Row(
         "b",
-        f"blocking all_reduce of one float, {ranks} ranks",
+        f"blocking {name} of one {'number' if name.endswith('object') else 'float'}, {ranks} ranks",
         _with_sides(requests),
         lambda figures: _rate(figures["per_second"]),
-        "1.25 x pinned MTPG",
+        "1.25 x pinned MTPG" if has_goal else "",
         met,
         {},
     )

@@ -143,9 +143,10 @@ def flat_uniform(tensors: list[Tensor]) -> list[Tensor] | None:
     if not tensors or not uniform(tensors):
         return None
     first = tensors[0]
-    size, element, dimensions = first.nbytes, first.itemsize, first.dim()
-    if first.dtype in _IN_OTHER_ELEMENTS or size == element:  # the stride of a single element may be any
+    size, element = first.nbytes, first.itemsize
+    if first.dtype in _IN_OTHER_ELEMENTS:
         return None
+    is_flat, count = first.dim() == 1, size // element
     flats = []
     for tensor in tensors:
         data = tensor.data
@@ -156,7 +157,8 @@ def flat_uniform(tensors: list[Tensor]) -> list[Tensor] | None:
             or data.untyped_storage().nbytes() < size + (begin and begin * element)
         ):
             return None
-        flats.append(data if dimensions == 1 else data.view(-1))
+        # The stride of a single element may be any.
+        flats.append(data if is_flat and (count > 1 or data.stride() == (1,)) else data.as_strided((count,), (1,)))
     return flats
 
 
