@@ -17,7 +17,7 @@ from simdist.c10d._fsdp_timings import keep_timings_apart
 from simdist.c10d.calls._work import SimFuture, safe_for_backward, wait_for_futures
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
-from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module
+from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module, future_values
 from simdist.process import Patches, Replacement, current_process, current_runtime, on_ranks, when_imported
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def install(patches: Patches) -> None:
     """Replace it all."""
     patches.redirect(_OF_RPC)
     patches.redirect(_OF_RECORDERS)
+    patches.redirect(_OF_FUTURES)
     patches.wrap(c10d_bindings, "_set_allow_inflight_collective_as_graph_input", _refused_in_graphs)
     patches.wrap(dist, "_register_builtin_comm_hook", _register_builtin_hook)
     for module in (dist, c10d_bindings):
@@ -221,6 +222,22 @@ def _collect_all(original: Callable[[list[Future[object]]], object]) -> Callable
 
     return collect_all
 
+
+def _tensors_of_list(original: Callable[[object], list[torch.Tensor]]) -> Callable[[object], list[torch.Tensor]]:
+    def extract_tensors(value: object) -> list[torch.Tensor]:
+        """Hot: DDP asks once for each bucket what a rank's future holds. Torch pickles it to find the tensors."""
+        if type(value) is list and all(type(each) is torch.Tensor for each in value):
+            return value
+        return original(value)
+
+    return extract_tensors
+
+
+_OF_FUTURES = (
+    (Replacement(future_values, "_extract_tensors", _tensors_of_list),)
+    if hasattr(future_values, "_extract_tensors")
+    else ()
+)
 
 # Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing.
 _RECORDS = "_maybe_attach_flight_recorder"

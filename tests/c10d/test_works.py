@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from simdist.inside.torch import future_values
 from tests.c10d.worlds import MS, Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, timed_out
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
@@ -165,6 +166,16 @@ def test_a_future_holds_the_outputs() -> None:
     for same, held in in_group(body, 2):
         assert same
         assert torch.equal(held[0], torch.full((4,), 3.0))
+
+
+def test_cxx_finds_the_tensors_of_a_future_as_without_a_world() -> None:
+    one, two = torch.ones(1), torch.nn.Parameter(torch.ones(2))
+    values: list[Any] = [[one], [one, one], [one, two], [], one, [[one], {"a": two}], (one,), [one, None], "text"]
+
+    def found() -> list[list[int]]:
+        return [[id(each) for each in future_values._extract_tensors(value)] for value in values]
+
+    assert simdist.run(found, world_size=1).ranks[0].value == found()
 
 
 def test_then_chains_pass_values_on() -> None:

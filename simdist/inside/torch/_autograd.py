@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
 __all__ = ["BaseFuture", "backward_engine", "backward_node", "backward_task", "pass_by_subclasses", "profiler_settings"]
-__all__ += ["set_backward_threads"]
+__all__ += ["future_values", "set_backward_threads"]
 
 backward_task: Callable[[], int] = core_bindings._current_graph_task_id
 """The number of the backward pass that the calling thread is in; -1 outside."""
@@ -24,6 +25,9 @@ backward_engine = torch.autograd.Variable._execution_engine
 
 BaseFuture = torch._C.Future
 """The base of `torch.futures.Future`: futures that C++ makes are of this class."""
+
+future_values: ModuleType = torch._jit_internal
+"""C++ calls its `_extract_tensors` for what a future of Python holds (torch/csrc/jit/python/python_ivalue.h)."""
 
 set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading_enabled
 """Whether the calling thread's backward passes use threads of C++, as `torch.autograd.set_multithreading_enabled`."""
