@@ -30,7 +30,7 @@ from simdist.c10d.engine._movement import Moved, Movement, Notes
 
 __all__ = ["Past", "Recalled"]
 
-_MOST = 1024  # arrivals that an operation remembers
+_MOST = 50_000  # sums and messages that an operation remembers: some megabytes
 _NEVER = -(1 << 60)  # of a sum: the moment does not depend on that rank's arrival
 _IS_SUM = _NEVER >> 1
 
@@ -50,6 +50,12 @@ class _Found:
         self.moved: list[Moved] = []  # which send met which receive
         self.after: dict[int, _Found] = {}  # by the next rank to arrive
 
+    @property
+    def size(self) -> int:
+        """How many sums and messages it has."""
+        sums = [*(moment for _, moment in self.done), *(moment for *_, moment in self.blocked), self.until]
+        return 1 + sum(map(len, sums)) + len(self.moved)
+
 
 class Past:
     """All that is known of an operation in a group of so many ranks."""
@@ -59,7 +65,7 @@ class Past:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.begin = _Found()  # nobody has arrived
-        self.left = _MOST  # arrivals that it has room for
+        self.left = _MOST  # sums and messages that it has room for
 
 
 class Recalled:
@@ -127,8 +133,9 @@ class Recalled:
             if isinstance(outcome, Blocked):  # otherwise it got on at the same arrival
                 found.blocked.append((other, outcome.kind, outcome.peer, _moment(outcome.since_ns)))
         found.until = _moment(flow.until_ns)
-        if self._past.left:
-            self._past.left -= 1
+        size = found.size
+        if size <= self._past.left:
+            self._past.left -= size
             self._at.after[rank] = found
         return found
 
