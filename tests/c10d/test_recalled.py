@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simdist
-from simdist.c10d.engine import _followed
+from simdist.c10d.engine import _followed, _recalled
 from simdist.c10d.engine._flow import Flow
 from simdist.c10d.engine._movement import Movement, Notes
 from simdist.c10d.engine._recalled import Past, Recalled
@@ -113,19 +113,20 @@ def test_a_flow_that_takes_over_goes_on_as_if_it_had_been_there(
 
 def test_an_operation_remembers_so_much_and_no_more() -> None:
     case, network, past = Case("broadcast", 3, 8, 0), Undisturbed(), Past(3)
-    past.left = 30  # the first order takes 23, the beginning of the second 4, its end 16
+    past.left = 30  # the first order takes 23, and the second finds room until there is none
     made: list[Flow] = []
 
     def make(**more: Any) -> Flow:
         made.append(Flow(case.program, network, **more))
         return made[-1]
 
-    for order in ((0, 1, 2), (2, 1, 0), (0, 1, 2), (2, 1, 0)):
+    known = []
+    for order in ((0, 1, 2), (2, 1, 0), (0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)):
         flow = Recalled(past, make, None, None)
-        for rank in order:
-            flow.arrive(rank, 0)
+        known.append(all(flow.arrive(rank, 0) for rank in order))
 
-    assert (past.left, len(made)) == (3, 3)
+    assert known == [True] * 4 + [False] * 2
+    assert (past.left, len(made)) == (0, 2)
 
 
 OPERATIONS = ("broadcast", "reduce", "gather", "scatter")
@@ -175,6 +176,7 @@ def faults(draw: st.DrawFn) -> Fault:
 
 @settings(max_examples=60, deadline=None)
 @given(
+    room=st.sampled_from((0, 10, 40, 50_000)),
     calls=st.lists(
         st.tuples(
             st.sampled_from(OPERATIONS),
@@ -188,12 +190,13 @@ def faults(draw: st.DrawFn) -> Fault:
     struck=st.lists(faults(), max_size=2),
     hosts=st.sampled_from((1, 2, 4)),
 )
-def test_a_run_has_the_digest_that_it_has_without(calls: Any, struck: list[Fault], hosts: int) -> None:
+def test_a_run_has_the_digest_that_it_has_without(room: int, calls: Any, struck: list[Fault], hosts: int) -> None:
     steps = [call for call in calls for _ in range(3)]
     found = []
     for up_to in (0, 64):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_followed, "RECALL_UP_TO", up_to)
+            patch.setattr(_recalled, "_MOST", room)
             result = simdist.run(train, args=(steps,), world_size=4, faults=struck, cluster=build(4, hosts=hosts))
         found.append((result.digest, [(rank.status, rank.value) for rank in result.ranks]))
 

@@ -168,7 +168,8 @@ class Followed:
         enter = self._program if hand_over.has_tensors else None
         self._flow = flow = Recalled(past, self._message_flow, hand_over.begin_messages(), enter)
         for rank, arrival in collective.arrivals.items():
-            flow.arrive(rank, arrival.time_ns)
+            if not flow.arrive(rank, arrival.time_ns):
+                self._worked_out().arrive(rank, arrival.time_ns)
         self._act()
 
     def _worked_out(self) -> Flow | RingFlow:
@@ -257,8 +258,8 @@ class Followed:
         """A member has come, and is among the arrivals."""
         flow, collective = self._flow, self._collective
         if isinstance(flow, Recalled):
-            if not (self.outdated or collective.mismatched or self._communicator.troubled):
-                flow.arrive(rank, collective.arrivals[rank].time_ns)
+            undisturbed = not (self.outdated or collective.mismatched or self._communicator.troubled)
+            if undisturbed and flow.arrive(rank, collective.arrivals[rank].time_ns):
                 self._act()
                 return
             flow = self._worked_out()

@@ -90,10 +90,12 @@ class Recalled:
         self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
         self.blocked: list[int] = []  # ranks that got stuck since someone last looked
 
-    def arrive(self, rank: int, time_ns: int) -> None:
-        """A rank enters."""
+    def arrive(self, rank: int, time_ns: int) -> bool:
+        """A rank enters. False if what follows is not known, and there is no room for it: a flow has to find it."""
         found = self._at.after.get(rank)
         if found is None:
+            if not self._past.left:
+                return False
             found = self._find(rank)
         self._at = found
         times_ns = self._times_ns
@@ -110,6 +112,7 @@ class Recalled:
         for stuck, kind, peer, moment in found.blocked:
             outcomes[stuck] = Blocked(kind, peer, _latest(moment, times_ns))
             self.blocked.append(stuck)
+        return True
 
     def _find(self, rank: int) -> _Found:
         """Work out what the next arrival brings to light, and keep it."""
@@ -133,10 +136,8 @@ class Recalled:
             if isinstance(outcome, Blocked):  # otherwise it got on at the same arrival
                 found.blocked.append((other, outcome.kind, outcome.peer, _moment(outcome.since_ns)))
         found.until = _moment(flow.until_ns)
-        size = found.size
-        if size <= self._past.left:
-            self._past.left -= size
-            self._at.after[rank] = found
+        self._past.left = max(0, self._past.left - found.size)
+        self._at.after[rank] = found
         return found
 
     def _sum(self, flow: Flow, rank: int) -> None:
