@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import subprocess
 import sys
 
 import simdist
@@ -61,18 +60,21 @@ print(why_no_namespaces())
 """
 
 
-def elsewhere(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", _ELSEWHERE + code], capture_output=True, text=True, check=False)
+def elsewhere(interpreters: Interpreters, code: str) -> str:
+    done = interpreters.run([sys.executable, "-c", _ELSEWHERE + code], anew=["simdist"])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_every_module_imports_and_the_main_job_runs_without_what_only_linux_has() -> None:
+def test_every_module_imports_and_the_main_job_runs_without_what_only_linux_has(
+    interpreters: Interpreters,
+) -> None:
     names = [each.name for each in pkgutil.walk_packages(simdist.__path__, "simdist.")]
     assert len(names) > 200
 
     said = elsewhere(
-        f"{_JOB}{_QUESTIONS}\nimport importlib\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+        interpreters,
+        f"{_JOB}{_QUESTIONS}\nimport importlib\nfor name in {names!r}:\n    importlib.import_module(name)\n",
     )
 
     assert said.splitlines() == [*_JOBS_LINES, *["they are Linux's, and this is darwin"] * 2]

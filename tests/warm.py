@@ -23,6 +23,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 __all__ = ["Interpreters"]
@@ -66,11 +67,13 @@ class Interpreters:
         env: Mapping[str, str] | None = None,
         input: str = "",
         checks: bool = False,
+        anew: Sequence[str] = (),
         **_: object,
     ) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run` of Python with captured text: `-m MODULE`, `-c CODE` or a file, and arguments.
 
-        With `checks`, a determinism check in that process takes its fresh processes from here too.
+        With `checks`, a determinism check in that process takes its fresh processes from here too. The modules and
+        packages in `anew` have not been imported there yet.
         """
         assert words[0] == sys.executable
         environment = dict(os.environ if env is None else env)
@@ -83,6 +86,7 @@ class Interpreters:
             environment,
             input,
             self._name if checks else "",
+            tuple(anew),
         )
         return subprocess.CompletedProcess(list(words), *told)
 
@@ -188,7 +192,7 @@ def _answer(connection: socket.socket) -> NoReturn:
 
 
 def _python(
-    words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str
+    words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str, anew: tuple[str, ...]
 ) -> tuple[int, str, str]:
     """Be `python WORDS` in a fork of this fork, and tell its exit code and what it printed."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -206,6 +210,8 @@ def _python(
                 from simdist.determinism import _fresh
 
                 vars(_fresh)["_run"] = Interpreters(fresh_from).run
+            for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{each}.") for each in anew)]:
+                del sys.modules[name]
             os._exit(_exit_code(words))
         _, status = os.waitpid(child, 0)
         texts = []
@@ -229,7 +235,10 @@ def _exit_code(words: list[str]) -> int:
         else:
             sys.path[:0] = [str(Path(words[0]).resolve().parent), *paths]
             sys.argv[:] = words
-            runpy.run_path(words[0], run_name="__main__")
+            program = ModuleType("__main__")
+            program.__file__ = words[0]
+            sys.modules["__main__"] = sys.modules["__mp_main__"] = program
+            exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), vars(program))
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

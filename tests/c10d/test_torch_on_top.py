@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 import time
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from tests.c10d.worlds import in_group
+from tests.warm import Interpreters
 
 # torch 2.13 renames some collectives and deprecates torch.distributed.nn's
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -158,7 +158,7 @@ def test_autograd_flows_through_a_broadcast() -> None:
     assert in_group(body, 3) == [[3, 3], [0, 0], [0, 0]]
 
 
-def test_importing_torch_distributed_nn_on_a_rank_captures_no_group() -> None:
+def test_importing_torch_distributed_nn_on_a_rank_captures_no_group(interpreters: Interpreters) -> None:
     # Its functions have `group=dist.group.WORLD` as a default: that of the rank that imports it first. A process of
     # its own, because this one has imported it.
     program = """
@@ -174,7 +174,7 @@ for _ in range(2):
     result.raise_for_failure()
     print(result.values)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = interpreters.run([sys.executable, "-c", program], anew=["simdist", "torch.distributed.nn"])
 
     assert done.stdout.splitlines() == ["[2.0, 2.0]", "[2.0, 2.0]"], done.stderr
 

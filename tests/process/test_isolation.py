@@ -6,7 +6,6 @@ import builtins
 import importlib
 import importlib._bootstrap
 import logging
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -336,7 +335,7 @@ def program_of_spawn(rank: int, name: str) -> list[int]:
     return registry
 
 
-def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path) -> None:
+def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interpreters: Interpreters) -> None:
     file = tmp_path / "script.py"
     file.write_text(
         textwrap.dedent("""
@@ -355,7 +354,7 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path) -> None:
         """)
     )
 
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    done = interpreters.run([sys.executable, str(file)])
 
     assert (done.stdout, done.stderr) == ("[(['0'], '__mp_main__'), (['1'], '__mp_main__')] [] True\n", "")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from multiprocessing import shared_memory
@@ -19,6 +18,7 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import make
 from simdist.errors import UnsupportedError
+from tests.warm import Interpreters
 
 SECOND = 1_000_000_000
 
@@ -75,7 +75,7 @@ def test_psutil_shows_a_rank_to_itself() -> None:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_psutil_is_told_of_ranks_wherever_it_is_imported_first(*, isolate: bool) -> None:
+def test_psutil_is_told_of_ranks_wherever_it_is_imported_first(*, isolate: bool, interpreters: Interpreters) -> None:
     pytest.importorskip("psutil")
     program = """
 import sys, simdist
@@ -96,7 +96,7 @@ assert psutil._LOWEST_PID != 500
 print("done", first.shared_state, again.shared_state)
 """
     program = program.replace("ISOLATE", str(isolate))
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    found = interpreters.run([sys.executable, "-c", program], anew=["simdist", "psutil"])
 
     assert (found.stdout, found.stderr) == ("done () ()\n", "")
 
