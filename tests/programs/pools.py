@@ -80,10 +80,12 @@ def standing_in(
     *dies_at: int,
     unborn: bool = False,
     deadly: Callable[[Any], bool] = lambda task: False,
+    few: int = workers_room.FEW,
 ) -> Iterator[Pools]:
-    """Inside, workers are in such pools."""
+    """Inside, workers are in such pools, and fewer than `few` tasks are done without any."""
     pools = Pools(dies_at, unborn, deadly)
     with monkeypatch.context() as patched:
         patched.setattr(workers_room, "Processes", pools.make)
+        patched.setattr(workers_room, "FEW", few)
         patched.setattr(pools_of_workers, "_begun", None)
         yield pools

@@ -113,7 +113,7 @@ def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
 
 
 def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
-    report = fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=60), database=tmp_path / "kept")
+    report = fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept")
 
     bug = next(bug for bug in report.bugs if "EOFError" in bug.cause.text)
     assert bug.minimal
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(
 
 def test_what_the_database_holds_is_tried_first_and_forgotten_when_it_is_mended(tmp_path: Path) -> None:
     plan, kept = scenario(tmp_path), tmp_path / "kept"
-    fuzz_plan(plan, Tries(families=("crash",), runs=60), database=kept)
+    fuzz_plan(plan, Tries(families=("crash",), runs=8, seed=10), database=kept)
     again = fuzz_plan(plan, Tries(families=("slow",), runs=1), database=kept)
     for path in (kept / "saving").iterdir():
         path.write_text(f'{{"token": "{token_of(plan, Attempt())}"}}')

@@ -28,10 +28,10 @@ def saving(folder: Path) -> Plan:
 
 @pytest.mark.parametrize("function", [first_come, lost_update])
 def test_schedules_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    given: dict[str, Any] = {"world_size": 2 if function is lost_update else 3, "runs": 60}
+    given: dict[str, Any] = {"world_size": 2 if function is lost_update else 3, "runs": 16}
     one = simdist.explore(function, **given)
 
-    with standing_in(monkeypatch) as pools:
+    with standing_in(monkeypatch, few=8) as pools:
         two = simdist.explore(function, **given, workers=2)
 
     assert pools.submitted
@@ -51,10 +51,10 @@ def test_a_search_until_something_is_found_ends_at_the_same_schedule(monkeypatch
 
 
 def test_plans_of_faults_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = simdist.fuzz(gives_up, world_size=3, runs=48)
+    one = simdist.fuzz(gives_up, world_size=3, runs=24)
 
-    with standing_in(monkeypatch) as pools:
-        two = simdist.fuzz(gives_up, world_size=3, runs=48, workers=2)
+    with standing_in(monkeypatch, few=8) as pools:
+        two = simdist.fuzz(gives_up, world_size=3, runs=24, workers=2)
 
     assert pools.submitted
     assert two == one
@@ -62,10 +62,10 @@ def test_plans_of_faults_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = simdist.fuzz(all_together, world_size=2, runs=48)
+    one = simdist.fuzz(all_together, world_size=2, runs=16)
 
-    with standing_in(monkeypatch, 2):
-        two = simdist.fuzz(all_together, world_size=2, runs=48, workers=2)
+    with standing_in(monkeypatch, 2, few=8):
+        two = simdist.fuzz(all_together, world_size=2, runs=16, workers=2)
 
     assert two == one
     said = "worker processes died once; what they had begun was done again"
@@ -73,12 +73,13 @@ def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.Monke
 
 
 def test_a_scenario_with_a_database_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=20)
+    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=8, seed=10)
     reports: list[FuzzReport] = []
     for name, count in (("one", 1), ("two", 2)):
-        with standing_in(monkeypatch):
+        with standing_in(monkeypatch, few=8) as pools:
             reports += [fuzz_plan(plan, tries, database=tmp_path / name, workers=count) for _ in range(2)]
 
+    assert pools.submitted
     assert reports[:2] == reports[2:]
     assert [bug.token for bug in reports[0].bugs] == [bug.token for bug in reports[2].bugs]
     assert reports[2].bugs
@@ -92,13 +93,13 @@ def test_a_search_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tm
 
     def over() -> bool:
         asked.append(None)
-        return len(asked) > 30
+        return len(asked) > 16
 
     with standing_in(monkeypatch) as pools:
         report = fuzz_plan(saving(tmp_path), Tries(runs=None, families=("slow",)), over=over, workers=2)
 
     assert pools.submitted
-    assert report.runs == 30
+    assert report.runs == 16
 
 
 def test_a_scenario_with_a_fault_of_its_own_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,10 +112,10 @@ def test_a_scenario_with_a_fault_of_its_own_is_searched(monkeypatch: pytest.Monk
         f"[workload]\ntarget = \"programs:all_together\"\nfolder = '{PROGRAMS}'\n"
     )
     plan = load(str(path))
-    one = explore_plan(plan, runs=48)
+    one = explore_plan(plan, runs=12)
 
-    with standing_in(monkeypatch) as pools:
-        two = explore_plan(plan, runs=48, workers=2)
+    with standing_in(monkeypatch, few=8) as pools:
+        two = explore_plan(plan, runs=12, workers=2)
 
     assert pools.submitted
     assert two == one
