@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from simdist.cluster import Cluster, make
@@ -27,6 +27,7 @@ from simdist.searches import DEADLY, FAMILIES, Facts, Moment, families_of, fitti
 from simdist.values import guess_or_list
 
 try:
+    from hypothesis import reject
     from hypothesis import strategies as st
     from hypothesis.strategies import SearchStrategy
 except ImportError as error:
@@ -125,20 +126,22 @@ def fault_plans(
         raise ArgumentError("simdist.strategies.fault_plans", [problem])
     ranks = st.integers(0, facts.world_size - 1)
     victims = st.lists(ranks, unique=True, min_size=1, max_size=min(budget, facts.world_size))
-    return victims.flatmap(
-        lambda struck: st.lists(_faults(kinds, facts, struck, world), max_size=most).map(
-            lambda plan: _survivable(plan, max(1, max_restarts))
-        )
-    )
+
+    @cache  # hypothesis looks into each strategy that is new, which takes longer than to draw from it
+    def plans(struck: tuple[int, ...]) -> SearchStrategy[list[Fault]]:
+        faults = st.lists(_faults(kinds, facts, struck, world), max_size=most)
+        return faults.map(lambda plan: _survivable(plan, max(1, max_restarts)))
+
+    return victims.map(tuple).flatmap(plans)
 
 
 def _faults(kinds: Sequence[str], facts: Facts, victims: Sequence[int], world: Surroundings) -> SearchStrategy[Fault]:
-    def fault(kind: str, number: int) -> Fault | None:
-        return fitting_fault(_Digits(number), KINDS[kind], facts, victims, world, turns=_TURNS)
+    def fault(kind: str, number: int) -> Fault:
+        found = fitting_fault(_Digits(number), KINDS[kind], facts, victims, world, turns=_TURNS)
+        return reject() if found is None else found
 
     # One number for all fields: what takes few draws can be left out at once, and 0 is the plainest fault.
-    drawn = st.builds(fault, st.sampled_from(kinds), st.integers(0, 2**_BITS - 1))
-    return drawn.flatmap(lambda found: st.nothing() if found is None else st.just(found))
+    return st.builds(fault, st.sampled_from(kinds), st.integers(0, 2**_BITS - 1))
 
 
 class _Digits(random.Random):
