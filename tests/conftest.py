@@ -126,6 +126,14 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.fixture
+def small_heap() -> Iterator[None]:
+    """A look for garbage goes through what the test made: not through all of torch, which takes half a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def internet_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a test open sockets that talk to itself."""
     monkeypatch.setattr(sys.modules[__name__], "_may_open", True)

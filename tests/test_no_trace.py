@@ -167,6 +167,7 @@ def run_world(index: int) -> set[str]:
 
 # Python 3.13 reports that a BytesIO whose buffer a rank still had when it was killed can't be closed.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.BytesIO")
+@pytest.mark.usefixtures("small_heap")
 def test_many_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
     for index in range(2 * len(CASES)):  # what is made once and kept, is made here
@@ -187,6 +188,7 @@ def test_many_worlds_leave_no_trace() -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_finished_world_is_freed_without_the_collector() -> None:
     def body() -> Any:
         meet()

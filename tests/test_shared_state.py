@@ -22,6 +22,7 @@ def _seen() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's about itself
+@pytest.mark.usefixtures("small_heap")
 def test_what_ranks_leave_and_see_in_torch_is_known_to_be_harmless() -> None:
     """All programs at once, for a look at all of torch takes longer than most of them: the tool says whose it is."""
     left = written_by(*(PROGRAMS[name] for name in _SHARE))
@@ -35,6 +36,7 @@ def _leaves() -> None:
     torch.serialization._package_registry.append((0, None, None))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_what_ranks_leave_in_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "left", 0, raising=False)
     monkeypatch.setattr(torch.serialization, "_package_registry", list(torch.serialization._package_registry))
@@ -60,6 +62,7 @@ def test_what_one_rank_writes_for_all_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert found["torch.utils.left"] == "for all ranks: 1 entries new, 0 gone, of 1"
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_the_tool_ends_with_0_where_all_is_known_and_refuses_other_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["messages"]) == 0
     assert "places written by ranks" in capsys.readouterr().out

@@ -114,6 +114,7 @@ def test_a_history_has_as_many_entries_as_are_asked_for_and_none_of_kinds_that_a
     assert actions(_cuda.memory._snapshot()) == []
 
 
+@pytest.mark.usefixtures("small_heap")
 @on_devices
 def test_a_storage_that_is_resized_and_memory_that_is_not_there_are_told() -> None:
     _cuda.memory._record_memory_history(skip_actions=["free_requested"])

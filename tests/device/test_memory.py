@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +17,10 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def small_heap(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A device without memory looks for garbage: not in all that pytest and torch have made."""
-    if request.function is test_when_garbage_goes_does_not_depend_on_what_the_process_did_before:
-        yield
-        return
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def quick_looks(request: pytest.FixtureRequest) -> None:
+    """A device without memory looks for garbage."""
+    if request.function is not test_when_garbage_goes_does_not_depend_on_what_the_process_did_before:
+        request.getfixturevalue("small_heap")
 
 
 @on_devices

@@ -135,7 +135,7 @@ def test_pipes_to_children_close_in_rounds_whenever_the_host_would_look(threshol
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("threshold")
+@pytest.mark.usefixtures("threshold", "small_heap")
 def test_sockets_close_in_rounds_whenever_the_host_would_look() -> None:
     (after_s,) = simdist.run(_leaves_a_socket_in_garbage, world_size=1, stall_s=10).values
 

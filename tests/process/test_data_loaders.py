@@ -195,6 +195,7 @@ def test_real_workers_do_all_that(part: str, method: str) -> None:
     runner.join()
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_an_iterator_that_outlives_its_world_is_collected_without_a_word() -> None:
     kept: list[Any] = []
 

@@ -415,6 +415,7 @@ def test_a_job_that_a_rank_spawns_is_simulated_too() -> None:
     assert [rank.stdout for rank in result.ranks] == ["0 6.0\n1 6.0\n2 6.0\n"] * 2
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_nothing_is_left_behind() -> None:
     def body() -> None:
         context: Any = mp.get_context("fork")
@@ -445,6 +446,7 @@ def save_by_a_process(folder: str) -> list[float]:
     return [float(loaded["shared"]), float(sum(1 for _ in Path(folder, "second").iterdir()))]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_checkpoint_is_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
     result = simdist.run(save_by_a_process, world_size=2, args=(str(tmp_path),))
 

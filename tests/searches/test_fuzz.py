@@ -113,7 +113,9 @@ def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
 
 
 def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
-    report = fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept")
+    report = fuzz_plan(
+        scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept"
+    )
 
     bug = next(bug for bug in report.bugs if "EOFError" in bug.cause.text)
     assert bug.minimal
