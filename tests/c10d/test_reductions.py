@@ -37,6 +37,7 @@ PAIRS = (
 )
 POWERS = 10.0 ** np.arange(-3, 3)
 LARGE = 5 << 20  # bytes: more than 2 MiB per rank of two, where all_reduce and reduce cut differently
+PERIOD = 65_537  # after which what is drawn repeats itself, which is fast: a prime, so that no two chunks are alike
 
 
 def around_chunks(ranks: int) -> list[int]:
@@ -44,6 +45,8 @@ def around_chunks(ranks: int) -> list[int]:
 
 
 def draw(seed: tuple[int, ...], count: int, dtype: torch.dtype, nan: bool = False) -> torch.Tensor:
+    if count > PERIOD:
+        return draw(seed, PERIOD, dtype, nan).repeat(-(-count // PERIOD))[:count]
     generator = np.random.default_rng(seed)
     if dtype is torch.bool:
         return torch.from_numpy(generator.integers(0, 2, count).astype(bool))
