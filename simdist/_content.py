@@ -56,7 +56,7 @@ class _Padded(torch.Tensor):
     def resize_(self, *sizes: Any, **options: Any) -> Any:
         before = self.numel()
         super().resize_(*sizes, **options)
-        self.__class__ = torch.Tensor  # type: ignore[assignment]
+        self.__class__ = torch.Tensor  # type: ignore[assignment]  # of the same layout: Python allows it
         if self.numel() > before:
             with without_modes():  # nobody asked for it
                 self.view(-1)[before:].zero_()

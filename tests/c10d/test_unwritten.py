@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import simdist
 from simdist.faults import Crash
@@ -141,3 +143,23 @@ def test_a_model_whose_first_operation_is_cut_off_has_one_digest() -> None:
         found.add(simdist.run(body, world_size=3, faults=[fault], record_results=True).digest)
 
     assert len(found) == 1
+
+
+def test_the_tensor_of_an_object_is_padded_with_zeros() -> None:
+    seen: list[str] = []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def body() -> tuple[type, list[int]]:
+        data, size = c10d._object_to_tensor("x", torch.device("cpu"), None)
+        torch.use_deterministic_algorithms(True)  # fresh memory of bytes is full of 255 then
+        with Sees():
+            data.resize_(int(size) + 3)
+        torch.use_deterministic_algorithms(False)
+        return type(data), data[int(size) :].tolist()
+
+    assert simdist.run(body, world_size=1).values == [(torch.Tensor, [0, 0, 0])]
+    assert "zero_" not in seen

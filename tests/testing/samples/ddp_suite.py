@@ -101,7 +101,7 @@ class DistributedDataParallelTest(MultiProcessTestCase):
             model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
 
             def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-                future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
+                future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]  # a work
                 return future.then(lambda done: done.value()[0] * 10)
 
             model.register_comm_hook(None, hook)
