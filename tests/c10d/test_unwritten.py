@@ -148,7 +148,7 @@ def test_a_model_whose_first_operation_is_cut_off_has_one_digest() -> None:
 def test_the_tensor_of_an_object_is_padded_with_zeros() -> None:
     seen: list[str] = []
     mode: Any = TorchDispatchMode
-    to_tensor: Any = c10d._object_to_tensor
+    module: Any = c10d
 
     class Sees(mode):  # type: ignore[misc]  # Any: torch's has no types
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,7 +156,7 @@ def test_the_tensor_of_an_object_is_padded_with_zeros() -> None:
             return func(*args, **(kwargs or {}))
 
     def body() -> tuple[type, list[int]]:
-        data, size = to_tensor("x", torch.device("cpu"), None)
+        data, size = module._object_to_tensor("x", torch.device("cpu"), None)
         torch.use_deterministic_algorithms(True)  # fresh memory of bytes is full of 255 then
         with Sees():
             data.resize_(int(size) + 3)
