@@ -70,13 +70,14 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
-        gc.set_threshold(*gc.get_threshold()[:2], 100)  # a look through all of torch, which stays, takes half a second
+        # A look through all of torch, which stays, takes a second. Garbage is among what is young.
+        gc.set_threshold(*gc.get_threshold()[:2], 10_000)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Look for garbage a last time: the runner and the interpreter would do so three times more, all of torch too."""
-    gc.collect()
+    """Look for garbage of the last tests: the runner and the interpreter would go through all of torch three times."""
+    gc.collect(1)
     gc.freeze()
 
 

@@ -5,9 +5,9 @@ new object, bound to the class, and one made before the world knows nothing of w
 have to be found: in the variables of the user's modules and of what runs on the ranks, and in whatever hangs on them,
 be it a default argument, a class attribute, a `functools.partial`, a dataclass field, a closure or a container.
 
-A module is searched once, and again when it has gained or lost a name. What is not found: objects in installed
-packages, in very large containers, and such as a program puts in the place of another, under a name that was there
-before. The determinism checker points at the line that calls one of those.
+A module is searched once, and again when it has another number of names. What is not found: objects in installed
+packages, in very large containers, and those that a program puts in the place of others between two worlds.
+The determinism checker points at the line that calls one of those.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, repeat
-from operator import call, is_
+from itertools import chain
+from operator import is_
 from types import ModuleType
 from typing import Generic, TypeVar
 
@@ -24,15 +23,20 @@ class UserModules:
         self._judged: dict[str, object] = {}  # by name, the module that was judged
         self._users: dict[str, ModuleType] = {}
         self._newest: tuple[int, str, object] = (0, "", None)
+        self._all: tuple[ModuleType, ...] = ()
 
-    def __iter__(self) -> Iterator[ModuleType]:
+    def all(self) -> tuple[ModuleType, ...]:
+        """Those that are imported now; the same object as long as they are the same."""
         modules = sys.modules
         name = next(reversed(modules), "")
         newest = len(modules), name, modules.get(name)
         if newest != self._newest:  # a module that is imported goes to the end
             self._newest = newest
             self._judge(dict(modules))
-        return iter(list(self._users.values()))
+            users = tuple(self._users.values())
+            if len(users) != len(self._all) or not all(map(is_, users, self._all)):
+                self._all = users
+        return self._all
 
     def __contains__(self, name: object) -> bool:
         return name in self._users
@@ -55,29 +59,30 @@ def _is_users(name: str, file: object) -> bool:
 
 
 class Searched(Generic[_T]):
-    """What `search` finds in each of the user's modules: once, and again when the module has gained or lost a name."""
+    """What `search` finds in each of the user's modules: once, and again when it has another number of names."""
 
     def __init__(self, search: Callable[[ModuleType], Iterable[_T]]) -> None:
         self.modules = UserModules()
         self._search = search
-        # Of each module, in one order: itself, how many names it has and the newest of them, and what was found.
-        self._seen: list[weakref.ref[ModuleType]] = []
-        self._looks: list[tuple[int, str]] = []
+        # Of each module, in one order: itself, its names, how many they are, and what was found.
+        self._seen: tuple[ModuleType, ...] = ()
+        self._spaces: list[dict[str, object]] = []
+        self._counts: list[int] = []
         self._found: list[tuple[_T, ...]] = []
 
     def __call__(self) -> Iterator[_T]:
         """What is found now, module by module."""
-        # Every world asks, and there may be hundreds of modules: no line of Python runs for each unless one is new.
-        modules = list(self.modules)
-        spaces = list(map(vars, modules))
-        looks = list(zip(map(len, spaces), map(next, map(reversed, spaces), repeat("")), strict=True))
-        if looks != self._looks or not all(map(is_, modules, map(call, self._seen))):
-            ids = map(id, map(call, self._seen))
-            known = dict(zip(zip(ids, self._looks, strict=True), self._found, strict=True))
-            keys = zip(map(id, modules), looks, strict=True)
+        # Every world asks, and there may be hundreds of modules, none of which is in the processor's caches: as little
+        # as can be is read of each, and no line of Python runs for it unless one is new.
+        modules = self.modules.all()
+        spaces = self._spaces if modules is self._seen else list(map(vars, modules))
+        counts = list(map(len, spaces))
+        if spaces is not self._spaces or counts != self._counts:
+            known = dict(zip(zip(map(id, self._seen), self._counts, strict=True), self._found, strict=True))
+            keys = zip(map(id, modules), counts, strict=True)
             self._found = [
                 known[key] if key in known else tuple(self._search(module))
                 for key, module in zip(keys, modules, strict=True)
             ]
-            self._seen, self._looks = list(map(weakref.ref, modules)), looks
+            self._seen, self._spaces, self._counts = modules, spaces, counts
         return chain.from_iterable(self._found)

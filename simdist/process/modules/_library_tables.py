@@ -7,7 +7,7 @@ begins with what an import makes.
 
 Looked after are the libraries that the user's code names, in variables of its modules and in the code of its functions:
 all tables of their modules and classes, with the tables inside. A module is searched for such names once, and again
-when it has gained or lost a variable. Left alone are the standard library, torch, what has
+when it has another number of variables. Left alone are the standard library, torch, what has
 compiled code, whose state nobody can exchange, and libraries of which `_library_state` knows more.
 
 Most tables nobody writes. They are compared at a hand-over, all in one go, and a table is exchanged from the first time
