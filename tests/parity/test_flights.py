@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from torch.distributed.flight_recorder import fr_trace
 
 from simdist.cli import main
 from simdist.hardware import RealReport, replay
@@ -16,9 +14,9 @@ from simdist.hardware._job import Job
 from simdist.hardware.compare._compare import recorders
 from simdist.hardware.compare._outcome import matches_of
 from simdist.scenario import load
+from tests.trace.analyser import analysed
 
 ROOT = Path(__file__).parents[2]
-LOGGER = "Flight Recorder"
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +83,7 @@ def test_a_recorder_that_is_wrong_is_reported(kept: tuple[RealReport, Path]) -> 
         ("mismatched_order", ["Collective sequence number: 2 has errors", "error msg: ", "disagrees_on_order at "]),
     ],
 )
-def test_torchs_analyser_reads_a_real_run(
-    scenario: str, expected: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torchs_analyser_reads_a_real_run(scenario: str, expected: list[str], tmp_path: Path) -> None:
     words = ["run", str(ROOT / "scenarios" / f"{scenario}.toml"), "--real", "gloo", "--flight-recorder", str(tmp_path)]
 
     result = CliRunner().invoke(main, words)
@@ -95,9 +91,7 @@ def test_torchs_analyser_reads_a_real_run(
     assert result.exit_code in (0, 1), result.output  # which rank a real mismatch ends first is a race
     assert "flight records" not in result.output  # nothing is wrong with any
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"nccl_trace_rank_{rank}" for rank in range(3)]
-    with caplog.at_level(logging.INFO, logger=LOGGER):
-        fr_trace.main([str(tmp_path)])
-    said = [line for record in caplog.records if record.name == LOGGER for line in record.getMessage().splitlines()]
+    said = analysed(tmp_path)
     assert said[0] == expected[0]
     for words_said in expected[1:]:
         assert any(line.startswith(words_said) for line in said), said

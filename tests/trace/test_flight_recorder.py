@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.flight_recorder import fr_trace
 
 import simdist
 from simdist.determinism import CallStacks
 from simdist.trace import flight_recorder_dumps, trace_of, write_flight_recorder
 from simdist.world import observed_by
-from tests.trace import runs
-
-LOGGER = "Flight Recorder"
+from tests.trace import analyser, runs
 
 
 def begin() -> int:
@@ -73,16 +69,14 @@ def everything() -> None:
 
 
 @pytest.fixture
-def analysed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+def analysed(tmp_path: Path) -> Callable[..., list[str]]:
     """What the analyser says about a program on four ranks."""
 
     def analysed(program: Callable[[], None], *options: str, stacks: bool = False) -> list[str]:
         with observed_by(CallStacks()) as watching:
             result = simdist.run(program, world_size=4)
         write_flight_recorder(trace_of(result), tmp_path, watching.frames if stacks else None)
-        with caplog.at_level(logging.INFO, logger=LOGGER):
-            fr_trace.main([str(tmp_path), *options])
-        return [line for record in caplog.records if record.name == LOGGER for line in record.getMessage().splitlines()]
+        return analyser.analysed(tmp_path, *options)
 
     return analysed
 
