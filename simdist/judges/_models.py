@@ -12,9 +12,13 @@ from simdist.judges._events import ModelWrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["WrappedModel", "wrapped_model"]
+__all__ = ["Modes", "WrappedModel", "wrapped_model"]
+
+Modes = tuple[bool | None, ...]
+"""For each module of a model, True in training mode, False in evaluation mode, None if it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,16 @@ class WrappedModel:
     number: int  # of the rank's models
     ranks: tuple[int, ...]
     names: dict[int, tuple[weakref.ref[Tensor], str]]  # by the parameter's id, those that DDP takes care of
+    modules: dict[weakref.ref[Module], str]  # with their names, the model itself without one
 
     def name_of(self, parameter: object) -> str | None:
         """What a parameter is called in the model; None if it is none of its own, or DDP ignores it."""
         known = self.names.get(id(parameter))
         return None if known is None or known[0]() is not parameter else known[1]
+
+    def modes(self) -> Modes:
+        """The modes of its modules now."""
+        return tuple([getattr(module(), "training", None) for module in self.modules])
 
     def averages(self) -> bool:
         """True if DDP averages gradients in a backward pass now: not in `no_sync`, nor if a hook does it instead."""
@@ -56,4 +65,6 @@ def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
         for name, parameter in model.module.named_parameters()
         if name not in ignored
     }
-    return WrappedModel(weakref.ref(model), number, tuple(dist.get_process_group_ranks(model.process_group)), names)
+    modules = {weakref.ref(module): name for name, module in model.module.named_modules()}
+    ranks = tuple(dist.get_process_group_ranks(model.process_group))
+    return WrappedModel(weakref.ref(model), number, ranks, names, modules)

@@ -14,7 +14,8 @@ lists. What stands at a place on several ranks are *copies*. Four things say whi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from simdist.judges._contents import States
 
 __all__ = ["Copy", "Filled", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
+__all__ += ["usual_and_blamed"]
 
 Key = tuple[object, ...]
 
@@ -252,3 +254,14 @@ def mesh_peers(tensor: object) -> tuple[int, ...]:
     )
     ranks = mesh.mesh[at].reshape(-1).tolist()
     return tuple(sorted(ranks)) if len(ranks) > 1 else ()
+
+
+def usual_and_blamed(values: Mapping[int, object], idle: Container[int] = ()) -> tuple[list[int], int]:
+    """The ranks that agree, and the first of the others: most decide; between equally many who did something."""
+    counts = Counter(values.values())
+    most = max(counts.values())
+    leading = [value for value in dict.fromkeys(values.values()) if counts[value] == most]
+    active = [value for value in leading if not all(rank in idle for rank in values if values[rank] == value)]
+    usual_value = (active or leading)[0]
+    usual = [rank for rank, value in values.items() if value == usual_value]
+    return usual, next(rank for rank, value in values.items() if value != usual_value)

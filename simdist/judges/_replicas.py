@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.c10d import WorkIssued
 from simdist.judges._bits import bits_of, bits_of_each, place_in_memory, tensors_in
@@ -38,6 +37,7 @@ from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
 from simdist.judges._judge import Ending, Hearing, Judge
 from simdist.judges._leaves import Leaves, leaves_of
 from simdist.judges._models import WrappedModel, wrapped_model
+from simdist.judges._modes import EqualModes
 from simdist.judges._parameter_names import name_in_group, names_in_frames
 from simdist.judges._replica_tables import (
     Copy,
@@ -48,6 +48,7 @@ from simdist.judges._replica_tables import (
     Table,
     copy_of,
     note_first_gradients,
+    usual_and_blamed,
 )
 from simdist.process import SimProcess
 from simdist.values import rank_text
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = ["Replicas"]
-
-_V = TypeVar("_V")
 
 _MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far behind takes no part
 _SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
@@ -72,7 +71,8 @@ class Replicas(Judge):
 
     Replicas are what DDP holds, what DTensors replicate, and, where nothing says so, parameters at the same place of an
     optimizer, or of a loss, with the same shape on several ranks, if their bits are the same before the first step, or
-    the ranks reduce the gradient together.
+    the ranks reduce the gradient together. The modules of what DDP holds are in one mode, training or evaluation, on
+    all ranks.
     """
 
     name: ClassVar[str] = "replicas"
@@ -87,6 +87,7 @@ class Replicas(Judge):
         hearing.listen(OptimizerStepped, watch.on_step)
         hearing.listen(WorkIssued, watch.on_work)
         hearing.at_end(watch.on_end)
+        EqualModes(hearing)
 
 
 @dataclass(slots=True)
@@ -422,7 +423,7 @@ class _Watch:
             last = {rank: row for rank in ranks if (row := table.ranks[rank].last) is not None}
             if not copy.strict and not table.are_replicas(key, ranks):
                 continue
-            usual, blamed = _usual_and_blamed(steps, set())
+            usual, blamed = usual_and_blamed(steps)
             self._done = True
             self._hearing.find(
                 f"{copy.name} is a replica, but took {steps[blamed]} optimizer steps here, "
@@ -445,7 +446,7 @@ class _Watch:
             for rank, row in found.before.items()
             if row is not None and part == 0 and table.bits(rank, row, key)[0] == found.values[rank]
         }
-        usual, blamed = _usual_and_blamed(found.values, idle)
+        usual, blamed = usual_and_blamed(found.values, idle)
         copy = table.ranks[blamed].copy(key)
         name = "" if copy is None else copy.name
         what = name if name.startswith("parameter ") else f"parameter {name}"
@@ -486,17 +487,6 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
             "they are not in the same step"
         )
     return lines
-
-
-def _usual_and_blamed(values: dict[int, _V], idle: Collection[int]) -> tuple[list[int], int]:
-    """The ranks that agree, and the first of the others: most decide; between equally many who did something."""
-    counts = Counter(values.values())
-    most = max(counts.values())
-    leading = [value for value in dict.fromkeys(values.values()) if counts[value] == most]
-    active = [value for value in leading if not all(rank in idle for rank in values if values[rank] == value)]
-    usual_value = (active or leading)[0]
-    usual = [rank for rank, value in values.items() if value == usual_value]
-    return usual, next(rank for rank, value in values.items() if value != usual_value)
 
 
 def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:

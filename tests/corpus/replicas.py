@@ -295,3 +295,19 @@ def a_gradient_is_not_reduced_where_no_optimizer_steps(buggy: bool) -> None:
             for parameter in parameters:
                 parameter.sub_(0.1 * grad_of(parameter))
                 parameter.grad = None
+
+
+@entry("huggingface/lerobot#3668", "replicas", rank=0, line=".backward()")
+def main_process_stays_in_evaluation_mode(buggy: bool) -> None:
+    model = DistributedDataParallel(nn.Sequential(net(), nn.Dropout(0.1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1 and dist.get_rank() == 0:
+            model.module.eval()
+            with torch.no_grad():
+                model.module(batch(0))
+            if not buggy:
+                model.module.train()
