@@ -212,15 +212,15 @@ class _Watch:
         readers: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(passes):
             readers.setdefault(tuple(passes[rank].indices), []).append(rank)
-        firsts = {rank: each.first for rank, each in passes.items()}
-        if any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values()):
-            return  # other data under the same indices: each rank has a data set of its own
         one = passes[min(passes)]
         if len({each.size for each in passes.values()}) > 1 or len(passes) < 2:
             return
-        if len(readers) < one.shares:
+        if len(readers) < one.shares:  # whatever the values: augmentation changes them
             self._tell_of_unread(readers, passes, one)
             return
+        firsts = {rank: each.first for rank, each in passes.items()}
+        if any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values()):
+            return  # other data under the same indices: each rank has a data set of its own
         if len(readers) == 1:
             if wrapped and one.size - len(set(one.indices)) < one.batch:
                 self._tell_of_one_reader(passes, one)
