@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import simdist
 from simdist.cluster import build
+from simdist.faults import Crash
 from tests.c10d.worlds import values
 
 ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -212,6 +213,20 @@ def test_an_iterator_that_outlives_its_world_is_collected_without_a_word() -> No
         gc.collect()
 
     assert complaints == []
+
+
+def test_a_rank_that_is_killed_collects_its_iterator_without_a_word() -> None:
+    def main() -> None:
+        for _ in DataLoader(Drawing(), batch_size=2, num_workers=1):
+            simdist.point("read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        complaints: list[object] = []
+        patch.setattr(sys, "unraisablehook", complaints.append)
+        result = simdist.run(main, world_size=1, faults=[Crash(rank=0, at_point="read")])
+        gc.collect()
+
+    assert (result.ranks[0].status, complaints) == ("killed", [])
 
 
 def test_an_iterator_that_another_rank_collects_ends_on_no_thread_that_it_waits_for() -> None:

@@ -209,10 +209,13 @@ def _collected(original: Callable[[object], None]) -> Callable[[object], None]:
     def delete(iterator: object) -> None:
         workers = vars(iterator).get("_workers")
         child: SimProcess | None = getattr(workers[0]._popen, "simulated", None) if workers else None
-        if child is None or child.parent is current_process() is not None:
+        if child is None:
             original(iterator)
-        elif child.parent is not None and child.parent.running:  # the collector may strike on any rank
-            child.parent.deliver(lambda: end(iterator))
+        elif child.parent is not None and child.parent.running:  # a process that was killed runs no destructors
+            if child.parent is current_process():
+                original(iterator)
+            else:  # the collector may strike on any rank
+                child.parent.deliver(lambda: end(iterator))
 
     def end(iterator: object) -> None:
         if vars(iterator).get("_pin_memory_thread") is threading.current_thread():  # which is waited for
