@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import importlib
 import io
 import os
 import sys
@@ -74,6 +75,7 @@ class _Entries:
 @contextmanager
 def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
     """Note which files the user's code finds, and which it does not, for each rank."""
+    importlib.import_module("simdist.files")  # its replacements are of Python's own `open`, not of the one set here
     with ExitStack() as stack:
         for name in ("stat", "lstat", "mkdir", "remove", "unlink", "rename", "replace"):
             stack.enter_context(_replaced(os, name, functools.partial(_noting, seen, "file", _happened)))

@@ -161,6 +161,13 @@ def test_a_run_that_repeats_itself_passes_the_determinism_check(job: Job, simdis
     assert summary["determinism"]["digest"] == summary["digest"]
 
 
+@pytest.mark.real  # an interpreter that has imported nothing yet
+def test_files_on_a_simulated_disk_pass_the_determinism_check(job: Job, simdist: Simdist) -> None:
+    result = simdist("run", job("touches", "[disk]", workload='args = ["{tmp}"]'), "--check-determinism")
+
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.real  # it starts interpreters of its own
 @pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_depends_on_the_hash_seed_shows_the_first_event_that_differs(job: Job, simdist: Simdist) -> None:
