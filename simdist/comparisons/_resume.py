@@ -83,7 +83,8 @@ def resume(
     `train(folder)` is called on every rank. It keeps its checkpoints in `folder`, which is empty at first and the same
     in all lives of one run, and loads the last one if there is any. Nothing else is needed: at each step of an
     optimizer the batches and losses since the last one, generators, options (the learning rate), state and parameters
-    are compared, bit for bit, on every rank. Where a resumed run begins is seen by its parameters.
+    are compared, bit for bit, on every rank. Where a resumed run begins is seen by its parameters. Other state, such as
+    a moving average of the parameters, is compared if the ranks report it with `simdist.state`.
 
     Args:
         train: the program of a rank.
@@ -113,7 +114,7 @@ def resume(
     for crash in wanted:
         result, resumed = _run(train, world_size, crash, settings)
         results.append(result)
-        found = _first_difference(crash, result, resumed, trails)
+        found = _first_difference(crash, result, resumed, whole, trails)
         if found is not None:
             differences.append(found)
     return ResumeReport(wanted, tuple(differences), tuple(results))
@@ -134,7 +135,9 @@ def _run(
         return run(program, world_size=world_size, judges=(trails, *judges), **given), trails
 
 
-def _first_difference(crash: int, result: RunResult, resumed: Trails, whole: Trails) -> ResumeDifference | None:
+def _first_difference(
+    crash: int, result: RunResult, resumed: Trails, whole_run: RunResult, whole: Trails
+) -> ResumeDifference | None:
     if result.first_failure() is not None:
         return ResumeDifference(crash, f"the run failed: {report_of(result).headline}")
     life = len(result.ranks) and result.ranks[0].lives - 1
@@ -144,11 +147,42 @@ def _first_difference(crash: int, result: RunResult, resumed: Trails, whole: Tra
         difference = _compare(crash, rank, steps, expected) if resumed.crashed else None
         if difference is not None:
             found.append(difference)
+    if not found and resumed.crashed:
+        found += _differing_states(crash, result, whole_run)
     if not found and result.findings:
         first = result.findings[0]
         problem = f"judge {first.judge} found: {first.problem}"
         return ResumeDifference(crash, problem, first.rank, None, first.subject, first.where)
     return min(found, key=lambda each: (-1 if each.step is None else each.step, each.rank), default=None)
+
+
+def _differing_states(crash: int, result: RunResult, whole: RunResult) -> Iterator[ResumeDifference]:
+    """For each rank the first part of a state that it reported after its resumption, and before with another content.
+
+    What it reported last belongs to what the uninterrupted run reported last, and so on backward.
+    """
+    expected = _last_states(whole)
+    for rank, states in _last_states(result).items():
+        others = expected.get(rank, [])
+        count = min(len(states), len(others))
+        for mine, other in zip(states[len(states) - count :], others[len(others) - count :], strict=True):
+            name = next((name for name in other if mine.get(name) != other[name]), None)
+            if name is not None:
+                problem = f"{name}, as reported by simdist.state, differs from the uninterrupted run"
+                yield ResumeDifference(crash, problem, rank, None, f"state {name}")
+                break
+
+
+def _last_states(result: RunResult) -> dict[int, list[dict[str, str]]]:
+    """What ranks reported with `simdist.state` in their last lives: contents by name, in the order of the reports."""
+    states: dict[int, list[dict[str, str]]] = {}
+    for event in result.events:
+        if event.kind == "restart":
+            states = {}
+        elif event.kind == "state":
+            parts: Any = event.data["parts"]
+            states.setdefault(event.rank, []).append(dict(part.split(" ", 1) for part in parts))
+    return states
 
 
 def _compare(crash: int, rank: int, steps: Sequence[Step], expected: Sequence[Step]) -> ResumeDifference | None:

@@ -118,3 +118,40 @@ def test_steps_that_there_are_not_are_refused(crashes: list[int], text: str) -> 
 def test_a_program_without_an_optimizer_is_refused() -> None:
     with pytest.raises(ArgumentError, match="rank 0 takes no optimizer step"):
         simdist.resume(lambda folder: None, world_size=2)
+
+
+def with_average(folder: str, *, saved: bool) -> None:
+    """Keeps a moving average of the parameters, which nothing else depends on."""
+    dist.init_process_group("gloo")
+    model = nn.Linear(2, 1)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average, begin = model.weight.detach().clone(), 0
+    path = Path(folder, f"{dist.get_rank()}.pt")
+    if path.exists():
+        found = torch.load(path)
+        model.load_state_dict(found["model"])
+        begin = found["step"]
+        average = found["average"] if saved else model.weight.detach().clone()
+    for step in range(begin, 4):
+        optimizer.zero_grad()
+        model(torch.full((1, 2), step + 1.0)).sum().backward()
+        optimizer.step()
+        dist.barrier()  # rank 0 dies before a step, and nobody gets ahead of it
+        average.lerp_(model.weight.detach(), 0.1)
+        simdist.state(average=average)
+        torch.save({"model": model.state_dict(), "average": average, "step": step + 1}, path)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_state_that_is_reported_is_compared_too() -> None:
+    assert simdist.resume(partial(with_average, saved=True), world_size=2).ok
+
+    report = simdist.resume(partial(with_average, saved=False), world_size=2, crashes=[2])
+
+    (found,) = report.differences
+    assert (found.rank, found.name) == (0, "state average")
+    assert str(found) == (
+        "crash before step 2, rank 0: average, as reported by simdist.state, differs from the uninterrupted run"
+    )
