@@ -22,7 +22,7 @@ class CommonWords(TypedDict, total=False):
 
 
 class TriggerWords(CommonWords, total=False):
-    """When a rank is struck; see `simdist.faults.RankFault`."""
+    """When a rank is struck, in the words of scenario files; see `simdist.faults.RankFault`."""
 
     at: Time | None
     period: Time | None

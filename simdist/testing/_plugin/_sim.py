@@ -139,7 +139,9 @@ class Sim:
     ) -> FaultHandle:
         """The rank's process dies: at a time (`at`), in a step, at a point, or at its n-th operation (`op`, `nth`).
 
-        Without any of these, now. The keywords are the fields of `simdist.faults.RankFault`, and those of every fault.
+        Without any of these, now. The keywords are those of a rank's fault in a scenario file: `at`, `period`, `step`,
+        `point`, `op`, `nth`, `every`, `when`, `probability`, `life`, and those of every fault. In the class
+        `simdist.faults.Crash` the fields for `step` and `point` are `at_step` and `at_point`.
         """
         return self.give(Crash(rank=rank, signal=signal, exit_code=exit_code, **self._trigger("crash", trigger)))
 
