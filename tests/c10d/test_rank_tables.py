@@ -93,6 +93,18 @@ def test_ranks_and_groups_are_counted_as_ever_while_a_world_runs() -> None:
     assert values(body, 3) == [([0, 1, 2], [0, 1, 2], [0, 1, 2])] * 3
 
 
+def test_torch_s_threaded_group_on_a_rank_knows_its_ranks() -> None:
+    def body() -> list[list[int]]:
+        from torch.testing._internal.common_distributed import spawn_threads_and_init_comms
+
+        threaded: Any = spawn_threads_and_init_comms
+        found: list[list[int]] = []
+        threaded(lambda self: found.append(dist.get_process_group_ranks(None)), world_size=3)(None)
+        return found
+
+    assert values(body, 2) == [[[0, 1, 2]] * 3] * 2
+
+
 def test_no_module_of_torch_has_the_host_s_tables_on_a_rank() -> None:
     tables = {id(getattr(_c10d, f"_{name}")) for name in NAMES} | {id(getattr(SavePlanner, name)) for name in CACHES}
 
