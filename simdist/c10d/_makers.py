@@ -297,8 +297,9 @@ class Makers:
         )
 
     def file_store(self, path: str, world_size: int = -1) -> SimStore:
-        server = self.servers.setdefault(("file", str(path)), StoreServer(str(path)))
-        return SimStore(server, kind="file")
+        from simdist.c10d.surface._file_store import open_file_store
+
+        return open_file_store(self.servers, str(path), world_size)
 
     def hash_store(self) -> SimStore:
         # A real one lives inside one process, so every rank has its own.

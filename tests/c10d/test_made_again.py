@@ -1,7 +1,8 @@
 """A group that is made again at one store: who is early looks for the others where an earlier group listened.
 
 Real Gloo (torch 2.13), three processes, `destroy_process_group` and `init_process_group` over torchrun's store or a
-FileStore: most runs fail, with "Connect timeout" after five times the timeout or with "Connection refused".
+FileStore: most runs fail, with "Connect timeout" after five times the timeout or with "Connection refused". Over a
+FileStore all runs meet in which each rank waits for 50 ms in between: the last to close the file removes it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ import simdist
 MS = 1_000_000
 
 
-def twice(backend: str, lateness_ms: Sequence[float], how: str = "") -> tuple[str, int]:
-    """What a rank that comes so late to the second group of the same name sees, and after how long."""
+def twice(backend: str, lateness_ms: Sequence[float], how: str = "", *, held: bool = False) -> tuple[str, int]:
+    """What a rank that is so late at the second group of the same name sees, and after how long.
+
+    It waits before that one, or holds the first one until then.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     file: dict[str, Any] = {"init_method": how, "rank": rank, "world_size": size} if how.startswith("file") else {}
     if how == "served":
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False", MASTER_PORT="29700")
     began_ns = 0
     for turn in range(2):
-        if turn:
+        if turn and not held:
             time.sleep(lateness_ms[rank] / 1e3)
         began_ns = time.monotonic_ns()
         try:
@@ -38,13 +42,15 @@ def twice(backend: str, lateness_ms: Sequence[float], how: str = "") -> tuple[st
             dist.all_reduce(torch.ones(1, device=f"cuda:{rank}" if backend == "nccl" else "cpu"))
         except Exception as error:
             return f"{type(error).__name__}: {error}", (time.monotonic_ns() - began_ns) // MS
+        if held and not turn:
+            time.sleep(lateness_ms[rank] / 1e3)
         dist.destroy_process_group()
     return "met", 0
 
 
-def ends(backend: str, lateness_ms: Sequence[float], how: str = "") -> list[Any]:
-    world_size = len(lateness_ms)
-    return simdist.run(twice, world_size=world_size, args=(backend, lateness_ms, how), backend=backend).values
+def ends(backend: str, lateness_ms: Sequence[float], how: str = "", *, held: bool = False) -> list[Any]:
+    arguments, kwargs = (backend, lateness_ms, how), {"held": held}
+    return simdist.run(twice, world_size=len(lateness_ms), args=arguments, kwargs=kwargs, backend=backend).values
 
 
 @pytest.mark.parametrize("lateness_ms", [(0.0, 0.0, 0.0), (0.0, 0.1, 0.15)])
@@ -54,7 +60,7 @@ def test_ranks_that_meet_before_they_read_addresses_meet(lateness_ms: Sequence[f
 
 @pytest.mark.parametrize("how", ["", "file"])
 def test_ranks_that_do_not_wait_for_five_times_the_timeout(how: str, tmp_path: Path) -> None:
-    seen = ends("gloo", (0.0, 0.1, 500.0), how and f"file://{tmp_path}/store")
+    seen = ends("gloo", (0.0, 0.1, 500.0), how and f"file://{tmp_path}/store", held=how == "file")
 
     assert [took_ms for _, took_ms in seen] == [30_000] * 3
     assert all(text.startswith("RuntimeError: Gloo connectFullMesh failed with [") for text, _ in seen)
@@ -64,6 +70,10 @@ def test_ranks_that_do_not_wait_for_five_times_the_timeout(how: str, tmp_path: P
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_store_that_a_rank_serves_anew_has_no_old_addresses(backend: str) -> None:
     assert ends(backend, (0.0, 0.1, 500.0), "served") == [("met", 0)] * 3
+
+
+def test_a_file_that_every_rank_has_closed_has_no_old_addresses(tmp_path: Path) -> None:
+    assert ends("gloo", (0.0, 0.1, 500.0), f"file://{tmp_path}/store") == [("met", 0)] * 3
 
 
 def test_the_ideal_backend_needs_no_addresses() -> None:

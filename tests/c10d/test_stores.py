@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simdist
 from tests.c10d.stores import (
     HALF,
     HOST,
@@ -258,6 +261,61 @@ def test_ranks_that_open_one_file_share_a_store() -> None:
         return total
 
     assert sorted(values(body, 3)) == [1, 2, 3]
+
+
+def test_a_file_has_one_store_under_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def body() -> bytes:
+        dist.FileStore(str(tmp_path / "file")).set("key", "value")
+        return bytes(dist.FileStore("file").get("key"))
+
+    assert alone(body) == b"value"
+
+
+def test_the_keys_of_a_file_go_when_as_many_have_closed_it_as_should_open_it(tmp_path: Path) -> None:
+    def opened() -> Any:
+        return dist.FileStore(str(tmp_path / "file"), 2)
+
+    def body() -> list[bool]:
+        found = []
+        for _ in range(3):  # as with torch 2.13: one has closed it, two have, and it is new
+            store = opened()
+            found.append(store.check(["key"]))
+            store.set("key", "value")
+            del store
+        return found
+
+    assert alone(body) == [False, True, False]
+
+
+def test_the_keys_of_a_file_go_when_the_program_removes_it(tmp_path: Path) -> None:
+    def body() -> list[bool]:
+        path = tmp_path / "file"
+        path.touch()
+        dist.FileStore(str(path)).set("key", "value")
+        found = [dist.FileStore(str(path)).check(["key"])]
+        path.unlink()
+        return [*found, dist.FileStore(str(path)).check(["key"])]
+
+    assert alone(body) == [True, False]
+
+
+def test_a_process_that_is_killed_leaves_the_keys_of_its_file() -> None:
+    def body() -> list[bool]:
+        if me() == 1:
+            store = dist.FileStore("/nowhere/left", 2)
+            store.set("key", "value")
+            os.kill(os.getpid(), signal.SIGKILL)
+        sleep_s(1)
+        found = []
+        for _ in range(3):
+            store = dist.FileStore("/nowhere/left", 2)
+            found.append(store.check(["key"]))
+            del store
+        return found
+
+    assert simdist.run(body, world_size=2).ranks[0].value == [True] * 3
 
 
 def modelled(
