@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import string
 import sys
 import tracemalloc
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from torch._C import _distributed_c10d as _c
 
 import simdist
+from simdist.process.modules import _attributes
 from simdist.process.stdlib._collector import host_froze
 from tests.c10d.worlds import values
 from tests.process import ways_to_leave_state
@@ -114,6 +117,22 @@ def test_settings_of_torch_end_with_the_world_where_modules_are_shared(name: str
 
 def test_what_a_rank_sets_stays_its_own_while_others_run() -> None:
     assert values(ways_to_leave_state.turns, 3, isolate=True) == [["set by 0"] * 3, ["set by 1"] * 3, ["abc"] * 3]
+    assert not hasattr(string, "left")
+
+
+def test_a_hand_over_sets_nothing_that_both_have_and_no_mocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[str] = []
+    original = _attributes._Kind.put
+
+    def counted(kind: Any, owner: Any, name: str, value: object) -> None:
+        put.append(name)
+        original(kind, owner, name, value)
+
+    monkeypatch.setattr(_attributes._Kind, "put", counted)
+    turns = functools.partial(ways_to_leave_state.turns_of_a_child, put.clear)
+
+    assert values(turns, 1, isolate=True) == [["set by the rank, 1 mock"] * 3]
+    assert put == ["left"]  # when the world ends
     assert not hasattr(string, "left")
 
 

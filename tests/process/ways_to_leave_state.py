@@ -282,6 +282,30 @@ def turns() -> list[str]:
     return seen
 
 
+def turns_of_a_child(started: Callable[[], None]) -> list[str]:
+    """A rank and its forked child look in turns at what the rank has set, the rank with a mock at hand."""
+    shared: Any = string
+    shared.left = "set by the rank"
+    mocks = [unittest.mock.MagicMock()]
+    mine, childs = multiprocessing.Pipe()
+
+    def child() -> None:
+        for _ in range(3):
+            childs.send(f"{shared.left}, {len(mocks)} mock")
+            childs.recv()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    seen = [mine.recv()]
+    started()
+    for _ in range(2):
+        mine.send(None)
+        seen.append(mine.recv())
+    mine.send(None)
+    process.join()
+    return seen
+
+
 def refused() -> list[str]:
     """The texts with which Python refuses to set or delete attributes."""
     known: Any = types.SimpleNamespace(int=int, string=string, left=Left)

@@ -60,6 +60,7 @@ _Holder = type | ModuleType
 _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
+_MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
 # What each process has for itself anyway, from its first or from the moment that it is set.
 _ELSEWHERE: dict[str, dict[str, Slot[Any] | None]] = {
     "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
@@ -214,19 +215,19 @@ class AttributeViews:
 
     def switch(self, entering: SimProcess | None) -> None:
         """The baton goes to another process, or to the host."""
-        if not self._of_host:
-            self._present = entering
-            return
         leaving = self._present
         held = {} if leaving is None else self._of_rank.get(leaving, {})
         coming = {} if entering is None else self._of_rank.get(entering, {})
-        for key, (kind, owner, name, of_host) in list(self._of_host.items()):
+        for key in {**held, **coming} if held or coming else ():
+            kind, owner, name, of_host = self._of_host[key]
+            now = vars(owner).get(name, _MISSING)
             if key in held:
-                held[key] = vars(owner).get(name, _MISSING)
-            elif key in coming:
-                self._of_host[key] = kind, owner, name, vars(owner).get(name, _MISSING)
-            if key in held or key in coming:
-                kind.put(owner, name, coming.get(key, of_host))
+                held[key] = now
+            else:
+                self._of_host[key] = kind, owner, name, now
+            value = coming.get(key, of_host)
+            if value is not now:  # what a forked child has of its parent is mostly the same
+                kind.put(owner, name, value)
         self._present = entering
 
     def inherit(self, child: SimProcess) -> None:
@@ -259,6 +260,8 @@ class AttributeViews:
     def _notice(self, kind: _Kind, owner: _Holder, name: str, frame: FrameType | None) -> None:
         process = current_process()
         if process is None or process is not self._present or not self._is_rank_code(frame):
+            return
+        if frame is not None and frame.f_code.co_name == _MAKES_A_MOCK:
             return
         if not self._is_shared(process, owner):
             return
