@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -112,6 +113,30 @@ def test_a_child_of_a_child_begins_with_what_that_had() -> None:
     inner, childs, _, _ = values(run_child, 1, args=("fork", 1))[0]
     assert inner == [written("c", 2), written("c", 1, "later"), written("c", 1, "later")]
     assert childs == written("c", 1, "later")
+
+
+def has_own_module() -> bool:
+    return vars(sys.modules[__name__]) is globals()
+
+
+def modules_of_a_child() -> list[bool]:
+    context = mp.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=report_modules, args=(answers,))
+    process.start()
+    found = [answers.get()]
+    process.join()
+    return [*found, has_own_module()]
+
+
+def report_modules(answers: Any) -> None:
+    answers.put(has_own_module())
+
+
+def test_a_library_that_has_a_name_for_all_modules_moves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networkx, "loaded", sys.modules, raising=False)
+
+    assert values(modules_of_a_child, 1, isolate=True) == [[True, True]]
 
 
 def test_a_library_that_nobody_names_is_left_alone_and_so_is_what_has_compiled_code() -> None:

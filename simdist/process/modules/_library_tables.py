@@ -8,7 +8,8 @@ begins with what an import makes.
 Looked after are the libraries that the user's code names, in variables of its modules and in the code of its functions:
 all tables of their modules and classes, with the tables inside. A module is searched for such names once, and again
 when it has another number of variables. Left alone are the standard library, torch, what has
-compiled code, whose state nobody can exchange, and libraries of which `_library_state` knows more.
+compiled code, whose state nobody can exchange, and libraries of which `_library_state` knows more. A table of the
+standard library is left alone too where a library has a name for it (`from sys import modules`).
 
 Most tables nobody writes. They are compared at a hand-over, all in one go, and a table is exchanged from the first time
 on that it holds something else for a child than for the others. A world without children has none of this.
@@ -101,7 +102,7 @@ class LibraryTables:
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Own] = {}
         self._present: _Own | None = None
-        self._libraries: dict[tuple[SimProcess, int], _Libraries] = {}
+        self._libraries: dict[tuple[SimProcess, int], tuple[_Libraries, dict[int, Any]]] = {}
         runtime.slots.add(self._switch)
         runtime.patches.on_undo(lambda: self._switch(None, None))
 
@@ -110,8 +111,8 @@ class LibraryTables:
         assert child.parent is not None
         key = child.parent.oldest, len(sys.modules)  # each rank may have libraries of its own
         if key not in self._libraries:
-            self._libraries[key] = _named_libraries()
-        places = _tables_of(self._libraries[key])
+            self._libraries[key] = _named_libraries(), _tables_of_python()
+        places = _tables_of(*self._libraries[key])
         if places:
             self._of[child] = _Own(places)
             child.end_listeners[self._forget] = None
@@ -194,9 +195,21 @@ def _names_in_code(code: CodeType) -> Iterator[str]:
             yield from _names_in_code(each)
 
 
-def _tables_of(libraries: _Libraries) -> list[_Table]:
-    """All tables in variables of these modules, in attributes of the classes they define, and inside such tables."""
-    found: dict[int, Any] = {}
+def _tables_of_python() -> dict[int, Any]:
+    """The tables in variables of the standard library's modules, by their identity."""
+    modules = [
+        module for name, module in list(sys.modules.items()) if name.partition(".")[0] in sys.stdlib_module_names
+    ]
+    values = chain.from_iterable(vars(module).values() for module in modules if isinstance(module, ModuleType))
+    return {id(value): value for value in values if type(value) in _KINDS}
+
+
+def _tables_of(libraries: _Libraries, apart: dict[int, Any]) -> list[_Table]:
+    """All tables in variables of these modules, in attributes of the classes they define, and inside such tables.
+
+    Those that are `apart` are not among them, nor what only they hold.
+    """
+    found = dict(apart)
     for name, module in chain.from_iterable(libraries.values()):
         left = [value for variable, value in vars(module).items() if variable[:2] != "__"]
         for value in left:  # it grows meanwhile
@@ -208,4 +221,4 @@ def _tables_of(libraries: _Libraries) -> list[_Table]:
             elif issubclass(kind, type) and value.__module__ == name and id(value) not in found:
                 found[id(value)] = value
                 left += vars(value).values()
-    return [each for each in found.values() if type(each) in _KINDS]
+    return [each for identity, each in found.items() if type(each) in _KINDS and identity not in apart]
