@@ -50,7 +50,7 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
     server = servers.get(("file", place))
     if server is None or server.removed or (server.exists and not exists):
         if server is not None:
-            servers["removed file", place, len(servers)] = server  # whoever has it open goes on with it
+            servers["removed file", place, len(servers)] = server  # those who have it open go on with it
         server = servers["file", place] = _FileServer(path)
     server.exists = exists
     store = SimStore(server, kind="file")
