@@ -170,7 +170,7 @@ class Runtime:
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
         self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
-        # Called, perhaps again and again, from when others can see that a rank's garbage closes a file descriptor.
+        # Called, perhaps again and again, from when others can see that a rank's garbage closes a file.
         self.collect_in_rounds: Callable[[], None] = lambda: None
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 

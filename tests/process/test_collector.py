@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
+import torch.distributed as dist
 
 import simdist
 from simdist.process import original
@@ -116,6 +117,23 @@ def _leaves_a_socket_in_garbage() -> float:
     reader.join()
     here.close()
     return ended[0] - began
+
+
+def _leaves_a_file_store_in_garbage() -> list[bool]:
+    store = dist.FileStore("/nowhere/store", 1)
+    store.set("key", "value")
+    garbage: list[object] = [store]
+    garbage.append(garbage)
+    del garbage, store
+    kept: list[object] = [[number] for number in range(10_000)]
+    found = [dist.FileStore("/nowhere/store", 2).check(["key"])]
+    assert len(kept) == 10_000
+    return found
+
+
+@pytest.mark.usefixtures("threshold", "small_heap")
+def test_file_stores_close_in_rounds_whenever_the_host_would_look() -> None:
+    assert simdist.run(_leaves_a_file_store_in_garbage, world_size=1).values == [[True]]
 
 
 @pytest.fixture(params=[100, 1_000_000])

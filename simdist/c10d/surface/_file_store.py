@@ -18,7 +18,7 @@ from typing import Any
 
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import StoreServer
-from simdist.process import SimProcess, current_process
+from simdist.process import SimProcess, current_process, current_runtime
 
 __all__ = ["open_file_store"]
 
@@ -53,6 +53,8 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
             servers["removed file", place, len(servers)] = server  # those who have it open go on with it
         server = servers["file", place] = _FileServer(path)
     server.exists = exists
-    store = SimStore(server, kind="file")
-    server.opened_by(current_process(), store, world_size)
+    store, process, runtime = SimStore(server, kind="file"), current_process(), current_runtime()
+    server.opened_by(process, store, world_size)
+    if process is not None and runtime is not None:
+        runtime.collect_in_rounds()  # a store in a cycle is closed by the collector, and others see that
     return store
