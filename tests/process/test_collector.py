@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
-import torch.distributed as dist
 
 import simdist
 from simdist.process import original
 from simdist.process.stdlib._collector import host_froze
+from tests.c10d.stores import dist
 from tests.device.worlds import values
 
 
