@@ -38,7 +38,10 @@ class WrappedModel:
 
     def modes(self) -> Modes:
         """The modes of its modules now."""
-        return tuple([getattr(module(), "training", None) for module in self.modules])
+        try:
+            return tuple([module().training for module in self.modules])  # type: ignore[union-attr]  # hot
+        except AttributeError:
+            return tuple([getattr(module(), "training", None) for module in self.modules])
 
     def averages(self) -> bool:
         """True if DDP averages gradients in a backward pass now: not in `no_sync`, nor if a hook does it instead."""

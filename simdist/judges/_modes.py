@@ -19,7 +19,7 @@ from simdist.values import rank_text
 
 __all__ = ["EqualModes"]
 
-_MOST_STEPS = 512  # that some ranks have still to take; who is so far behind takes no part
+_MOST_ASKED = 512  # steps that some ranks have still to take; who is so far behind takes no part
 _MODES = {True: "training", False: "evaluation"}
 
 
@@ -29,22 +29,29 @@ class _Mode:
 
     modes: Modes
     since: Moment
+    step: int = -1  # of the optimizer that followed
 
 
 @dataclass(slots=True)
 class _Rank:
+    step: int = -1  # that it took last
     models: list[WrappedModel] = field(default_factory=list)
-    last: dict[int, _Mode] = field(default_factory=dict)  # by the model's number, when the rank last went backward
+    changes: list[list[_Mode]] = field(default_factory=list)  # of each model, the last one perhaps before its step
+    changed: set[int] = field(default_factory=set)  # models, by number, since the last step
+
+    def mode_at(self, number: int, step: int) -> _Mode | None:
+        """The mode in which a model was prepared for a step."""
+        return next((mode for mode in reversed(self.changes[number]) if 0 <= mode.step <= step), None)
 
 
 class EqualModes:
-    """Looks on at one world."""
+    """Looks on at one world. Hot where nothing changes: then a step costs as little as can be."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
-        # By life, the model's number and ranks, the optimizer's index and its step; then by rank.
-        self._steps: dict[tuple[object, ...], dict[int, _Mode]] = {}
+        # Steps at which a model changed on some rank and which others have still to take: life, model, its ranks, step.
+        self._asked: dict[tuple[int, int, tuple[int, ...], int], None] = {}
         self._found = False
         hearing.listen(ModelWrapped, self._on_model)
         hearing.listen(BackwardCalled, self._on_backward)
@@ -52,38 +59,58 @@ class EqualModes:
 
     def _on_model(self, event: ModelWrapped) -> None:
         process = event.process
-        models = self._ranks.setdefault((process.life, process.rank), _Rank()).models
-        models.append(wrapped_model(event, len(models)))
+        rank = self._ranks.setdefault((process.life, process.rank), _Rank())
+        rank.models.append(wrapped_model(event, len(rank.models)))
+        rank.changes.append([])
 
     def _on_backward(self, event: BackwardCalled) -> None:
         process = event.process
         rank = self._ranks.get((process.life, process.rank))
         if rank is None or self._found:
             return
-        for model in rank.models:
-            modes, last = model.modes(), rank.last.get(model.number)
-            if last is None or last.modes != modes:
-                rank.last[model.number] = _Mode(modes, self._hearing.moment(process, event.where))
+        for model, changes in zip(rank.models, rank.changes, strict=True):
+            modes = model.modes()
+            if not changes or changes[-1].modes != modes:
+                if changes and changes[-1].step < 0:
+                    changes.pop()  # another pass for the same step
+                changes.append(_Mode(modes, self._hearing.moment(process, event.where)))
+                rank.changed.add(model.number)
 
     def _on_step(self, event: OptimizerStepped) -> None:
         process = event.process
         rank = self._ranks.get((process.life, process.rank))
-        if rank is None or self._found:
+        if rank is None or self._found or event.index:  # the first optimizer counts the steps
             return
-        for number, mode in rank.last.items():
-            model = rank.models[number]
-            step = (process.life, number, model.ranks, event.index, event.number)
-            if step not in self._steps and len(self._steps) >= _MOST_STEPS:
-                continue
-            modes = self._steps.setdefault(step, {})
-            modes[process.rank] = mode
-            if len(modes) == len(model.ranks):
-                del self._steps[step]
-                self._compare(model, modes, event.number)
+        rank.step = event.number
+        if rank.changed:
+            for number in sorted(rank.changed):
+                rank.changes[number][-1].step = rank.step
+                if len(self._asked) < _MOST_ASKED:
+                    self._asked[process.life, number, rank.models[number].ranks, rank.step] = None
+            rank.changed.clear()
+        if self._asked:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Compare the ranks in steps that all of them have taken."""
+        for asked in list(self._asked):
+            life, number, members, step = asked
+            ranks = {member: self._ranks.get((life, member)) for member in members}
+            taken = {
+                member: rank.mode_at(number, step)
+                for member, rank in ranks.items()
+                if rank is not None and rank.step >= step and number < len(rank.models)
+            }
+            if len(taken) == len(members):
+                del self._asked[asked]
+                modes = {member: mode for member, mode in taken.items() if mode is not None}
+                model = self._ranks[life, members[0]].models[number]
+                if len(modes) == len(members) and not self._found:
+                    self._compare(model, modes, step)
 
     def _compare(self, model: WrappedModel, found: dict[int, _Mode], step: int) -> None:
         first, *others = [mode.modes for mode in found.values()]
-        if self._found or all(modes == first for modes in others) or any(len(modes) != len(first) for modes in others):
+        if all(modes == first for modes in others) or any(len(modes) != len(first) for modes in others):
             return
         differing = _first_differing(model, found)
         if differing is None:
