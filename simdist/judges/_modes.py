@@ -3,8 +3,8 @@
 A rank that evaluates alone and does not call `train()` afterwards goes on without dropout, and with statistics of batch
 normalisation that stand still. Its gradients are averaged with those of the others, so nothing else differs.
 
-What counts is the mode in which a rank goes backward, as of the optimizer's step that follows. Between a backward pass
-and the next forward pass a rank may evaluate as it likes.
+What counts is the mode of the last backward pass before a step of the optimizer. Between a backward pass and the next
+forward pass a rank may evaluate as it likes.
 """
 
 from __future__ import annotations

@@ -94,3 +94,20 @@ def test_ranks_of_other_groups_may_have_other_modes(judges: tuple[str, ...]) -> 
             optimizer.zero_grad()
 
     assert not run(body, *judges, world_size=4).findings
+
+
+@pytest.mark.parametrize("in_training", [(False, True), (True, False)])
+def test_of_several_passes_for_a_step_the_last_counts(in_training: tuple[bool, bool]) -> None:
+    def body(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            for training in in_training:
+                model.module.train(training or rank != 1 or step != 1)
+                model(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    findings = run(body, "replicas").findings
+
+    assert [(each.rank, each.step) for each in findings] == ([] if in_training[-1] else [(1, 1)])
