@@ -136,19 +136,19 @@ def _run(
 
 
 def _first_difference(
-    crash: int, result: RunResult, resumed: Trails, whole_run: RunResult, whole: Trails
+    crash: int, result: RunResult, resumed: Trails, whole: RunResult, trails: Trails
 ) -> ResumeDifference | None:
     if result.first_failure() is not None:
         return ResumeDifference(crash, f"the run failed: {report_of(result).headline}")
     life = len(result.ranks) and result.ranks[0].lives - 1
     found = []
-    for (_, rank), expected in whole.steps.items():
+    for (_, rank), expected in trails.steps.items():
         steps = resumed.steps.get((life, rank), [])
         difference = _compare(crash, rank, steps, expected) if resumed.crashed else None
         if difference is not None:
             found.append(difference)
     if not found and resumed.crashed:
-        found += _differing_states(crash, result, whole_run)
+        found += _differing_states(crash, result, whole)
     if not found and result.findings:
         first = result.findings[0]
         problem = f"judge {first.judge} found: {first.problem}"

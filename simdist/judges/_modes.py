@@ -29,19 +29,23 @@ class _Mode:
 
     modes: Modes
     since: Moment
-    step: int = -1  # of the optimizer that followed
+    # How many steps the rank had taken with each optimizer, by its index; None until the step that follows.
+    taken: dict[int, int] | None = None
 
 
 @dataclass(slots=True)
 class _Rank:
-    step: int = -1  # that it took last
     models: list[WrappedModel] = field(default_factory=list)
     changes: list[list[_Mode]] = field(default_factory=list)  # of each model, the last one perhaps before its step
     changed: set[int] = field(default_factory=set)  # models, by number, since the last step
+    taken: dict[int, int] = field(default_factory=dict)  # how many steps, by the optimizer's index
 
-    def mode_at(self, number: int, step: int) -> _Mode | None:
-        """The mode in which a model was prepared for a step."""
-        return next((mode for mode in reversed(self.changes[number]) if 0 <= mode.step <= step), None)
+    def mode_at(self, number: int, optimizer: int, step: int) -> _Mode | None:
+        """The mode in which a model was prepared for a step that the rank has taken."""
+        for mode in reversed(self.changes[number]):
+            if mode.taken is not None and mode.taken.get(optimizer, 0) <= step:
+                return mode
+        return None
 
 
 class EqualModes:
@@ -50,8 +54,9 @@ class EqualModes:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
-        # Steps at which a model changed on some rank and which others have still to take: life, model, its ranks, step.
-        self._asked: dict[tuple[int, int, tuple[int, ...], int], None] = {}
+        # Steps at which a model changed on some rank, and which others have still to take: its life, the number and the
+        # ranks of the model, the index of the optimizer, and the step.
+        self._asked: dict[tuple[int, int, tuple[int, ...], int, int], None] = {}
         self._found = False
         hearing.listen(ModelWrapped, self._on_model)
         hearing.listen(BackwardCalled, self._on_backward)
@@ -71,7 +76,7 @@ class EqualModes:
         for model, changes in zip(rank.models, rank.changes, strict=True):
             modes = model.modes()
             if not changes or changes[-1].modes != modes:
-                if changes and changes[-1].step < 0:
+                if changes and changes[-1].taken is None:
                     changes.pop()  # another pass for the same step
                 changes.append(_Mode(modes, self._hearing.moment(process, event.where)))
                 rank.changed.add(model.number)
@@ -79,27 +84,28 @@ class EqualModes:
     def _on_step(self, event: OptimizerStepped) -> None:
         process = event.process
         rank = self._ranks.get((process.life, process.rank))
-        if rank is None or self._found or event.index:  # the first optimizer counts the steps
+        if rank is None or self._found:
             return
-        rank.step = event.number
         if rank.changed:
+            taken = dict(rank.taken)
             for number in sorted(rank.changed):
-                rank.changes[number][-1].step = rank.step
+                rank.changes[number][-1].taken = taken
                 if len(self._asked) < _MOST_ASKED:
-                    self._asked[process.life, number, rank.models[number].ranks, rank.step] = None
+                    self._asked[process.life, number, rank.models[number].ranks, event.index, event.number] = None
             rank.changed.clear()
+        rank.taken[event.index] = event.number + 1
         if self._asked:
             self._answer()
 
     def _answer(self) -> None:
         """Compare the ranks in steps that all of them have taken."""
         for asked in list(self._asked):
-            life, number, members, step = asked
+            life, number, members, optimizer, step = asked
             ranks = {member: self._ranks.get((life, member)) for member in members}
             taken = {
-                member: rank.mode_at(number, step)
+                member: rank.mode_at(number, optimizer, step)
                 for member, rank in ranks.items()
-                if rank is not None and rank.step >= step and number < len(rank.models)
+                if rank is not None and rank.taken.get(optimizer, 0) > step and number < len(rank.models)
             }
             if len(taken) == len(members):
                 del self._asked[asked]
@@ -121,7 +127,7 @@ class EqualModes:
         mine, theirs = _MODES[bool(modes[blamed])], _MODES[bool(modes[usual[0]])]
         self._hearing.find(
             f"{f'module {name}' if name else 'the model'} is in {mine} mode here, and in {theirs} mode on "
-            f"{rank_text(usual)}, when optimizer step {step} is prepared",
+            f"{rank_text(usual)}, in the backward pass for optimizer step {step}",
             found[blamed].since,
             subject=name,
             step=step,

@@ -40,7 +40,8 @@ def test_a_rank_that_goes_on_in_evaluation_mode_is_found() -> None:
     finding = only_finding(run(partial(train, before=one_stays_in_evaluation, after=nothing), "replicas"))
 
     assert finding.problem == (
-        "the model is in evaluation mode here, and in training mode on ranks 0, 2, when optimizer step 2 is prepared"
+        "the model is in evaluation mode here, and in training mode on ranks 0, 2, "
+        "in the backward pass for optimizer step 2"
     )
     assert (finding.rank, finding.step) == (1, 2)
     assert finding.where == line_of(train, ".backward()")
@@ -111,3 +112,36 @@ def test_of_several_passes_for_a_step_the_last_counts(in_training: tuple[bool, b
     findings = run(body, "replicas").findings
 
     assert [(each.rank, each.step) for each in findings] == ([] if in_training[-1] else [(1, 1)])
+
+
+def test_a_mode_that_changes_in_the_steps_of_a_later_optimizer_is_found() -> None:
+    def body(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        for phase in range(3):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(2):
+                model.module.train(phase < 2 or step < 1 or rank != 1)
+                model(torch.randn(3, 4)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    finding = only_finding(run(body, "replicas"))
+
+    assert (finding.rank, finding.step) == (1, 1)
+
+
+def test_ranks_with_other_optimizers_beside_may_change_the_mode_together() -> None:
+    def body(rank: int) -> None:
+        model, own = DistributedDataParallel(net()), nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        beside = torch.optim.SGD(own.parameters(), lr=0.1)
+        for step in range(4):
+            model.module.train(step < 2)
+            model(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0:
+                own(torch.ones(1)).sum().backward()
+                beside.step()
+
+    assert not run(body, "replicas").findings
