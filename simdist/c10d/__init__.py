@@ -2,7 +2,7 @@
 
 Five wings, each importing only those before it: `calls` lists the collectives and has the one life of a call, with its
 works and events, `surface` is what torch calls, `engine` brings ranks together, `backends` is what differs between Gloo
-and others, `watch` who looks on, as listeners and judges on the bus (what is told and announced there:
+and others, `watch` who looks on, as listeners and judges on the bus (what calls tell and announce there:
 `calls/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps per process
 (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead of torch's
 own.
@@ -20,25 +20,15 @@ if TYPE_CHECKING:
     from simdist.c10d._makers import group_maker
     from simdist.c10d._rank_state import RankState
     from simdist.c10d.backends import GLOO, IDEAL
-    from simdist.c10d.calls._events import (
-        CollectiveRead,
-        MembersAwaited,
-        MembersMet,
-        MessageRead,
-        OperationAdmitted,
-        OperationCalled,
-        PayloadSampled,
-        StoreRequested,
-        StoreServed,
-        WorkIssued,
-        WorkWaited,
-    )
+    from simdist.c10d.calls._events import OperationAdmitted, OperationCalled, PayloadSampled
     from simdist.c10d.calls._operation import Operation
     from simdist.c10d.calls._unseen import unseen_steps
-    from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.calls._work import CollectiveRead, SimWork, WorkIssued, WorkWaited
     from simdist.c10d.engine import Backend, Done, Flow
+    from simdist.c10d.engine._message import MessageRead
+    from simdist.c10d.engine._rendezvous import MembersAwaited, MembersMet
     from simdist.c10d.surface._callsite import issued_by_torch
-    from simdist.c10d.surface._store_server import StoreServer
+    from simdist.c10d.surface._store_server import StoreRequested, StoreServed, StoreServer
     from simdist.c10d.surface._tcp_store import host_server
     from simdist.c10d.surface.state._generators import torch_generator
     from simdist.c10d.watch._strict import problems_at_end
@@ -78,10 +68,12 @@ __all__ = [
 _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._events") | {
     **dict.fromkeys(("GLOO", "IDEAL"), "backends"),
     **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),
+    **dict.fromkeys(("CollectiveRead", "SimWork", "WorkIssued", "WorkWaited"), "calls._work"),
+    **dict.fromkeys(("MembersAwaited", "MembersMet"), "engine._rendezvous"),
+    "MessageRead": "engine._message",
     "Operation": "calls._operation",
     "RankState": "_rank_state",
-    "SimWork": "calls._work",
-    "StoreServer": "surface._store_server",
+    **dict.fromkeys(("StoreRequested", "StoreServed", "StoreServer"), "surface._store_server"),
     "TorchState": "_install",
     "break_devices_of": "_broken_devices",
     "group_maker": "_makers",

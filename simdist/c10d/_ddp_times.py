@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
-from simdist.c10d.calls._events import WorkIssued
+from simdist.c10d.calls._work import WorkIssued
 from simdist.device import Mark, Streams, devices_of_this_process
 from simdist.inside.torch import backward_task, c10d_bindings, pass_by_subclasses
 from simdist.process import Patches, SimProcess, current_process

@@ -1,8 +1,4 @@
-"""What torch keeps per process, of one rank.
-
-Circle of imports: that includes what groups of each kind remember of their process; groups ask their makers for new
-groups, and the makers look here first.
-"""
+"""What torch keeps per process, of one rank."""
 
 from __future__ import annotations
 

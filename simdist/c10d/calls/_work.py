@@ -14,13 +14,13 @@ call of DDP, which is counted in `waits_in_cxx`, tells. (Seen with torch 2.13.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import torch
 
-from simdist.c10d.calls._events import WorkWaited
 from simdist.c10d.calls._polling import Polling
 from simdist.errors import SimdistError
 from simdist.inside import torch as inside
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
     from simdist.c10d.calls._payload import Outputs
 
-__all__ = ["Blockers", "Future", "PassingWork", "SimFuture", "SimWork", "safe_for_backward", "wait_for_futures"]
+__all__ = ["Blockers", "CollectiveRead", "Future", "PassingWork", "SimFuture", "SimWork", "WorkIssued", "WorkWaited"]
+__all__ += ["safe_for_backward", "wait_for_futures"]
 
 Work = inside.Work
 Future: Any = torch.futures.Future
@@ -41,6 +42,38 @@ _torch: Any = torch  # has what the stubs leave out
 _current_graph_task_id = _torch._C._current_graph_task_id
 _current_autograd_node = _torch._C._current_autograd_node
 _execution_engine = _torch.autograd.Variable._execution_engine
+
+
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
+class WorkIssued:
+    """Told: there is a work for an operation that was issued, a part of a larger one included.
+
+    `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself. `root` is
+    the group rank of a rooted operation, else -1. `reads` are the rank's tensors in the CPU's memory that it reads.
+    `reduction` is the name of the reduce operation ("sum"), "" where nothing is reduced.
+    """
+
+    work: SimWork
+    name: str
+    shapes: Sequence[Sequence[int]]
+    asynchronous: bool
+    root: int = -1
+    reads: Sequence[torch.Tensor] = ()
+    reduction: str = ""
+
+
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
+class WorkWaited:
+    """Told: a rank has waited for a work, which is over, or its future completes."""
+
+    work: SimWork
+
+
+@dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
+class CollectiveRead:
+    """Told: the tensors of a collective, of all its ranks that have come, are about to be read."""
+
+    works: Sequence[SimWork]
 
 
 class Blockers(Protocol):

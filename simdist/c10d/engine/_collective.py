@@ -46,12 +46,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from simdist.c10d.calls import IN_PLACE, ROOTED
-from simdist.c10d.calls._events import CollectiveRead
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Payload
 from simdist.c10d.calls._read import Change
 from simdist.c10d.calls._unseen import unseen
-from simdist.c10d.calls._work import SimWork
+from simdist.c10d.calls._work import CollectiveRead, SimWork
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._flow import ABORTED, Done, Failed
 from simdist.c10d.engine._followed import Followed

@@ -15,12 +15,11 @@ import functools
 from collections.abc import Callable, Mapping
 
 from simdist.c10d.calls import REDUCTIONS
-from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._member import Member
 from simdist.c10d.calls._operation import Fields, Key, Operation, Row, fields_of
 from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._read import read_by
-from simdist.c10d.calls._work import PassingWork, SimWork
+from simdist.c10d.calls._work import PassingWork, SimWork, WorkIssued
 from simdist.c10d.engine._collective import Arrival, Collective
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._mailbox import Mailbox

@@ -22,9 +22,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simdist.c10d.calls import COPIES, names_where
-from simdist.c10d.calls._events import CollectiveRead
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._work import CollectiveRead
 from simdist.c10d.engine import _data
 from simdist.c10d.engine._movement import LARGEST, SMALL, Movement
 from simdist.c10d.engine._program import Program

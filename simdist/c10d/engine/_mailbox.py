@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from simdist.c10d.calls._events import MessageRead, WorkIssued
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._read import change_read
+from simdist.c10d.calls._work import WorkIssued
 from simdist.c10d.engine._data import CHECKSUM_BYTES
 from simdist.c10d.engine._matching import Matching
-from simdist.c10d.engine._message import P2PWork
+from simdist.c10d.engine._message import MessageRead, P2PWork
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._callsite import call_site

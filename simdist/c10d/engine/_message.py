@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
 import torch
 
-from simdist.c10d.calls._events import WorkWaited
-from simdist.c10d.calls._work import SimWork
+from simdist.c10d.calls._work import SimWork, WorkWaited
 from simdist.cluster import Flow
 from simdist.kernel import Timer
 
-__all__ = ["P2PWork"]
+__all__ = ["MessageRead", "P2PWork"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRead:
+    """Announced: the buffer of a send is about to be read for the receiver. It can only be refused."""
+
+    send: P2PWork
 
 
 class P2PWork(SimWork):

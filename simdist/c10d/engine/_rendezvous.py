@@ -26,12 +26,12 @@ read an old address; here none does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
-from simdist.c10d.calls._events import MembersAwaited, MembersMet
 from simdist.c10d.calls._member import Member
 from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._strategies import Backend, Unreachable
@@ -46,9 +46,27 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.engine._streamed import StreamCommunicator
 
-__all__ = ["connect"]
+__all__ = ["MembersAwaited", "MembersMet", "connect"]
 
 _CONNECTING = 5  # times the group's timeout: how long Gloo waits for a connection (gloo/transport/tcp/pair.h)
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """Told: a rank begins to wait for all members of a group: connecting it (`number` -1), or in monitored barriers."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersMet:
+    """Told: all of them have come. The fields are those of `MembersAwaited`."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
 
 
 class _Connecting:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from simdist.c10d.calls._events import WorkWaited
-from simdist.c10d.calls._work import Future, SimFuture, SimWork
+from simdist.c10d.calls._work import Future, SimFuture, SimWork, WorkWaited
 from simdist.device import Mark, Streams, memory_of, select_stream
 from simdist.inside.torch import backward_engine, backward_node, backward_task
 from simdist.kernel import Task

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simdist.c10d.calls._events import CollectiveRead, MessageRead
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Payload
+from simdist.c10d.calls._work import CollectiveRead
 from simdist.c10d.engine._collective import Arrival, Collective
 from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._mailbox import Mailbox
-from simdist.c10d.engine._message import P2PWork
+from simdist.c10d.engine._message import MessageRead, P2PWork
 from simdist.c10d.surface import _memory
 from simdist.process import refusal_of
 

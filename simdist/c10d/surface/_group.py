@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from simdist.c10d.calls._events import MembersAwaited, MembersMet
+from simdist.c10d.engine._rendezvous import MembersAwaited, MembersMet
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
 from simdist.c10d.surface._memory import require_memory
@@ -20,15 +20,32 @@ from simdist.kernel import EVERYTHING
 if TYPE_CHECKING:
     from simdist.c10d.engine import P2PWork
     from simdist.c10d.surface._arguments import Tensors
+    from simdist.c10d.surface._identity import GroupBackend, GroupOptions
     from simdist.c10d.surface._store import SimStore
 
-__all__ = ["SimProcessGroup"]
+__all__ = ["Maker", "SimProcessGroup"]
 
 Tensor = torch.Tensor
 
 
+class Maker(Protocol):
+    """What makes the groups of a world."""
+
+    def options_of_gloo(self, options: object, call: str) -> GroupOptions:
+        """The options that Gloo takes: those given, or its default ones."""
+
+    def make_child(
+        self, group: GroupBackend, store: SimStore, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
+    ) -> SimProcessGroup:
+        """A group over Gloo that is made of one, with options that it shares with it."""
+
+
 class SimProcessGroup(Reductions, Copies):
     """One rank's handle on a group, with all that it can do. Checks and texts are those of ProcessGroupGloo (2.13)."""
+
+    __slots__ = ("maker",)
+
+    maker: Maker
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> P2PWork:
         """Send to a group rank."""

@@ -20,7 +20,6 @@ from simdist.process import SimProcess, current_process, variable_of
 from simdist.records import new_group
 
 if TYPE_CHECKING:
-    from simdist.c10d._makers import Makers
     from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._store import SimStore
 
@@ -129,12 +128,10 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         "_size",
         "_store",
         "_timeout_ns",
-        "maker",
         "options",
     )
 
     asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
-    maker: Makers  # of a group over Gloo
     on_leave: Callable[[], None] | None = None  # of who keeps the group in a list
 
     supports_splitting = True

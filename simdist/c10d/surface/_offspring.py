@@ -2,6 +2,8 @@
 
 A group asks each of its backends, in the order of their devices, for a part of what is made; so does this, of the
 parts of a group over several backends, or of the only one. The backends' own share is `split_part` and `merge_part`.
+
+Circle of imports: a group asks this file for groups made of it, and these are such groups again.
 """
 
 from __future__ import annotations

@@ -20,12 +20,13 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch.distributed as dist
 
-from simdist.c10d.calls._events import StoreRequested, StoreServed
 from simdist.c10d.surface._compat import Store
 from simdist.c10d.surface._log import log
 from simdist.c10d.surface._store_server import (
     Connection,
     KeyWait,
+    StoreRequested,
+    StoreServed,
     StoreServer,
     due_in,
     gave_up,

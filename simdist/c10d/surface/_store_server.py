@@ -8,8 +8,8 @@ keeps it. Texts and whole seconds of time-outs are those of TCPStore, HashStore 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,14 +20,41 @@ from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Communicator
-    from simdist.c10d.surface._store import SimStore
 
-__all__ = ["LATE_NS", "AnswerWait", "Connection", "KeyWait", "Monitor", "StoreServer", "due_in", "gave_up", "in_ns"]
-__all__ += ["time_limit_ns"]
+__all__ = ["LATE_NS", "AnswerWait", "Connection", "KeyWait", "Monitor", "StoreRequested", "StoreServed"]
+__all__ += ["StoreServer", "due_in", "gave_up", "in_ns", "time_limit_ns"]
 
 LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequested:
+    """Announced: a rank asks a store for something, which has not reached it yet.
+
+    `launchers` is True for the launcher's store. A strike "during" comes when the request is half way to the server,
+    one "after" when the caller goes on.
+    """
+
+    process: SimProcess
+    operation: str
+    key: str
+    launchers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreServed:
+    """Told: a store does what a rank has asked for, or is on its way to: what has no answer is told when it is sent.
+
+    `values` are what the keys hold then, as far as the request says so.
+    """
+
+    process: SimProcess
+    server: StoreServer
+    operation: str
+    keys: Sequence[str]
+    values: Sequence[bytes] = ()
 
 
 class KeyWait:
@@ -102,7 +129,7 @@ class StoreServer:
         self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
         self._held: list[Callable[[], None]] = []  # what has arrived since, in order
         self.outlived = False  # a life that used it is over, and what it left stands here
-        self.opener: weakref.ref[SimStore] | None = None  # the store object that a rank made it with
+        self.opener: Callable[[], object] | None = None  # returns the store that a rank made it with, while that lives
 
     @property
     def dropped(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import profiler, profiler_legacy, profiler_util
 
-from simdist.c10d.calls._events import WorkIssued
+from simdist.c10d.calls._work import WorkIssued
 from simdist.inside.torch import profiler_settings
 from simdist.process import Patches, SimProcess, current_process
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from simdist._content import content_checksum
 from simdist.c10d.calls import IN_PLACE
-from simdist.c10d.calls._events import WorkWaited
 from simdist.c10d.calls._unseen import unseen
-from simdist.c10d.calls._work import SimWork
+from simdist.c10d.calls._work import SimWork, WorkWaited
 from simdist.kernel import Bus
 from simdist.records import result_noted
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import torch
 
 from simdist.c10d.calls import MESSAGES
-from simdist.c10d.calls._events import MessageRead, OperationAdmitted, WorkIssued
+from simdist.c10d.calls._events import OperationAdmitted
+from simdist.c10d.calls._work import WorkIssued
 from simdist.c10d.engine import P2PWork
+from simdist.c10d.engine._message import MessageRead
 from simdist.c10d.surface._callsite import issued_by_torch
 from simdist.c10d.surface._memory import checksum, flat
 from simdist.errors import StrictError

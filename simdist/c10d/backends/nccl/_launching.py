@@ -20,9 +20,8 @@ from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._nan import holds_nan
 from simdist.c10d.backends.nccl.watch._recorder import Entry
 from simdist.c10d.calls import KERNELS, MESSAGES
-from simdist.c10d.calls._events import WorkIssued
 from simdist.c10d.calls._operation import Operation
-from simdist.c10d.calls._work import SimWork
+from simdist.c10d.calls._work import SimWork, WorkIssued
 from simdist.c10d.engine._stream_parts import Part
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.c10d.engine._streamed import Connection
@@ -246,7 +245,7 @@ class NcclGroup(NcclMember):
         return f"{kind} {self.rank()}{'->' if kind == 'send' else '<-'}{peer}"
 
     def _self_message(self) -> BaseException:
-        from simdist.c10d.backends.nccl._words import nccl_error
+        from simdist.c10d.backends.nccl._errors import nccl_error
 
         return nccl_error(
             "ncclInvalidUsage", "Trying to send to self without a matching recv", NcclPlace.SEND_TO_ITSELF

@@ -10,32 +10,30 @@ import torch
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._environment import Environment, JoiningEnvironment
+from simdist.c10d.backends.nccl._errors import CONNECTING_NS, nccl_error, refused
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._options import NcclConfig, NcclOptions
 from simdist.c10d.backends.nccl._timing import Hook
-from simdist.c10d.backends.nccl._words import CONNECTING_NS, nccl_error, refused
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.kernels._preferences import Preferences, preferences
 from simdist.c10d.backends.nccl.watch._debug_lines import show_version
-from simdist.c10d.backends.nccl.watch._ending import EndingMember
 from simdist.c10d.backends.nccl.watch._information import Informer
 from simdist.c10d.backends.nccl.watch._monitor import Monitor
 from simdist.c10d.backends.nccl.watch._rank import nccl_of
 from simdist.c10d.backends.nccl.watch._remote_errors import RemoteErrors
 from simdist.c10d.backends.nccl.watch._transport import problem_of_networks
 from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
+from simdist.c10d.backends.nccl.watch._watched import WatchedMember
 from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.device import devices_of_this_process
 from simdist.inside.torch import NCCL, NcclPlace, Place
-from simdist.records import flight_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from simdist.c10d.backends.nccl._timing import WorkInfo
-    from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.calls._member import Member
     from simdist.c10d.calls._work import SimFuture
     from simdist.c10d.surface._identity import DeviceLike
@@ -54,7 +52,7 @@ _SERIALIZED = (
 )
 
 
-class NcclMember(EndingMember):
+class NcclMember(WatchedMember):
     """A rank's end of a group: its communicators, and what its watchdog and its recorder ask of it."""
 
     supports_splitting = True
@@ -153,11 +151,6 @@ class NcclMember(EndingMember):
 
     def _is_initialized(self) -> bool:
         return bool(self._connections)
-
-    @property
-    def uid(self) -> int:
-        """The number of the group among those of its process."""
-        return self._uid
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
@@ -266,7 +259,7 @@ class NcclMember(EndingMember):
         streams = devices.streams
         # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
         device = devices.accounts[index].device
-        show_version(self._nccl, ranks.index(self.rank()), index)
+        show_version(self._member.process, ranks.index(self.rank()), index)
         problem = problem_of_networks(self._member.process, self.options.config)
         if problem:
             raise nccl_error("ncclInvalidUsage", problem, NcclPlace.NO_NETWORK)
@@ -355,15 +348,6 @@ class NcclMember(EndingMember):
         why = f" Original reason for failure was: {reason}" if reason else ""
         return dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}. {why}")
 
-    def _prefix(self) -> str:
-        described = self._description not in ("", "undefined")
-        about = f"({self._description})" if described else ""
-        return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
-
-    def _warn(self, level: str, text: str, place: Place) -> None:
-        """Write a line of torch's log, behind the group's prefix."""
-        log(self._member.process, level, f"{self._prefix()}{text}", place)
-
     # -- durations -----------------------------------------------------------------------------------------------
 
     def _enable_collectives_timing(self) -> None:
@@ -379,59 +363,6 @@ class NcclMember(EndingMember):
         seen_ns = self.watchdog.tick_after(self._ended_ns)
         if seen_ns > simulation.now_ns:
             simulation.sleep(seen_ns - simulation.now_ns)
-
-    def keep_begun(self, work: NcclWork) -> None:
-        """A collective was launched, in a group that tells how far it has come."""
-        if self.timing:
-            now_ns = self._communicator.simulation.now_ns
-            over = [each for each in self._begun if each.done]
-            self._begun = [*over[-1:], *(each for each in self._begun if not each.done), work]
-            assert now_ns >= work.issued_ns
-
-    def last_begun(self) -> tuple[int, str, bool] | None:
-        """The last collective whose kernel has begun: its number, its name, and whether it is over."""
-        now_ns = self._communicator.simulation.now_ns
-        begun = [work for work in self._begun if work.has_begun(now_ns)]
-        return (begun[-1].number, begun[-1].op_type, begun[-1].done) if begun else None
-
-    @property
-    def nccl(self) -> RankNccl:
-        """What NCCL keeps of the rank's process."""
-        return self._nccl
-
-    @property
-    def member(self) -> Member:
-        """The rank's end of the group."""
-        return self._member
-
-    # -- for the watchdog ----------------------------------------------------------------------------------------
-
-    def progress(self) -> tuple[int, int]:
-        """The numbers of the last work that was launched, and of the last that is over; -1 for none."""
-        return self._enqueued, self._completed
-
-    def status(self) -> dict[str, int]:
-        """The same as the recorder has it."""
-        begun = self.last_begun()
-        return flight_status(*self.progress(), -1 if begun is None else begun[0])
-
-    def count_done(self, work: NcclWork) -> None:
-        """The watchdog takes a work for done."""
-        if not self.environment.blocking_wait:
-            self._completed = work.number
-
-    def on_done(self, work: NcclWork) -> None:
-        """A work is over."""
-        self.watchdog.forget(work)
-        self._ended_ns = max(self._ended_ns, work.ended_ns)
-        if not work.aborted:
-            self._extra_ns -= work.extra_ns
-            self._extra_taken_ns -= work.extra_ns
-            self.count_done(work)
-            if self.hook is not None:
-                self.hook.over(work)
-        if work in self.results and not self.watchdog.watches(work):
-            self.settle_results_later(work)
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
         self._extra_ns += round(timeout.total_seconds() * 1e9)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl import _arguments
 from simdist.c10d.backends.nccl._arguments import require_tensor
-from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.backends.nccl._errors import nccl_error
 from simdist.c10d.calls import TABLE
 from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Exchanged, Gathered, Payload, Scattered
@@ -27,12 +27,11 @@ from simdist.inside.torch import NcclPlace
 from simdist.process import Strike
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.calls._payload import Factor
     from simdist.c10d.calls._read import Change
 
-__all__ = ["KINDS", "Call", "Operands", "all_gathered", "all_gathered_singly", "broadcast", "broadcasts", "exchanged"]
-__all__ += ["flat", "gathered", "in_barrier", "in_place", "listed_tensors", "reduced", "require_devices"]
+__all__ = ["KINDS", "Call", "Caller", "Operands", "all_gathered", "all_gathered_singly", "broadcast", "broadcasts"]
+__all__ += ["exchanged", "flat", "gathered", "in_barrier", "in_place", "listed_tensors", "reduced", "require_devices"]
 __all__ += ["scattered", "scattered_list", "scattered_singly"]
 
 Tensor = torch.Tensor
@@ -95,7 +94,28 @@ class Operands:
     inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None
 
 
-Layout = Callable[["NcclGroup", Operands], list[Call]]
+class Caller(Protocol):
+    """The group whose call is laid out."""
+
+    def rank(self) -> int:
+        """The caller's rank in it."""
+
+    def size(self) -> int:
+        """How many ranks it has."""
+
+    def operation(
+        self,
+        name: str,
+        tensor: Tensor,
+        size: int,
+        reduction: str = "",
+        root: int = -1,
+        shape: tuple[int, ...] | None = None,
+    ) -> Operation:
+        """The operation with these parameters."""
+
+
+Layout = Callable[[Caller, Operands], list[Call]]
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -145,7 +165,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _require_root(group: NcclGroup, name: str, root: int) -> None:
+def _require_root(group: Caller, name: str, root: int) -> None:
     if not 0 <= root < group.size():
         raise nccl_error(
             "ncclInvalidArgument",
@@ -163,7 +183,7 @@ def require_devices(*tensors: Tensor) -> None:
 # -- layouts -------------------------------------------------------------------------------------------------------
 
 
-def in_place(group: NcclGroup, operands: Operands) -> list[Call]:
+def in_place(group: Caller, operands: Operands) -> list[Call]:
     """All-reduce each tensor."""
     opts = operands.opts
     if type(opts) is AllReduceOptions and opts.reduction is not None and operands.op is None:  # hot
@@ -183,7 +203,7 @@ def in_place(group: NcclGroup, operands: Operands) -> list[Call]:
     return calls
 
 
-def in_barrier(group: NcclGroup, operands: Operands) -> list[Call]:
+def in_barrier(group: Caller, operands: Operands) -> list[Call]:
     """All-reduce one element."""
     (tensor,) = operands.outputs
     data = flat(tensor)
@@ -191,7 +211,7 @@ def in_barrier(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, data, [], [tensor], [tensor])]
 
 
-def reduced(group: NcclGroup, operands: Operands) -> list[Call]:
+def reduced(group: Caller, operands: Operands) -> list[Call]:
     """Reduce to a root; the tensors of the others stay as they are."""
     (tensor,) = operands.inputs
     _require_root(group, "Reduce", operands.root)
@@ -204,7 +224,7 @@ def reduced(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, data, [(parts, data)], [], [parts], factor)]
 
 
-def broadcast(group: NcclGroup, operands: Operands) -> list[Call]:
+def broadcast(group: Caller, operands: Operands) -> list[Call]:
     """Broadcast the root's tensor in place."""
     (tensor,) = operands.inputs
     _require_root(group, "Broadcast", operands.root)
@@ -215,7 +235,7 @@ def broadcast(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, data, reads, writes)]
 
 
-def broadcasts(group: NcclGroup, operands: Operands) -> list[Call]:
+def broadcasts(group: Caller, operands: Operands) -> list[Call]:
     """One broadcast from each rank, launched together."""
     calls = []
     for root, output in enumerate(operands.outputs):
@@ -225,7 +245,7 @@ def broadcasts(group: NcclGroup, operands: Operands) -> list[Call]:
     return calls
 
 
-def all_gathered(group: NcclGroup, operands: Operands) -> list[Call]:
+def all_gathered(group: Caller, operands: Operands) -> list[Call]:
     """Gather every rank's tensor into a list."""
     (tensor,), outputs = operands.inputs, operands.outputs
     data = flat(tensor)
@@ -233,7 +253,7 @@ def all_gathered(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, Gathered([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
 
 
-def all_gathered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
+def all_gathered_singly(group: Caller, operands: Operands) -> list[Call]:
     """Gather every rank's tensor into one, for each pair."""
     calls = []
     for output, tensor in zip(operands.outputs, operands.inputs, strict=True):
@@ -244,7 +264,7 @@ def all_gathered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
     return calls
 
 
-def gathered(group: NcclGroup, operands: Operands) -> list[Call]:
+def gathered(group: Caller, operands: Operands) -> list[Call]:
     """Gather every rank's tensor in a root's list."""
     (tensor,), outputs = operands.inputs, operands.lists
     data = flat(tensor)
@@ -253,7 +273,7 @@ def gathered(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, Gathered(flats, data), [(tensor, data)], outputs or [])]
 
 
-def scattered(group: NcclGroup, operands: Operands) -> list[Call]:
+def scattered(group: Caller, operands: Operands) -> list[Call]:
     """Give each rank one tensor of a root's list."""
     (tensor,), inputs = operands.outputs, operands.lists
     data = flat(tensor)
@@ -263,7 +283,7 @@ def scattered(group: NcclGroup, operands: Operands) -> list[Call]:
     return [Call(operation, Scattered(data, flats), reads, [tensor])]
 
 
-def scattered_list(group: NcclGroup, operands: Operands) -> list[Call]:
+def scattered_list(group: Caller, operands: Operands) -> list[Call]:
     """Reduce a list of tensors, one for each rank. Torch copies it into one tensor, of the type of its first."""
     (output,), inputs = operands.outputs, operands.inputs
     dtype = inputs[0].dtype
@@ -271,7 +291,7 @@ def scattered_list(group: NcclGroup, operands: Operands) -> list[Call]:
     return [_scattered(group, operands, output, inputs, chunks)]
 
 
-def scattered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
+def scattered_singly(group: Caller, operands: Operands) -> list[Call]:
     """Reduce one tensor and keep this rank's part of it, for each pair."""
     calls = []
     for output, tensor in zip(operands.outputs, operands.inputs, strict=True):
@@ -281,16 +301,14 @@ def scattered_singly(group: NcclGroup, operands: Operands) -> list[Call]:
     return calls
 
 
-def _scattered(
-    group: NcclGroup, operands: Operands, output: Tensor, inputs: list[Tensor], chunks: list[Tensor]
-) -> Call:
+def _scattered(group: Caller, operands: Operands, output: Tensor, inputs: list[Tensor], chunks: list[Tensor]) -> Call:
     reduction, factor = _reduction_and_factor(operands)
     data, shape = flat(output), tuple(inputs[0].shape)
     operation = group.operation("reduce_scatter", output, sum(each.nbytes for each in chunks), reduction, shape=shape)
     return Call(operation, Scattered(data, chunks), _reads(inputs, chunks), [output], [inputs], factor)
 
 
-def exchanged(group: NcclGroup, operands: Operands) -> list[Call]:
+def exchanged(group: Caller, operands: Operands) -> list[Call]:
     """Each rank sends a part to each."""
     outputs, inputs, splits = operands.outputs, operands.inputs, operands.splits
     if splits is None:

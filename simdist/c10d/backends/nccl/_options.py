@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import torch
 
 from simdist.c10d.surface._compat import is_duration, whole_ms
 from simdist.inside.torch import BackendOptions
 
-if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._membership import NcclMember
-
-__all__ = ["DEFAULT_TIMEOUT", "NcclConfig", "NcclOptions"]
+__all__ = ["DEFAULT_TIMEOUT", "NcclConfig", "NcclOptions", "Splittable"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 _UNSET = -2147483648  # NCCL_CONFIG_UNDEF_INT
@@ -44,6 +43,17 @@ class NcclConfig:
         object.__setattr__(self, name, value)
 
 
+class Splittable(Protocol):
+    """A group whose communicator another group's is split off."""
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        """The device that it was made for."""
+
+    def count_split(self, index: int) -> None:
+        """Count a split of the communicator of a device."""
+
+
 class NcclOptions(BackendOptions):
     """Stands in for `ProcessGroupNCCL.Options`."""
 
@@ -51,7 +61,7 @@ class NcclOptions(BackendOptions):
         super().__init__("nccl", DEFAULT_TIMEOUT)
         self.is_high_priority_stream = is_high_priority_stream
         self.config = NcclConfig()
-        self.split_from: NcclMember | None = None
+        self.split_from: Splittable | None = None
         self.split_color = -2  # NCCL_SPLIT_NOCOLOR - 1: not split
 
     @property

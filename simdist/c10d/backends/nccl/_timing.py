@@ -15,9 +15,9 @@ from simdist.cluster import NcclModel
 from simdist.inside.torch import RECORDER_HEADER, Place, c10d_bindings
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._membership import NcclMember
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.backends.nccl.kernels._preferences import Preferences
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
     from simdist.c10d.calls._operation import Operation
     from simdist.c10d.engine._streamed import StreamCommunicator
 
@@ -49,7 +49,7 @@ class WorkInfo:
 class Hook:
     """Calls a function of the program for each work of a group that is over, soon after its watchdog has seen that."""
 
-    def __init__(self, group: NcclMember, function: Callable[[WorkInfo], None]) -> None:
+    def __init__(self, group: WatchedMember, function: Callable[[WorkInfo], None]) -> None:
         if group.nccl.once("completion hook"):
             log(group.member.process, "W", _DEPRECATED, Place.HOOK_IS_OLD)
         if group.hook is not None:

@@ -9,26 +9,32 @@ import torch
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.backends.nccl.watch._watchdog import FAILED_LINES
 from simdist.c10d.calls._work import SimFuture
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._recorder import Entry
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
     from simdist.c10d.engine._stream_parts import Part
     from simdist.c10d.engine._streamed import Connection
 
-__all__ = ["NcclWork"]
+__all__ = ["FAILED_LINES", "NcclWork"]
 
 _NO_TIMEOUT = timedelta(0)
+_CORRUPTED = (
+    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU "
+    "operations might run on corrupted/incomplete data."
+)
+_DOWN = "To avoid data inconsistency, we are taking the entire process down."
+# What is said before an error of a work is raised, and where; a process goes down by that.
+FAILED_LINES = ((_CORRUPTED, Place.WORK_LEAVES_GARBAGE), (_DOWN, Place.WORK_TAKES_DOWN))
 
 
 class NcclWork(StreamWork):
     """One call of one rank, as its watchdog and its recorder know it."""
 
-    group: NcclGroup
+    group: WatchedMember
     calls: list[Part]  # it stands for, one or those of a block
     op_type: str
     extra_ns = 0  # what its end takes off the timeouts of those after it

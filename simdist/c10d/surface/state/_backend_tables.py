@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
 from simdist.errors import SimdistError
 from simdist.process import Patches, current_process
-
-if TYPE_CHECKING:
-    from simdist.c10d._rank_state import RankState
 
 __all__ = ["BackendTables"]
 
@@ -98,7 +95,7 @@ class BackendTables:
                 return
             state = process.torch_state
             if _is_importing():
-                self._register_for_all(lambda: original(*args, **kwargs), state)
+                self._register_for_all(lambda: original(*args, **kwargs), state.backends)
                 return
             if state.backends is None:
                 state.backends = {**self._shared, **{name: self._shared[name].copy() for name in _TABLES}}
@@ -113,14 +110,14 @@ class BackendTables:
         register()
         tables |= {name: value for name, value in vars(c10d.Backend).items() if name not in known}
 
-    def _register_for_all(self, register: Callable[[], None], state: RankState) -> None:
+    def _register_for_all(self, register: Callable[[], None], current: Tables | None) -> None:
         self._lasting.append(register)
         self.load(None)
         self._register_for(self._shared, register)
         for own in self._own:
             self.load(own)
             register()
-        self.load(state.backends)
+        self.load(current)
 
 
 def _is_importing() -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simdist.c10d.backends.nccl._words import nccl_error
+from simdist.c10d.backends.nccl._errors import nccl_error
 from simdist.c10d.calls import KERNELS
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, NcclPlace

@@ -8,6 +8,8 @@ Rings go from rank to rank, hosts in the order of the ranks; trees have a chain 
 the parent and the second child and whose second GPU to the first child (graph/connect.cc, trees.cc). In doubt: real
 channels begin with different GPUs of a host. Here that is so for what they put on the links, not for the order of
 additions, which only the topology's search would tell.
+
+Circle of imports: it is an algorithm like the plain one, which makes it for a cluster that has a model of NCCL.
 """
 
 from __future__ import annotations

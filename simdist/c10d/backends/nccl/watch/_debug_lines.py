@@ -5,14 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from simdist.device import current_device
 from simdist.inside.torch import NCCL, NcclPlace
 from simdist.process import SimProcess, current_process
-
-if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl.watch._rank import RankNccl
 
 __all__ = ["show_version", "show_warning", "variable"]
 
@@ -28,15 +24,15 @@ def _level(process: SimProcess) -> int:
     return _LEVELS.get(variable(process, "NCCL_DEBUG").upper(), 0)
 
 
-def show_version(nccl: RankNccl, rank: int, index: int) -> None:
+def show_version(process: SimProcess, rank: int, index: int) -> None:
     """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
-    level = _level(nccl.process)
-    if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not nccl.once("version"):
+    level = _level(process)
+    if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not process.torch_state.nccl.once("version"):
         return
     line = f"NCCL version {NCCL}+cuda{NCCL.cuda}\n"
     if level > _LEVELS["WARN"]:
-        line = f"{_whence(nccl.process, index)} NCCL INFO {line}"
-    _write(nccl.process, line, "w")
+        line = f"{_whence(process, index)} NCCL INFO {line}"
+    _write(process, line, "w")
 
 
 def show_warning(text: str, place: NcclPlace, process: SimProcess | None = None, index: int | None = None) -> None:

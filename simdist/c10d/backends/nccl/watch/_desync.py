@@ -17,8 +17,8 @@ from simdist.c10d.backends.nccl.watch._monitor import put, when_it_runs
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
     from simdist.c10d.surface._store import SimStore
 
 __all__ = ["DesyncDebugger"]
@@ -34,7 +34,7 @@ class DesyncDebugger:
     `NCCL_<rank>_trace_start` and `NCCL_<rank>_trace_end` hold a number of eight bytes, a name and a zero.
     """
 
-    def __init__(self, group: NcclGroup) -> None:
+    def __init__(self, group: WatchedMember) -> None:
         self._group = group
         self._enabled = True
         self._unseen: list[tuple[int, str]] = []  # works that were launched since the watchdog looked last

@@ -15,7 +15,7 @@ from simdist.c10d.backends.nccl._log import log, shows
 from simdist.inside.torch import NCCL, Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
 
 __all__ = ["Informer"]
 
@@ -23,7 +23,7 @@ __all__ = ["Informer"]
 class Informer:
     """Says what happens to one group of a rank. Whether the lines show is asked each time: the variable may change."""
 
-    def __init__(self, group: NcclGroup) -> None:
+    def __init__(self, group: WatchedMember) -> None:
         self._group = group
         self._process = group.nccl.process
 

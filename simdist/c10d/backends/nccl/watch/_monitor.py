@@ -24,8 +24,8 @@ from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
     from simdist.c10d.surface._store import SimStore
 
 __all__ = ["Monitor", "Poller", "ask_for_dumps", "broadcast", "dump", "put", "when_it_runs"]
@@ -58,7 +58,7 @@ def when_it_runs(process: SimProcess, action: Callable[[], None]) -> None:
         action()
 
 
-def ask_for_dumps(group: NcclGroup) -> None:
+def ask_for_dumps(group: WatchedMember) -> None:
     """Ask all processes of the job for a dump, this one included; say so if nobody here has yet."""
     nccl, store = group.nccl, group._store
     while hasattr(store, "underlying_store"):
@@ -74,7 +74,7 @@ def ask_for_dumps(group: NcclGroup) -> None:
         monitor.notice()
 
 
-def broadcast(group: NcclGroup, store: SimStore, signal: str, rank: int) -> None:
+def broadcast(group: WatchedMember, store: SimStore, signal: str, rank: int) -> None:
     """Leave a rank's number in a store under the name of a signal, as a thread of torch's does."""
     try:
         put(group.nccl.process, store, signal, struct.pack("<i", rank))
@@ -101,7 +101,7 @@ def put(process: SimProcess, store: SimStore, key: str, value: bytes) -> None:
     server.take(arrive)  # what is sent when the server has just gone is lost without a word
 
 
-def dump(group: NcclGroup, *, frames: bool | None = None, retried: bool = False) -> bool:
+def dump(group: WatchedMember, *, frames: bool | None = None, retried: bool = False) -> bool:
     """Dump with stacks, or without, or as a variable says; False if nothing is recorded."""
     nccl = group.nccl
     try:
@@ -143,7 +143,7 @@ class Monitor(Poller):
     It is an `Expiring` of the simulation while there is a pipe to look into, or a store that does not answer any more.
     """
 
-    def __init__(self, group: NcclGroup, nccl: RankNccl) -> None:
+    def __init__(self, group: WatchedMember, nccl: RankNccl) -> None:
         environment = group.environment
         self._group = group
         self._nccl = nccl

@@ -14,8 +14,8 @@ from simdist.inside.torch import Place
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl.watch._monitor import Monitor
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
 
 __all__ = ["RankNccl", "known_nccl_of", "nccl_of"]
 
@@ -33,7 +33,7 @@ class RankNccl:
         limit = variables.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
         variables.truth(False, "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")
         self.recorder = NcclRecorder(max(0, limit), process.calendar_ns)
-        self.groups: list[NcclGroup] = []
+        self.groups: list[WatchedMember] = []
         self.monitor: Monitor | None = None  # of the first group
         self.dump_is_due = False  # somebody has asked for a dump
         self.last_warning = ""  # of NCCL, which torch repeats
@@ -68,7 +68,7 @@ class RankNccl:
             say("Flight Recorder trace successfully dumped.", Place.DUMP_ENDED)
         return True
 
-    def work_prefix(self, group: NcclGroup) -> str:
+    def work_prefix(self, group: WatchedMember) -> str:
         """What lines about works of a group begin with; all do like the first."""
         self._work_prefix = self._work_prefix or f"[Rank {group.rank()}] "
         return self._work_prefix

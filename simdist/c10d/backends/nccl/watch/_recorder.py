@@ -17,8 +17,8 @@ from simdist.inside.torch import NCCL
 from simdist.records import SCALAR_TYPES, flight_dump, flight_entry, flight_group, flight_json
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl._work import NcclWork
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
 
 __all__ = ["Entry", "NcclRecorder", "Outcome"]
 
@@ -33,7 +33,7 @@ class Entry:
     When the work is over, its `outcome` is all that is kept: a work has tensors.
     """
 
-    group: NcclGroup  # the one it was made in
+    group: WatchedMember  # the one it was made in
     record_id: int
     numbers: tuple[int, int, int]  # of collectives, of messages and of operations in the group, this one included
     name: str
@@ -75,17 +75,17 @@ class NcclRecorder:
         self._ring: deque[Entry] = deque(maxlen=max(1, limit))
         self._next = 0
         self._config: dict[str, dict[str, str]] = {}
-        self._groups: list[NcclGroup] = []
+        self._groups: list[WatchedMember] = []
 
-    def enter(self, group: NcclGroup) -> None:
+    def enter(self, group: WatchedMember) -> None:
         """A group was made."""
         self._groups.append(group)
 
-    def configure(self, group: NcclGroup, ranks: Sequence[int]) -> None:
+    def configure(self, group: WatchedMember, ranks: Sequence[int]) -> None:
         """A communicator of a group was made."""
         self._config[group.group_name] = flight_group(group.group_name, group.group_desc, ranks)
 
-    def add(self, group: NcclGroup, *call: Any) -> Entry | None:
+    def add(self, group: WatchedMember, *call: Any) -> Entry | None:
         """Record a call: what an `Entry` holds, but for its number."""
         if not self.limit:
             return None

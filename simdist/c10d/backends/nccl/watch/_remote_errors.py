@@ -17,7 +17,7 @@ from simdist.c10d.backends.nccl.watch._monitor import Poller, broadcast, when_it
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
     from simdist.c10d.surface._store import SimStore
     from simdist.process import SimProcess
 
@@ -30,7 +30,7 @@ class RemoteErrors(Poller):
     It is an `Expiring` of the simulation while the store does not answer any more.
     """
 
-    def __init__(self, group: NcclGroup, process: SimProcess, store: SimStore) -> None:
+    def __init__(self, group: WatchedMember, process: SimProcess, store: SimStore) -> None:
         self._group = group
         self._process = process
         self._key = f"remote_error:{group.group_name}"

@@ -15,26 +15,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simdist.c10d.backends.nccl._log import log
+from simdist.c10d.backends.nccl._work import FAILED_LINES
 from simdist.c10d.backends.nccl.watch._desync import DesyncDebugger
 from simdist.c10d.backends.nccl.watch._monitor import ask_for_dumps, when_it_runs
 from simdist.inside.torch import Place
 
 if TYPE_CHECKING:
-    from simdist.c10d.backends.nccl._launching import NcclGroup
     from simdist.c10d.backends.nccl._work import NcclWork
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.backends.nccl.watch._recorder import Entry
+    from simdist.c10d.backends.nccl.watch._watched import WatchedMember
 
-__all__ = ["FAILED_LINES", "Watchdog"]
+__all__ = ["Watchdog"]
 
 _EVERY_NS = 100_000_000
-_CORRUPTED = (
-    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU "
-    "operations might run on corrupted/incomplete data."
-)
-_DOWN = "To avoid data inconsistency, we are taking the entire process down."
-# What is said before an error of a work is raised, and where; a process goes down by that.
-FAILED_LINES = ((_CORRUPTED, Place.WORK_LEAVES_GARBAGE), (_DOWN, Place.WORK_TAKES_DOWN))
 _RAISED = {
     "TIMEOUT": f"checkTimeout at {Place.TIMEOUT_RAISED.path_for_cuda}",
     "COMM_ERROR": f"checkForNCCLErrorsInternal at {Place.WORK_CHECKED.path_for_cuda}",
@@ -48,7 +42,7 @@ _NO_STACK = (
 class Watchdog:
     """Watches the works of one rank's group. It is an `Expiring` of the simulation while there are any."""
 
-    def __init__(self, group: NcclGroup, rank_nccl: RankNccl) -> None:
+    def __init__(self, group: WatchedMember, rank_nccl: RankNccl) -> None:
         self._group = group
         self._nccl = rank_nccl
         self._process = rank_nccl.process

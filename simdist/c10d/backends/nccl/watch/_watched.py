@@ -1,4 +1,9 @@
-"""How one rank's ProcessGroupNCCL ends: by an error, destroyed, aborted, or left to the end of the program."""
+"""One rank's ProcessGroupNCCL as those who watch it know it, and how it ends.
+
+It ends by an error, destroyed, aborted, or left to the end of the program.
+
+Circle of imports: a group owns its works and those who watch them, and each of these asks its group for the others.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,15 @@ import functools
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from simdist.c10d.backends.nccl._words import async_error
+import torch
+
+from simdist.c10d.backends.nccl._errors import async_error
+from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._work import NcclWork
 from simdist.c10d.backends.nccl.watch._monitor import ask_for_dumps, dump
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.inside.torch import Place, c10d_bindings
+from simdist.records import flight_status
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._environment import Environment
@@ -18,15 +27,17 @@ if TYPE_CHECKING:
     from simdist.c10d.backends.nccl.watch._information import Informer
     from simdist.c10d.backends.nccl.watch._monitor import Monitor
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
+    from simdist.c10d.backends.nccl.watch._remote_errors import RemoteErrors
     from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
+    from simdist.c10d.calls._member import Member
     from simdist.c10d.calls._work import SimFuture
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
-__all__ = ["EndingMember"]
+__all__ = ["WatchedMember"]
 
 
-class EndingMember(GroupBackend):
-    """What a rank's end of a group does when it comes to an end."""
+class WatchedMember(GroupBackend):
+    """What those who watch a rank's end of a group ask of it, and what it does when it comes to an end."""
 
     _communicator: StreamCommunicator
     _nccl: RankNccl
@@ -41,7 +52,86 @@ class EndingMember(GroupBackend):
     _is_joined: bool  # somebody has waited for the end of its watchdog
     _error: str  # what has happened to the group first
     environment: Environment
+    remote_errors: RemoteErrors | None
+    timing: bool  # works know what they took
+    shelf: list[list[torch.Tensor]]  # of works that are over: the next call lets their tensors go
+    _uid: int
+    _begun: list[NcclWork]  # collectives, where somebody may ask for the last that has begun
+    _ended_ns: int  # when the last work was over
+    _enqueued: int  # the number of the last call
+    _completed: int  # the number of the last that is over
+    _extra_ns: int  # of every work's timeout
+    _extra_taken_ns: int  # the part of it that a work will give back
     results: dict[NcclWork, list[SimFuture]]  # futures of how works end
+
+    @property
+    def nccl(self) -> RankNccl:
+        """What NCCL keeps of the rank's process."""
+        return self._nccl
+
+    @property
+    def member(self) -> Member:
+        """The rank's end of the group."""
+        return self._member
+
+    @property
+    def uid(self) -> int:
+        """The number of the group among those of its process."""
+        return self._uid
+
+    def _prefix(self) -> str:
+        described = self._description not in ("", "undefined")
+        about = f"({self._description})" if described else ""
+        return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
+
+    def _warn(self, level: str, text: str, place: Place) -> None:
+        """Write a line of torch's log, behind the group's prefix."""
+        log(self._member.process, level, f"{self._prefix()}{text}", place)
+
+    def keep_begun(self, work: NcclWork) -> None:
+        """A collective was launched, in a group that tells how far it has come."""
+        if self.timing:
+            now_ns = self._communicator.simulation.now_ns
+            over = [each for each in self._begun if each.done]
+            self._begun = [*over[-1:], *(each for each in self._begun if not each.done), work]
+            assert now_ns >= work.issued_ns
+
+    def last_begun(self) -> tuple[int, str, bool] | None:
+        """The last collective whose kernel has begun: its number, its name, and whether it is over."""
+        now_ns = self._communicator.simulation.now_ns
+        begun = [work for work in self._begun if work.has_begun(now_ns)]
+        return (begun[-1].number, begun[-1].op_type, begun[-1].done) if begun else None
+
+    # -- for the watchdog ----------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[int, int]:
+        """The numbers of the last work that was launched, and of the last that is over; -1 for none."""
+        return self._enqueued, self._completed
+
+    def status(self) -> dict[str, int]:
+        """The same as the recorder has it."""
+        begun = self.last_begun()
+        return flight_status(*self.progress(), -1 if begun is None else begun[0])
+
+    def count_done(self, work: NcclWork) -> None:
+        """The watchdog takes a work for done."""
+        if not self.environment.blocking_wait:
+            self._completed = work.number
+
+    def on_done(self, work: NcclWork) -> None:
+        """A work is over."""
+        self.watchdog.forget(work)
+        self._ended_ns = max(self._ended_ns, work.ended_ns)
+        if not work.aborted:
+            self._extra_ns -= work.extra_ns
+            self._extra_taken_ns -= work.extra_ns
+            self.count_done(work)
+            if self.hook is not None:
+                self.hook.over(work)
+        if work in self.results and not self.watchdog.watches(work):
+            self.settle_results_later(work)
+
+    # -- its end ------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Wait until what is queued is over, and end the communicators."""
