@@ -18,7 +18,7 @@ nothing of torch is hooked or wrapped before a judge listens to it. `_order.py` 
 `_contents.py` copies once what ranks hold alike, `_models.py` has the models in DDP. Nothing here is imported by worlds
 without judges. A judge changes nothing: a run with judges has the digest of the run without.
 
-Open `_judge.py` first, then `_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
+Open `_judge.py` first, then `samples/_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
 """
 
 from simdist.judges._buffers import Buffers
@@ -40,9 +40,9 @@ from simdist.judges._instruments import hear_of_files
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
 from simdist.judges._replicas import Replicas
-from simdist.judges._samples import Samples
 from simdist.judges._trails import Step, Trails
 from simdist.judges.races import Races
+from simdist.judges.samples import Samples
 
 __all__ = [
     "JUDGES",

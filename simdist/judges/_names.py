@@ -12,8 +12,8 @@ from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
 from simdist.judges._own import is_own, own_judge
 from simdist.judges._replicas import Replicas
-from simdist.judges._samples import Samples
 from simdist.judges.races import Races
+from simdist.judges.samples import Samples
 from simdist.values import brief, guess_or_list, items_of
 
 __all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "names_of", "with_names"]

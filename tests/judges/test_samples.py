@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset, random_split
 
 from tests.judges.programs import line_of, net, only_finding, run
 
@@ -96,6 +96,59 @@ def test_samplers_that_all_take_the_first_share_of_augmented_data_are_found() ->
     found = only_finding(run(partial(train, loader=augmented), "samples"))
 
     assert found.problem.startswith("the ranks read 1 share of 3 in epoch 0")
+
+
+class Noisy(Dataset[tuple[torch.Tensor]]):
+    """Adds noise of the rank's own to samples; `extra` is something else that it keeps."""
+
+    def __init__(self, samples: torch.Tensor, rank: int, extra: object = None) -> None:
+        self.samples = samples
+        self.generator = torch.Generator().manual_seed(rank)
+        self.transform: Callable[[torch.Tensor], torch.Tensor] = lambda sample: (
+            sample + torch.rand(4, generator=self.generator)
+        )
+        self.extra = extra
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (self.transform(self.samples[index]),)
+
+
+def test_augmented_data_without_a_distributed_sampler_are_found() -> None:
+    def whole(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Noisy(dataset.tensors[0], rank), batch_size=4)
+
+    found = only_finding(run(partial(train, loader=whole), "samples"))
+
+    assert found.problem == "all 3 ranks read the same samples in the same order in epoch 0"
+    assert found.notes == ("DDP averages gradients of equal samples then; the loader needs a DistributedSampler",)
+
+
+def test_augmented_data_of_the_ranks_own_may_have_the_same_indices() -> None:
+    def own(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Noisy(dataset.tensors[0] + rank, rank), batch_size=4)
+
+    assert run(partial(train, loader=own), "samples").ok
+
+
+def test_data_that_may_be_hidden_in_a_strange_object_are_left_alone() -> None:
+    def hidden(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Noisy(dataset.tensors[0], rank, extra=object()), batch_size=4)
+
+    assert run(partial(train, loader=hidden), "samples").ok
+
+
+def test_a_sampler_of_ones_own_may_repeat_augmented_samples() -> None:
+    class Same(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(SIZE))
+
+    def repeated(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Noisy(dataset.tensors[0], rank), batch_size=4, sampler=Same())
+
+    assert run(partial(train, loader=repeated), "samples").ok
 
 
 def test_samplers_for_more_ranks_than_there_are_leave_shares_unread() -> None:

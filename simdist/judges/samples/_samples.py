@@ -10,6 +10,9 @@ give all ranks the same number is allowed, and so is what is dropped at the end.
 What a loader draws from a `Subset` are samples of the data set that it is a part of: ranks that split one each for
 itself read some samples twice.
 
+Augmentation changes samples each time they are read: that ranks read the same then shows in what their data sets hold
+(`_held_data.py`).
+
 Doubt: loaders are told apart by the data set and the line that iterates; two that share both are taken for one.
 """
 
@@ -25,8 +28,9 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 
 from simdist.judges._bits import bits_inside
 from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
-from simdist.judges._iterable_samples import IterableSamples
 from simdist.judges._judge import Hearing, Judge, Moment
+from simdist.judges.samples._held_data import hold_the_same
+from simdist.judges.samples._iterable_samples import IterableSamples
 from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
 
@@ -35,6 +39,7 @@ __all__ = ["Samples"]
 _T = TypeVar("_T")
 
 _FEW = 4  # samples whose order says nothing
+_USUAL = ("RandomSampler", "SequentialSampler")  # another may repeat a sample on purpose, each time augmented
 _MOST_PASSES = 64  # that some ranks have still to make; who is so far behind has no such loader
 
 
@@ -181,7 +186,7 @@ class _Watch:
         if len(passes) == self._hearing.world_size:
             del self._passes[process.life, known.line, known.number]
             if "shares" not in self._done:
-                self._look_at_shares(passes, wrapped=self.is_wrapped(process))
+                self._look_at_shares(passes, process.life, wrapped=self.is_wrapped(process))
         elif len(self._passes) > _MOST_PASSES:
             del self._passes[next(iter(self._passes))]
 
@@ -206,7 +211,7 @@ class _Watch:
                 notes=[hint],
             )
 
-    def _look_at_shares(self, passes: dict[int, _Pass], *, wrapped: bool) -> None:
+    def _look_at_shares(self, passes: dict[int, _Pass], life: int, *, wrapped: bool) -> None:
         if any(each.replaces or len(set(each.indices)) < len(each.indices) - each.batch for each in passes.values()):
             return
         readers: dict[tuple[int, ...], list[int]] = {}
@@ -219,12 +224,14 @@ class _Watch:
             self._tell_of_unread(readers, passes, one)
             return
         firsts = {rank: each.first for rank, each in passes.items()}
-        if any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values()):
-            return  # other data under the same indices: each rank has a data set of its own
+        differs = any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values())
         if len(readers) == 1:
-            if wrapped and one.size - len(set(one.indices)) < one.batch:
-                self._tell_of_one_reader(passes, one)
+            whole = wrapped and one.size - len(set(one.indices)) < one.batch
+            if whole and (not differs or (one.sampler in _USUAL and self._is_one_data_set(passes, life))):
+                self._tell_of_one_reader(passes, one, augmented=differs)
             return
+        if differs:
+            return  # other data under the same indices: each rank has a data set of its own
         drawn = sum(map(len, readers))
         slack = len(readers) * one.batch
         if not one.size - slack <= drawn <= one.size + slack or max(map(len, readers)) >= one.size:
@@ -247,14 +254,20 @@ class _Watch:
             notes=["`num_replicas` and `rank` of the samplers do not fit the ranks"],
         )
 
-    def _tell_of_one_reader(self, passes: dict[int, _Pass], one: _Pass) -> None:
+    def _is_one_data_set(self, passes: dict[int, _Pass], life: int) -> bool:
+        """True if the ranks' data sets hold the same samples, which augmentation changes."""
+        datasets = [self._ranks[life, rank].lines[each.line][0]() for rank, each in sorted(passes.items())]
+        return None not in datasets and hold_the_same(datasets)
+
+    def _tell_of_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, augmented: bool) -> None:
         """All ranks of a model in DDP read the same."""
         self._done.add("shares")
+        gradients = "gradients of equal samples" if augmented else "equal gradients"
         self._hearing.find(
             f"all {len(passes)} ranks read the same samples in the same order in epoch {one.number}",
             passes[sorted(passes)[1]].moment,
             subject=one.sampler,
-            notes=["DDP averages equal gradients then; the loader needs a DistributedSampler"],
+            notes=[f"DDP averages {gradients} then; the loader needs a DistributedSampler"],
         )
 
     def _tell_of_twice(
