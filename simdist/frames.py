@@ -18,12 +18,13 @@ import functools
 import os
 import re
 import sys
+from _thread import get_ident
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Line", "foreign_lines", "is_internal", "is_internal_file", "is_our_file", "is_ours", "is_user_file"]
-__all__ += ["raising_line", "same_everywhere", "torch_folder", "user_frame", "user_frames", "user_line"]
+__all__ = ["Line", "foreign_lines", "frames_by_thread", "is_internal", "is_internal_file", "is_our_file", "is_ours"]
+__all__ += ["is_user_file", "raising_line", "same_everywhere", "torch_folder", "user_frame", "user_frames", "user_line"]
 
 Line = tuple[str, int, str]
 """A file, a line in it, and the function that it belongs to."""
@@ -46,6 +47,16 @@ def foreign_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
         if not code.co_filename.startswith(_OURS):  # hot: each call over NCCL asks for its stack
             found.append((code, frame.f_lineno))
         frame = frame.f_back
+    return found
+
+
+def frames_by_thread() -> dict[int, FrameType]:
+    """The innermost frame of each thread by the thread's number; of the calling thread that of the caller's caller.
+
+    A function that holds its own frame keeps all of them, and what they hold, until Python looks for garbage.
+    """
+    found = sys._current_frames()
+    found[get_ident()] = sys._getframe(2)
     return found
 
 

@@ -58,7 +58,7 @@ def compare_bits(world_sizes: Collection[int] | None = None, *, quick: bool = Fa
         )
         if arms.trouble:
             print(f"  {arms.trouble}")
-        _tell(size, different)
+        _report(size, different)
         total += len(cases)
         wrong += len(different) + bool(arms.trouble)
         spent = [spent[0] + arms.simulated_s, spent[1] + arms.real_s]
@@ -90,7 +90,7 @@ def _different(cases: list[BitsCase], arms: _Arms) -> dict[str, BitsCase]:
     }
 
 
-def _tell(size: int, different: dict[str, BitsCase]) -> None:
+def _report(size: int, different: dict[str, BitsCase]) -> None:
     """Run the differing cases again, now with what the ranks hold, and say where they part first."""
     shown = [title for title in different if not different[title].large][:SHOWN]
     arms = _run(size, shown, whole=True) if shown else None

@@ -31,32 +31,32 @@ class _Result(unittest.TestResult):
         super().startTest(test)
         self._began = time.perf_counter()
 
-    def _tell(self, test: Any, outcome: str, text: str = "") -> None:
+    def _report(self, test: Any, outcome: str, text: str = "") -> None:
         seconds = time.perf_counter() - self._began
         name = ".".join(test.id().split(".")[-2:])
         self.outcomes[name] = {"outcome": outcome, "text": text, "seconds": seconds}
 
     def addSuccess(self, test: Any) -> None:
         """The test passed."""
-        self._tell(test, "passed")
+        self._report(test, "passed")
 
     def addFailure(self, test: Any, err: Any) -> None:
         """The test failed."""
-        self._tell(test, "failed", str(err[1]))
+        self._report(test, "failed", str(err[1]))
 
     addError = addFailure
 
     def addSkip(self, test: Any, reason: str) -> None:
         """The test was skipped."""
-        self._tell(test, "skipped", reason)
+        self._report(test, "skipped", reason)
 
     def addExpectedFailure(self, test: Any, err: Any) -> None:
         """The test failed as it should."""
-        self._tell(test, "expected failure")
+        self._report(test, "expected failure")
 
     def addUnexpectedSuccess(self, test: Any) -> None:
         """The test should have failed."""
-        self._tell(test, "unexpected success")
+        self._report(test, "unexpected success")
 
 
 def main(path: str, kind: str, out: str, share: str) -> None:

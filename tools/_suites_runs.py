@@ -97,10 +97,12 @@ def compare(project: Project, simulated: Run, real: Run | None) -> Comparison:
         same += alike
         if alike:
             continue
-        told = _told("simulated", one, text) + ("" if real is None else "; " + _told("real", other, other_text))
+        reported = _reported("simulated", one, text) + (
+            "" if real is None else "; " + _reported("real", other, other_text)
+        )
         reason = _reason_for(project.known, name)
         if reason is None:
-            differing[name] = told
+            differing[name] = reported
         else:
             known[name] = reason
     problems = [f"{arm}, {len(run.outcomes)} tests done: {run.stopped}" for arm, run in arms if run.stopped]
@@ -109,7 +111,7 @@ def compare(project: Project, simulated: Run, real: Run | None) -> Comparison:
     return Comparison(len(names), passed, same, differing, known, tuple(problems))
 
 
-def _told(arm: str, outcome: str, text: str) -> str:
+def _reported(arm: str, outcome: str, text: str) -> str:
     first = text.strip().splitlines()[0][:160] if text.strip() and outcome != "passed" else ""
     return f"{arm} {outcome}" + (f" ({first})" if first else "")
 

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         simulated = _arm("simulated", size, options)
         real = _arm("real", size, options) if options.real else None
         everything[str(size)] = {"simulated": simulated, "real": real}
-        failed |= _tell(size, simulated, real, verbose=options.verbose)
+        failed |= _report(size, simulated, real, verbose=options.verbose)
     if options.json:
         Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
     return int(failed)
@@ -89,7 +89,7 @@ def _run_arm(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(size: int, simulated: dict[str, Any], real: dict[str, Any] | None, *, verbose: bool) -> bool:
+def _report(size: int, simulated: dict[str, Any], real: dict[str, Any] | None, *, verbose: bool) -> bool:
     """Print one world size; True if something that should pass does not."""
     print(f"\n{size} ranks")
     sides = {"simulated": simulated} | ({"real": real} if real is not None else {})

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         if kind == "marker":
             batch = [make(kind, f"{options.seed}/{index}/{each}") for each in range(_MARKERS)]
             counts[kind] += len(batch)
-            failed += _tell_markers(batch, f"{kind}:{index} --seed {options.seed}")
+            failed += _report_markers(batch, f"{kind}:{index} --seed {options.seed}")
             continue
         counts[kind] += 1
         fresh = [True] if case.words and options.fresh and index % options.fresh == 0 else []
@@ -93,10 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
             problems = failures_of(ending)
             if problems:
                 failed += 1
-                _tell(case, problems, f"--only {kind}:{index} --seed {options.seed}")
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+                _report(case, problems, f"--only {kind}:{index} --seed {options.seed}")
+    reported = ", ".join(f"{count} {name}" for name, count in counts.items())
     print(f"exit codes {dict(sorted(codes.items()))}")
-    print(f"{told}; {failed} failed; {time.monotonic() - started:.0f} s")
+    print(f"{reported}; {failed} failed; {time.monotonic() - started:.0f} s")
     return int(failed > 0)
 
 
@@ -324,7 +324,7 @@ def run_markers(cases: Sequence[Case], run: Run = subprocess.run) -> dict[int, l
     return found
 
 
-def _tell_markers(batch: Sequence[Case], where: str) -> int:
+def _report_markers(batch: Sequence[Case], where: str) -> int:
     found = run_markers(batch)
     for index, problems in found.items():
         print(f"\n== {where}, case {index}: {'; '.join(problems)}")
@@ -369,7 +369,7 @@ def _smaller(case: Case) -> Iterator[Case]:
                 yield replace(case, files={**case.files, name: b"".join(lines[:start] + lines[start + size :])})
 
 
-def _tell(case: Case, problems: Sequence[str], where: str) -> None:
+def _report(case: Case, problems: Sequence[str], where: str) -> None:
     small = shrunk(case)
     print(f"\n== {where}: {'; '.join(problems)}")
     _show(small if failures_of(run_case(small)) else case)

@@ -143,7 +143,7 @@ def written_by(*programs: Callable[[], object]) -> dict[str, str]:
     for program in programs:
         simdist.run(program, world_size=2).raise_for_failure()
     return {
-        place: _told(before.get(place), now)
+        place: _reported(before.get(place), now)
         for place, now in _looked_at().items()
         if place in before and not _same(before[place], now)
     }
@@ -170,7 +170,7 @@ def seen_by_all(program: Callable[[], object]) -> dict[str, str]:
     simdist.run(run, world_size=2).raise_for_failure()
     before, one, other = seen
     return {
-        place: f"for all ranks: {_told(before[place], now)}"
+        place: f"for all ranks: {_reported(before[place], now)}"
         for place, now in one.items()
         if now
         and (isinstance(now, list) or type(now) is int)
@@ -248,7 +248,7 @@ def _same(before: object, now: object) -> bool:
     return type(before) is type(now) and (before == now or before is now or repr(before) == "nan")
 
 
-def _told(before: object, now: object) -> str:
+def _reported(before: object, now: object) -> str:
     if isinstance(before, list) and isinstance(now, list):
         kept = len(set(before) & set(now))
         return f"{len(now) - kept} entries new, {len(before) - kept} gone, of {len(now)}"

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         done[arm] = sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
     if options.json:
         options.json.write_text(json.dumps(done, indent=1) + "\n")
-    return _tell(done)
+    return _report(done)
 
 
 def with_changed_import(source: str) -> str:
@@ -82,14 +82,14 @@ def run_suites(suites: Sequence[Path], arm: str) -> dict[str, Any]:
     return {"outcomes": outcomes, "seconds": sum(each["seconds"] for each in found)}
 
 
-def _tell(done: dict[str, dict[str, Any]]) -> int:
+def _report(done: dict[str, dict[str, Any]]) -> int:
     first = next(iter(done.values()))
     ok = True
     for arm, each in done.items():
         counts = Counter(test["outcome"] for test in each["outcomes"].values())
-        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        reported = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         factor = each["seconds"] / first["seconds"]
-        print(f"{arm:10} {len(each['outcomes'])} tests: {told}; {each['seconds']:.2f} s", end="")
+        print(f"{arm:10} {len(each['outcomes'])} tests: {reported}; {each['seconds']:.2f} s", end="")
         print("" if each is first else f", {factor:.1f} times as long")
         ok &= each is first or factor >= FACTOR
     names = sorted({name for each in done.values() for name in each["outcomes"]})

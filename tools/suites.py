@@ -105,7 +105,7 @@ def table(rows: Sequence[tuple[str, Comparison | str, Sequence[Run | None]]]) ->
         seconds = "".join(f"{run.seconds:8.1f} s" if run is not None else "         -" for run in arms)
         lines.append(f"{name:20} {counts} {seconds}")
         lines += [f"  problem  {problem}" for problem in found.problems]
-        lines += [f"  differs  {test}: {told}" for test, told in found.differing.items()]
+        lines += [f"  differs  {test}: {reported}" for test, reported in found.differing.items()]
         lines += [f"  known    {test}: {reason}" for test, reason in found.known.items()]
     return "\n".join(lines)
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from simdist.c10d._rank_state import RankState
     from simdist.c10d.backends import GLOO, IDEAL
     from simdist.c10d.calls._events import OperationAdmitted, OperationCalled, PayloadSampled
+    from simdist.c10d.calls._member import MembersAwaited, MembersMet
     from simdist.c10d.calls._operation import Operation
     from simdist.c10d.calls._unseen import unseen_steps
     from simdist.c10d.calls._work import CollectiveRead, SimWork, WorkIssued, WorkWaited
     from simdist.c10d.engine import Backend, Done, Flow
     from simdist.c10d.engine._message import MessageRead
-    from simdist.c10d.engine._rendezvous import MembersAwaited, MembersMet
     from simdist.c10d.surface._callsite import issued_by_torch
     from simdist.c10d.surface._store_server import StoreRequested, StoreServed, StoreServer
     from simdist.c10d.surface._tcp_store import host_server
@@ -69,7 +69,7 @@ _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._
     **dict.fromkeys(("GLOO", "IDEAL"), "backends"),
     **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),
     **dict.fromkeys(("CollectiveRead", "SimWork", "WorkIssued", "WorkWaited"), "calls._work"),
-    **dict.fromkeys(("MembersAwaited", "MembersMet"), "engine._rendezvous"),
+    **dict.fromkeys(("MembersAwaited", "MembersMet"), "calls._member"),
     "MessageRead": "engine._message",
     "Operation": "calls._operation",
     "RankState": "_rank_state",

@@ -48,18 +48,18 @@ def examine(*, as_json: bool) -> int:
 
 
 def _as_data(facts: dict[str, str], features: list[Feature], works: bool) -> dict[str, object]:
-    told = [
+    reported = [
         {"name": each.name, "on": each.is_on, "why_off": each.why_off, "turned_on_by": each.turned_on_by}
         for each in features
     ]
-    return {"ok": works, "facts": facts, "features": told}
+    return {"ok": works, "facts": facts, "features": reported}
 
 
 def _print(facts: dict[str, str], features: list[Feature], works: bool) -> None:
     good, bad = marks(sys.stdout.encoding)
     about, able = plain_table("", ""), plain_table("", "", "")
-    for name, told in facts.items():
-        about.add_row(name, told)
+    for name, reported in facts.items():
+        about.add_row(name, reported)
     for each in features:
         able.add_row(good if each.is_on else bad, each.name, "on" if each.is_on else _why(each))
     with page() as out:
@@ -100,8 +100,8 @@ def _torch() -> str:
     version = str(torch.__version__)
     build = "CPU" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
     seen = TRIED.get(version.partition("+")[0])
-    told = f"tried with {seen}" if seen else f"not among the versions that simdist was tried on: {', '.join(TRIED)}"
-    return f"{version}, built for {build}, {told}"
+    reported = f"tried with {seen}" if seen else f"not among the versions that simdist was tried on: {', '.join(TRIED)}"
+    return f"{version}, built for {build}, {reported}"
 
 
 def _compiler() -> str:

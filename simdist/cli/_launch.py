@@ -65,7 +65,7 @@ def launch_words(words: Sequence[str]) -> int:
         for line in restart_lines(result):
             say(f"simdist: {line}", err=True)
         if not result.ok:
-            _tell(result, summary)
+            _report(result, summary)
         for line in result.programs:
             say(f"simdist: outside the simulation: {line}", err=True)
         for line in written.lines():
@@ -92,7 +92,7 @@ def _repeats(first: Recording, plan: Launch, folder: str) -> bool:
     return report.ok
 
 
-def _tell(result: RunResult, summary: str) -> None:
+def _report(result: RunResult, summary: str) -> None:
     if summary:
         say(f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: {summary}", err=True)
     say(str(report_of(result)), err=True)

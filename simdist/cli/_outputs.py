@@ -17,7 +17,7 @@ import click
 from simdist.cli._console import say
 from simdist.values import brief, plain, shortened
 
-__all__ = ["output_problems", "shown_path", "told", "write_bytes", "write_text"]
+__all__ = ["output_problems", "reported", "shown_path", "write_bytes", "write_text"]
 
 _LONGEST = 200  # letters of a path in a message
 
@@ -75,7 +75,7 @@ def write_text(path: str, write: Callable[[TextIO], object]) -> None:
 
 def write_bytes(path: str, content: bytes) -> None:
     """Write a file, or leave with exit code 2 and the old file as it was."""
-    with told(path):
+    with reported(path):
         target = Path(path).resolve()  # a link stays a link
         mode = _mode_of(target)
         if mode is not None and not stat.S_ISREG(mode):  # /dev/stdout, a pipe
@@ -98,7 +98,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 @contextmanager
-def told(path: str) -> Iterator[None]:
+def reported(path: str) -> Iterator[None]:
     """Say that the file could not be written, and leave with exit code 2."""
     try:
         yield

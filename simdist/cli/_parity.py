@@ -77,7 +77,7 @@ def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], proble
         ScenarioError: names everything that is wrong with any of them.
     """
     plans, lines = [], list(problems)
-    told: list[str] = []
+    reported: list[str] = []
     for file in files:
         try:
             plan = load(file)
@@ -85,8 +85,8 @@ def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], proble
             lines += [f"{shown_path(file)}: {problem}" if len(files) > 1 else problem for problem in error.problems]
         else:
             plans.append(plan)
-            told += [line for line in also(plan) if line not in told]
-    lines += told
+            reported += [line for line in also(plan) if line not in reported]
+    lines += reported
     if lines:
         raise ScenarioError(shown_path(files[0]) if len(files) == 1 else f"{len(files)} files", lines)
     return plans

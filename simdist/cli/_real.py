@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import marks, page
-from simdist.cli._outputs import told, write_text
+from simdist.cli._outputs import reported, write_text
 from simdist.cli._run import Outputs
 from simdist.cli._summary import heading, print_failures, print_ranks, print_timeline
 from simdist.cli._table import plain_table
@@ -92,7 +92,7 @@ def run_real_file(
     replace(outputs, flight_recorder=None).write_events(report.result, plan.heading)
     missing_dumps: list[str] = []
     if outputs.flight_recorder is not None:
-        with told(outputs.flight_recorder):
+        with reported(outputs.flight_recorder):
             missing_dumps = write_dumps(report, Path(outputs.flight_recorder))
     with page() as out:
         _print(out, report, missing_dumps)

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from simdist.cli._console import page
 from simdist.cli._explore import loaded, print_report, write_reports
 from simdist.cli._interrupts import terminated_like_interrupted
-from simdist.cli._outputs import output_problems, shown_path, told, write_bytes, write_text
+from simdist.cli._outputs import output_problems, reported, shown_path, write_bytes, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_shared, print_summary
 from simdist.errors import ScenarioError
@@ -108,7 +108,7 @@ class Outputs:
             write_streams(trace_of(result), kernels, self.streams, title)
         if self.flight_recorder is not None:
             folder = Path(self.flight_recorder)
-            with told(self.flight_recorder):
+            with reported(self.flight_recorder):
                 write_flight_recorder(trace_of(result), folder, None if stacks is None else stacks.frames)
 
 

@@ -36,9 +36,9 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
     out.print(_setting(plan))
     out.print()
     print_ranks(out, result.ranks)
-    told = report_of(result)
-    print_findings(out, told.findings)
-    print_failures(out, result, told)
+    reported = report_of(result)
+    print_findings(out, reported.findings)
+    print_failures(out, result, reported)
     print_timeline(out, result.events)
     if result.deadlock is not None:
         heading(out, "deadlock")

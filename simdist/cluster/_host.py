@@ -80,7 +80,7 @@ class Host:
         others = [rank for rank in range(self._network.cluster.world_size) if rank not in inside]
         if others:
             self._silence = self._network.cut([self.ranks, others], start_ns=now_ns)
-        self._tell()
+        self._report()
         return True
 
     def end_residents(self) -> None:
@@ -104,9 +104,9 @@ class Host:
         if self._silence is not None:
             self._network.lift(self._silence, now_ns)
             self._silence = None
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for listener in list(self.listeners):
             listener(self)
 

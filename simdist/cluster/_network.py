@@ -360,13 +360,13 @@ class Network:
             conditions = self._limits
         conditions[next(index for index, each in enumerate(conditions) if each is old)] = new
         condition._what = new
-        self._tell()
+        self._report()
 
     def _added(self, what: _Delay | _Limit | _Cut | _Hold) -> Condition:
         self.disturbed = True
-        self._tell()
+        self._report()
         return Condition(what)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for listener in list(self.listeners):
             listener()

@@ -52,7 +52,7 @@ def cause_of(origin: Origin, threads: tuple[str, ...], *, other_process: bool) -
     else:
         here = [step, *(at for at in origin.way if (at.file, at.line) == (step.file, step.line))]
         read = [text for at in here for text in at.before.values()]  # a comprehension is a call of its own
-        kind, advice = _told(step.line, statement, one, other, read)
+        kind, advice = _reported(step.line, statement, one, other, read)
         if ":" in origin.name and not _assigns(statement, origin.name.rpartition(":")[2]):
             kind, advice = _from_outside(statement, threads)  # it changed while the line only looked
     way = [(at.file, at.line) for at in (step, *origin.way)]
@@ -78,7 +78,7 @@ def _assigns(statement: Statement, name: str) -> bool:
     return calls or any(node.id == name for node in stores)
 
 
-def _told(line: int, statement: Statement, one: str, other: str, read: Iterable[str]) -> tuple[str, str]:
+def _reported(line: int, statement: Statement, one: str, other: str, read: Iterable[str]) -> tuple[str, str]:
     by_call = suspect(statement, line) or suspect(statement)
     if by_call is not None:
         return by_call

@@ -23,7 +23,7 @@ from simdist.records import (
     Completed,
     Delayed,
     Failed,
-    FaultTold,
+    FaultReported,
     Issued,
     Printed,
     ProgramStarted,
@@ -44,7 +44,7 @@ _ON_RANK = (
     StoreAsked,
     Printed,
     ProgramStarted,
-    FaultTold,
+    FaultReported,
 )  # made by the rank's own thread
 
 

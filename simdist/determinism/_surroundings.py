@@ -94,7 +94,7 @@ def _names(result: Iterable[object]) -> str:
 
 
 def _noting(
-    seen: dict[int, list[Seen]], kind: str, told: Callable[[Any], str], original: Callable[..., Any]
+    seen: dict[int, list[Seen]], kind: str, reported: Callable[[Any], str], original: Callable[..., Any]
 ) -> Callable[..., object]:
     @functools.wraps(original)
     def look(*args: object, **kwargs: object) -> object:
@@ -109,7 +109,7 @@ def _noting(
         except OSError as error:
             notes.append(Seen(kind, site, type(error).__name__))
             raise
-        notes.append(Seen(kind, site, told(result)))
+        notes.append(Seen(kind, site, reported(result)))
         return result
 
     return look

@@ -100,7 +100,7 @@ def _take(index: int, name: str, duration_ns: int, varies: float, and_then: int 
         begin = streams.mark(index, number)
         end = after(begin, duration_ns)
         streams.end_with(index, number, end)
-        bus.tell(KernelQueued(streams.process.rank, index, number, name, begin, end))
+        bus.report(KernelQueued(streams.process.rank, index, number, name, begin, end))
     else:
         streams.enqueue(index, number, duration_ns)
     if and_then is not None and and_then != index:

@@ -35,8 +35,8 @@ __all__ = ["DeviceState"]
 
 _version: dict[str, object] = vars(torch.version)
 _HOST = says_cuda()
-for _name, _tell in _triton.TELLERS.items():
-    when_imported(_name, _tell)
+for _name, _report in _triton.TELLERS.items():
+    when_imported(_name, _report)
 
 
 class DeviceState:

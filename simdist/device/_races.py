@@ -207,7 +207,7 @@ class Races:
             mine = f"{use[2]} {doing}{_OBJECT[doing]} on {_stream(use[0])}"
             others = f"{other[2]} {other_doing} it on {_stream(other[0])}"
             lines = use[3].removeprefix(" at "), other[3].removeprefix(" at ")
-            bus.tell(StreamRaced(self._process, list(tensor.shape), mine, others, *lines, _CURES[doing]))
+            bus.report(StreamRaced(self._process, list(tensor.shape), mine, others, *lines, _CURES[doing]))
 
 
 def _merge(into: Clock, other: Clock) -> None:

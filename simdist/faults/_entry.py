@@ -15,7 +15,7 @@ from simdist.faults._fault import Fault
 from simdist.faults._lasting import LastingFault
 from simdist.kernel import PASS, Verdict
 from simdist.process import SimProcess
-from simdist.records import fault_told
+from simdist.records import fault_reported
 from simdist.result import FaultResult
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class Entry:
     def call_at(self, time_ns: int, action: Callable[[], None]) -> None:
         self.injector.simulation.call_at(max(time_ns, self.now_ns), lambda: None if self.lifted else action())
 
-    def tell(self) -> None:
+    def report(self) -> None:
         rank = self.fault.target
         self.say(self.fault.begins(), -1 if rank is None else rank)
         self.has_struck()
 
-    def tell_end(self) -> None:
+    def report_end(self) -> None:
         self.over = True
         rank = self.fault.target
         self.say(self.fault.ends(), -1 if rank is None else rank)
@@ -73,7 +73,7 @@ class Entry:
     def say(self, text: str, rank: int, life: int = 0) -> None:
         """Add an event that tells of the fault."""
         self.injector.said += 1
-        self.injector.simulation.bus.record(fault_told(self.now_ns, rank, self.fault.kind, text, life))
+        self.injector.simulation.bus.record(fault_reported(self.now_ns, rank, self.fault.kind, text, life))
 
     def has_struck(self) -> None:
         """Keep account, and bring in those that come after it."""

@@ -374,7 +374,7 @@ class Injector:
         """True if the life that begins now finds the launcher's store as the one before left it."""
         keepers = [entry for entry in self.keepers if not entry.lifted]
         for entry in keepers:
-            entry.tell()
+            entry.report()
         return bool(keepers)
 
     def crash_hosts(
@@ -405,7 +405,7 @@ class Injector:
     def _boot(self, entry: Entry, host: Host) -> None:
         if host in entry.hosts:
             entry.hosts.remove(host)
-            entry.tell_end()
+            entry.report_end()
             host.boot(self.simulation.now_ns)
 
     def _go_on(self, process: SimProcess) -> None:
@@ -422,7 +422,7 @@ class Injector:
             for host in list(entry.hosts):
                 self._boot(entry, host)
         elif entry.struck_ns and not entry.over and entry.fault.ends() and not entry.has_passed():
-            entry.tell_end()
+            entry.report_end()
         self.resume_store(entry)
         for condition in entry.conditions:
             self.network.lift(condition, now_ns)

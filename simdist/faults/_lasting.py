@@ -18,7 +18,7 @@ class LastingFault(Fault):
     With `after`, both times count from the strike of that other fault.
     """
 
-    told_at_start: ClassVar[bool] = True  # else `lay_on` sees to it that the fault is told of when it does something
+    reported_at_start: ClassVar[bool] = True  # else `lay_on` reports the fault when it does something
     says_its_end: ClassVar[bool] = False  # at `until_ns`, too; when it is lifted, all do
 
     start_ns: Annotated[int, DELAY] = 0
@@ -40,17 +40,17 @@ class LastingFault(Fault):
         start_ns = max(origin_ns + self.start_ns, stage.now_ns)
         until_ns = None if self.until_ns is None else origin_ns + self.until_ns
         self.lay_on(stage, start_ns, until_ns)
-        if not self.told_at_start:
+        if not self.reported_at_start:
             pass
         elif start_ns > stage.now_ns:
-            stage.call_at(start_ns, stage.tell)
+            stage.call_at(start_ns, stage.report)
         else:  # no timer: what lies in the future keeps the world from being at rest
-            stage.tell()
+            stage.report()
         if self.says_its_end and until_ns is not None:
             if until_ns > stage.now_ns:
-                stage.call_at(until_ns, stage.tell_end)
+                stage.call_at(until_ns, stage.report_end)
             else:
-                stage.tell_end()
+                stage.report_end()
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Set up what it does from `start_ns` until `until_ns`, which are times of the simulation."""

@@ -57,7 +57,7 @@ def problems_of(
     for problem in problems_among(good, world_size, max_restarts, others=others, names=names, **about):
         inside = f".{place(problem.path)}" if problem.path else ""
         lines[places[problem.index]].append(f"{inside}: {problem.text}")
-    return [f"faults[{index}]{line}" for index, told in enumerate(lines) for line in told]
+    return [f"faults[{index}]{line}" for index, reported in enumerate(lines) for line in reported]
 
 
 def problems_among(

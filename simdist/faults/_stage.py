@@ -89,11 +89,11 @@ class Stage(Protocol):
         """Call `action` at a virtual time, soon if that has passed; never if the fault is lifted before."""
         ...
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """The fault strikes now: it counts as struck, and the run's events say what it `begins` with."""
         ...
 
-    def tell_end(self) -> None:
+    def report_end(self) -> None:
         """The fault is over now: the run's events say what it `ends` with."""
         ...
 

@@ -228,7 +228,7 @@ class MountedDisk(WatchedFolder):
         if self.clients is not None and effect not in ("unlink", "rmdir"):
             self.clients.made(process, to if effect in ("rename", "link") else path)
         if not during:
-            self._tell(process, effect, path, offset, round(size * share), to)
+            self._report(process, effect, path, offset, round(size * share), to)
         if left is not None:
             self._strike(left[1])
         return result
@@ -251,7 +251,7 @@ class MountedDisk(WatchedFolder):
         elif effect in ("symlink", "unlink", "rmdir"):
             touched_folder(real)
 
-    def _tell(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
+    def _report(self, process: SimProcess, effect: str, path: str, offset: int, size: int, to: str = "") -> None:
         self._simulation.bus.record(
             stored(self._simulation.now_ns, process.rank, effect, self.shown(path), offset, size, to)
         )
@@ -282,7 +282,7 @@ class MountedDisk(WatchedFolder):
                 original(os.unlink)(self.real(place))
                 self.disk.remove(place)
                 self.changes += 1
-                self._tell(process, "unlink", place, 0, 0)
+                self._report(process, "unlink", place, 0, 0)
 
     def write(
         self,
@@ -411,7 +411,7 @@ class MountedDisk(WatchedFolder):
             self.disk.sync_file(inode, data_only=data_only)
             self.pin(inode)  # what writes to it next can't be seen either
         whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
-        self._tell(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
+        self._report(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
 
     def sync_changed(self, process: SimProcess) -> None:
         """Make durable what has changed without a call that could be seen: some mapping was flushed."""

@@ -89,7 +89,7 @@ class _Watch:
     def on_message(self, event: MessageRead) -> Verdict:
         """A send's data leaves."""
         if event.send in self._held and self._changed(event.send):
-            self._tell(event.send, "its data left", "wait for the send before the tensor is used again")
+            self._report(event.send, "its data left", "wait for the send before the tensor is used again")
         self._held.pop(event.send, None)
         return PASS
 
@@ -100,7 +100,7 @@ class _Watch:
         for work in event.works if self._held else ():
             if work in self._held:
                 if self._changed(work):
-                    self._tell(work, "it was read", "wait for the work before the tensor is used again")
+                    self._report(work, "it was read", "wait for the work before the tensor is used again")
                 del self._held[work]
 
     def on_wait(self, event: WorkWaited) -> None:
@@ -127,7 +127,7 @@ class _Watch:
         reads, before, _ = self._held[work]
         return any(old is not None and new not in (None, old) for old, new in zip(before, _bits(reads), strict=True))
 
-    def _tell(self, work: SimWork, until: str, advice: str) -> None:
+    def _report(self, work: SimWork, until: str, advice: str) -> None:
         what = work.describe()
         goes = "the receiver gets" if work.name == "send" else "the others get"
         self._hearing.find(

@@ -131,7 +131,7 @@ class _Watch:
         )
         if self._different is not None and _life(self._different[2]) == last:
             if self._different[0].name not in failed:
-                self._tell_of_different(*self._different)
+                self._report_different(*self._different)
             return
         found = [
             self._look_at_group(group, ranks)
@@ -141,9 +141,9 @@ class _Watch:
         if not any(found):
             for work, moment in left.items():
                 if work.member.communicator.name not in failed:
-                    self._tell_of_work(work, moment)
+                    self._report_work(work, moment)
 
-    def _tell_of_different(self, group: Communicator, number: int, calls: dict[int, _Last]) -> None:
+    def _report_different(self, group: Communicator, number: int, calls: dict[int, _Last]) -> None:
         said = Counter(call.said() for call in calls.values())
         # Between equally many those of the highest rank count as right: a lone root is more often the odd one.
         expected = max(said, key=lambda text: (said[text], max(r for r, call in calls.items() if call.said() == text)))
@@ -185,7 +185,7 @@ class _Watch:
         self._hearing.find(problem, moment, subject=group.name, against="" if other is None else other.moment.where)
         return True
 
-    def _tell_of_work(self, work: SimWork, moment: Moment) -> None:
+    def _report_work(self, work: SimWork, moment: Moment) -> None:
         what = work.describe()
         if work.name == "send" and not work.done:
             problem = f"{what} was never received"

@@ -68,15 +68,15 @@ def _path_of(given: StrOrBytesPath, folder: object = None) -> str:
     return "" if path.startswith(_SYSTEM) or path.endswith(".pyc") else path
 
 
-def _teller() -> SimProcess | None:
+def _reporter() -> SimProcess | None:
     process = current_process()
     return process if process is not None and process.simulation.bus.hears(FileUsed) else None
 
 
-def _tell(process: SimProcess, use: Use, path: str, given: FileDescriptorOrPath, to: str = "") -> None:
+def _report(process: SimProcess, use: Use, path: str, given: FileDescriptorOrPath, to: str = "") -> None:
     if path:
         name = str(given) if isinstance(given, int) else os.fsdecode(given)
-        process.simulation.bus.tell(FileUsed(process, use, path, name, to, site_of(sys._getframe(2))))
+        process.simulation.bus.report(FileUsed(process, use, path, name, to, site_of(sys._getframe(2))))
 
 
 def _use_of(mode: object) -> Use:
@@ -91,7 +91,7 @@ def _use_of(mode: object) -> Use:
 def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _T:
-        process = None if isinstance(file, int) else _teller()
+        process = None if isinstance(file, int) else _reporter()
         path = "" if process is None or isinstance(file, int) else _path_of(file)
         # With an opener the name may be that of a folder, as in tempfile: what is opened, the opener says by `os.open`.
         if process is None or not path or kwargs.get("opener") is not None:
@@ -100,12 +100,12 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
         try:
             opened = original(file, mode, *args, **kwargs)
         except FileNotFoundError:
-            _tell(process, "missed", path, file)
+            _report(process, "missed", path, file)
             raise
         except FileExistsError:
-            _tell(process, "seen", path, file)
+            _report(process, "seen", path, file)
             raise
-        _tell(process, use, path, file)
+        _report(process, use, path, file)
         return opened
 
     return open
@@ -114,24 +114,24 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
 def _opening_descriptor(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def open(path: StrOrBytesPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        process = _teller()
+        process = _reporter()
         place = "" if process is None else _path_of(path, dir_fd)
         if process is None or not place or os.path.isdir(place):
             return original(path, flags, mode, dir_fd=dir_fd)
         try:
             number = original(path, flags, mode, dir_fd=dir_fd)
         except FileNotFoundError:
-            _tell(process, "missed", place, path)
+            _report(process, "missed", place, path)
             raise
         except FileExistsError:
-            _tell(process, "seen", place, path)
+            _report(process, "seen", place, path)
             raise
         use: Use = "read"
         if flags & (os.O_WRONLY | os.O_RDWR):
             use = "append" if flags & os.O_APPEND else "write" if flags & os.O_TRUNC else "open"
         if flags & os.O_CREAT and flags & os.O_EXCL:
             use = "create"
-        _tell(process, use, place, path)
+        _report(process, use, place, path)
         return number
 
     return open
@@ -143,9 +143,9 @@ def _renaming(original: Callable[..., _T]) -> Callable[..., _T]:
         src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> _T:
         result = original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        process = _teller()
+        process = _reporter()
         if process is not None:
-            _tell(process, "rename", _path_of(src, src_dir_fd), dst, _path_of(dst, dst_dir_fd))
+            _report(process, "rename", _path_of(src, src_dir_fd), dst, _path_of(dst, dst_dir_fd))
         return result
 
     return rename
@@ -155,9 +155,9 @@ def _linking(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def link(src: StrOrBytesPath, dst: StrOrBytesPath, *args: object, **kwargs: object) -> _T:
         result = original(src, dst, *args, **kwargs)
-        process = _teller()
+        process = _reporter()
         if process is not None:
-            _tell(process, "create", _path_of(dst, kwargs.get("dst_dir_fd")), dst)
+            _report(process, "create", _path_of(dst, kwargs.get("dst_dir_fd")), dst)
         return result
 
     return link
@@ -166,11 +166,11 @@ def _linking(original: Callable[..., _T]) -> Callable[..., _T]:
 def _removing(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def unlink(path: StrOrBytesPath, *, dir_fd: int | None = None) -> _T:
-        process = _teller()
+        process = _reporter()
         place = "" if process is None else _path_of(path, dir_fd)
         result = original(path, dir_fd=dir_fd)
         if process is not None:
-            _tell(process, "remove", place, path)
+            _report(process, "remove", place, path)
         return result
 
     return unlink
@@ -179,15 +179,15 @@ def _removing(original: Callable[..., _T]) -> Callable[..., _T]:
 def _making(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def mkdir(path: StrOrBytesPath, mode: int = 0o777, *, dir_fd: int | None = None) -> _T:
-        process = _teller()
+        process = _reporter()
         try:
             result = original(path, mode, dir_fd=dir_fd)
         except FileExistsError:
             if process is not None:
-                _tell(process, "seen", _path_of(path, dir_fd), path)
+                _report(process, "seen", _path_of(path, dir_fd), path)
             raise
         if process is not None:
-            _tell(process, "create", _path_of(path, dir_fd), path)
+            _report(process, "create", _path_of(path, dir_fd), path)
         return result
 
     return mkdir
@@ -196,15 +196,15 @@ def _making(original: Callable[..., _T]) -> Callable[..., _T]:
 def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
     @functools.wraps(original)
     def stat(path: FileDescriptorOrPath, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        process = None if isinstance(path, int) else _teller()
+        process = None if isinstance(path, int) else _reporter()
         if process is None or isinstance(path, int):
             return original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         try:
             found = original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         except FileNotFoundError:
-            _tell(process, "missed", _path_of(path, dir_fd), path)
+            _report(process, "missed", _path_of(path, dir_fd), path)
             raise
-        _tell(process, "seen", _path_of(path, dir_fd), path)
+        _report(process, "seen", _path_of(path, dir_fd), path)
         return found
 
     return stat
@@ -213,8 +213,8 @@ def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_r
 def _saving(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def save(obj: object, f: object, *args: object, **kwargs: object) -> _T:
-        if isinstance(f, str | os.PathLike) and (process := _teller()) is not None:  # its C++ opens the file
-            _tell(process, "write", _path_of(f), f)
+        if isinstance(f, str | os.PathLike) and (process := _reporter()) is not None:  # its C++ opens the file
+            _report(process, "write", _path_of(f), f)
         return original(obj, f, *args, **kwargs)
 
     return save
@@ -224,10 +224,10 @@ def _locking(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def lock(fd: FileDescriptorLike, *args: object, **kwargs: object) -> _T:
         result = original(fd, *args, **kwargs)
-        process = _teller()
+        process = _reporter()
         if process is not None:
             said = os.fstat(fd if isinstance(fd, int) else fd.fileno())
-            _tell(process, "lock", f"{said.st_dev}:{said.st_ino}", "")
+            _report(process, "lock", f"{said.st_dev}:{said.st_ino}", "")
         return result
 
     return lock

@@ -120,10 +120,10 @@ class _Watch:
             tensors = [parameter.grad for parameter in parameters] if what == "gradient" else parameters
             index = first_not_finite(tensors)
             if index is not None:
-                self._tell(event, what, name_in_group(group, place, index, names_in_frames(sys._getframe(1))))
+                self._report(event, what, name_in_group(group, place, index, names_in_frames(sys._getframe(1))))
                 return
 
-    def _tell(self, event: OptimizerBegins | OptimizerStepped, what: str, name: str) -> None:
+    def _report(self, event: OptimizerBegins | OptimizerStepped, what: str, name: str) -> None:
         self._done = True
         process = event.process
         mine = self._hearing.moment(process, event.where)

@@ -99,20 +99,20 @@ class Instruments:
             RemovableHandle.next_id = numbers
 
     def _wrap_backward(self) -> None:
-        self._patches.wrap(torch.autograd, "backward", _telling_of_backward)
+        self._patches.wrap(torch.autograd, "backward", _reporting_backward)
 
     def _wrap_files(self) -> None:
         wrap_files(self._patches)
 
     def _wrap_models(self) -> None:
-        self._patches.wrap(DistributedDataParallel, "__init__", _telling_of_models)
+        self._patches.wrap(DistributedDataParallel, "__init__", _reporting_models)
 
     def _wrap_loaders(self) -> None:
         self._patches.on_undo(_begun.clear)
-        self._patches.wrap(loader_iterators, "__init__", _telling_of_first_beginnings)
-        self._patches.wrap(loader_iterators, "_reset", _telling_of_beginnings)
-        self._patches.wrap(loader_iterators, "_next_index", _telling_of_indices)
-        self._patches.wrap(loader_iterators, "__next__", _telling_of_ends)
+        self._patches.wrap(loader_iterators, "__init__", _reporting_first_beginnings)
+        self._patches.wrap(loader_iterators, "_reset", _reporting_beginnings)
+        self._patches.wrap(loader_iterators, "_next_index", _reporting_indices)
+        self._patches.wrap(loader_iterators, "__next__", _reporting_ends)
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class _Steps:
                 self._seen[process] = step.index + 1
             step.where = site_of(sys._getframe(1))
             if process.simulation.bus.hears(OptimizerBegins):
-                _tell(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
+                _report(process, OptimizerBegins(process, optimizer, step.index, step.number, step.where))
 
     def after(self, optimizer: Optimizer, _: object, __: object) -> None:
         process = _rank()
@@ -172,18 +172,18 @@ class _Steps:
             return
         if not stack:
             if process.simulation.bus.hears(OptimizerStepped):
-                _tell(process, OptimizerStepped(process, optimizer, step.index, step.number, step.where))
+                _report(process, OptimizerStepped(process, optimizer, step.index, step.number, step.where))
             step.number += 1
 
 
-def _tell(process: SimProcess, event: object) -> None:
+def _report(process: SimProcess, event: object) -> None:
     """Tell of an event; no mode of the program sees what listeners do."""
     bus = process.simulation.bus
     if count_dispatch_modes() or count_function_modes():
         with without_modes(), without_functions():
-            bus.tell(event)
+            bus.report(event)
     else:
-        bus.tell(event)
+        bus.report(event)
 
 
 def _rank() -> SimProcess | None:
@@ -192,7 +192,7 @@ def _rank() -> SimProcess | None:
     return None if process is None or process.parent is not None or process.rank < 0 else process
 
 
-def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
+def _reporting_backward(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def backward(tensors: _Root | Sequence[_Root], *args: object, **kwargs: object) -> None:
         process = _rank()
@@ -200,7 +200,7 @@ def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
             given = (tensors,) if isinstance(tensors, torch.Tensor | GradientEdge) else tuple(tensors)
             roots = [each for each in given if isinstance(each, torch.Tensor)]
             edges = [each for each in given if isinstance(each, GradientEdge)] if len(roots) < len(given) else ()
-            _tell(process, BackwardCalled(process, roots, site_of(sys._getframe(1)), edges))
+            _report(process, BackwardCalled(process, roots, site_of(sys._getframe(1)), edges))
         original(tensors, *args, **kwargs)
 
     return backward
@@ -209,13 +209,13 @@ def _telling_of_backward(original: Callable[..., None]) -> Callable[..., None]:
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def _telling_of_models(original: Callable[..., None]) -> Callable[..., None]:
+def _reporting_models(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         process = _rank()
         if process is not None and process.simulation.bus.hears(ModelWrapped):
-            _tell(process, ModelWrapped(process, self, site_of(sys._getframe(1))))
+            _report(process, ModelWrapped(process, self, site_of(sys._getframe(1))))
 
     return __init__
 
@@ -227,47 +227,47 @@ _numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 _begun: dict[SimProcess, int] = {}  # how many iterations a rank has begun
 
 
-def _telling_of_first_beginnings(original: Callable[..., None]) -> Callable[..., None]:
+def _reporting_first_beginnings(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: object, loader: DataLoader[object]) -> None:
-        _tell_of_beginning(self, loader)
+        _report_beginning(self, loader)
         original(self, loader)
 
     return __init__
 
 
-def _telling_of_beginnings(original: Callable[..., None]) -> Callable[..., None]:
+def _reporting_beginnings(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _reset(self: object, loader: DataLoader[object], first_iter: bool = False) -> None:
         if not first_iter:  # workers that persist go on with the next epoch
-            _tell_of_beginning(self, loader)
+            _report_beginning(self, loader)
         original(self, loader, first_iter)
 
     return _reset
 
 
-def _tell_of_beginning(iterator: object, loader: DataLoader[object]) -> None:
+def _report_beginning(iterator: object, loader: DataLoader[object]) -> None:
     process = _rank()
     if process is None or not process.simulation.bus.hears(LoaderBegan):
         return
     number = _numbers[iterator] = _begun[process] = _begun.get(process, -1) + 1
-    _tell(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))
+    _report(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))
 
 
-def _telling_of_indices(original: Callable[[object], _T]) -> Callable[[object], _T]:
+def _reporting_indices(original: Callable[[object], _T]) -> Callable[[object], _T]:
     @functools.wraps(original)
     def _next_index(self: object) -> _T:
         found = original(self)
         number = _numbers.get(self)
         if number is not None and (process := _rank()) is not None and process.simulation.bus.hears(BatchDrawn):
             indices = found if isinstance(found, list | tuple) else [found]
-            _tell(process, BatchDrawn(process, number, tuple(indices)))
+            _report(process, BatchDrawn(process, number, tuple(indices)))
         return found
 
     return _next_index
 
 
-def _telling_of_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
+def _reporting_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
     @functools.wraps(original)
     def __next__(self: object) -> _T:
         number = _numbers.get(self)
@@ -277,9 +277,9 @@ def _telling_of_ends(original: Callable[[object], _T]) -> Callable[[object], _T]
         try:
             batch = original(self)
         except StopIteration:
-            _tell(process, LoaderEnded(process, number))
+            _report(process, LoaderEnded(process, number))
             raise
-        _tell(process, BatchRead(process, number, batch))
+        _report(process, BatchRead(process, number, batch))
         return batch
 
     return __next__

@@ -45,7 +45,7 @@ class Leaves:
         _, group = filled.reducers(sum(tensor.numel() for tensor in tensors if tensor is not None))
         for copy, tensor in zip(self.held.copies, tensors, strict=True):
             copy.reduced = group
-            copy.telling = tensor is not None and not is_constant(tensor)
+            copy.reporting = tensor is not None and not is_constant(tensor)
 
     def are_trained_beside(self, optimized: Container[int]) -> bool:
         """True if some are in no optimizer, of which `optimized` has the parameters' ids, and have changed."""

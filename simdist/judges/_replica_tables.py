@@ -51,7 +51,7 @@ class Copy:
     strict: bool = False  # from the first step on, without exception
     synced: bool = False  # a collective has filled it before the first step
     reduced: Communicator | None = None  # the group whose ranks reduced its first gradient
-    telling: bool = False  # its first gradient was no constant, which ranks may have in common by chance
+    reporting: bool = False  # its first gradient was no constant, which ranks may have in common by chance
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Table:
         if tuple(ranks) not in self.kept:
             bits = {self.bits(rank, rows[rank], key)[0] for rank in ranks}
             copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
-            firsts = {copy.first for copy in copies if copy.telling}
+            firsts = {copy.first for copy in copies if copy.reporting}
             if len(bits) == len(firsts) == 1 and bits != firsts and None not in bits:
                 self.kept.add(tuple(ranks))
 
@@ -239,7 +239,7 @@ def note_first_gradients(copies: Sequence[Copy]) -> None:
     """Note after the first step whose gradients are no constants."""
     for copy in copies:
         gradient = getattr(copy.tensor(), "grad", None)
-        copy.telling = gradient is not None and not is_constant(gradient)
+        copy.reporting = gradient is not None and not is_constant(gradient)
 
 
 def mesh_peers(tensor: object) -> tuple[int, ...]:

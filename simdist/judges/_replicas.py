@@ -375,7 +375,7 @@ class _Watch:
             return
         difference = _Difference(table, key, number, part, values, rows, {rank: rows[rank].before for rank in values})
         if copy.strict:
-            self._tell(difference)
+            self._report(difference)
         elif self._suspicion is None and tuple(values) not in table.reunited:
             held = {rank: _alias(table.ranks[rank].copy(key)) for rank in values}
             self._suspicion = _Suspicion(table, difference, held)
@@ -412,7 +412,7 @@ class _Watch:
         if suspicion is not None and not self._done:
             ranks = list(suspicion.difference.values)
             if suspicion.table.are_replicas(suspicion.difference.key, ranks) or _exchange_nothing(ending, ranks):
-                self._tell(suspicion.difference)
+                self._report(suspicion.difference)
 
     def _look_at_counts(self, table: Table) -> None:
         for key, ranks in table.sets():
@@ -435,7 +435,7 @@ class _Watch:
             )
             return
 
-    def _tell(self, found: _Difference) -> None:
+    def _report(self, found: _Difference) -> None:
         """Report that copies differ after a step."""
         self._done = True
         self._suspicion = None

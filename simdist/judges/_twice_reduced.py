@@ -115,7 +115,7 @@ class TwiceReduced:
                 if earlier:
                     name = next(filter(None, (model.name_of(parameter) for model in rank.models)), None)
                     name = name or name_in_group(group, place, index, names_in_frames(sys._getframe(1)))
-                    self._tell(name, mine[-1], earlier)
+                    self._report(name, mine[-1], earlier)
                     return
 
     def _earlier(self, rank: _Rank, parameter: Tensor, mine: list[_Reduction]) -> str:
@@ -131,7 +131,7 @@ class TwiceReduced:
                 return "DistributedDataParallel"
         return ""
 
-    def _tell(self, name: str, last: _Reduction, earlier: str) -> None:
+    def _report(self, name: str, last: _Reduction, earlier: str) -> None:
         self._found = True
         self._hearing.find(
             f"the gradient of {name} is reduced twice: by {earlier}, then by {last.what}",

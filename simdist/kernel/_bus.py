@@ -162,7 +162,7 @@ class Bus:
 
         return end
 
-    def tell(self, event: object) -> None:
+    def report(self, event: object) -> None:
         """Tell those who listen to events of its type."""
         for listener in self._listeners.get(type(event), ()):
             listener(event)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import networkx as nx
 
 from simdist.errors import DeadlockError, LivelockError
-from simdist.frames import user_line
+from simdist.frames import frames_by_thread, user_line
 from simdist.kernel._task import Task, TaskState
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _that_may_go_on(parked: Sequence[Task]) -> list[Task]:
 def describe_livelock(simulation: Simulation) -> LivelockError:
     """The report of the tasks that go on sleeping and asking, each with its line of code."""
     alive = [task for task in simulation.tasks if task.state not in (TaskState.DONE, TaskState.FROZEN)]
-    frames = sys._current_frames()
+    frames = frames_by_thread()
     lines = [f"at {simulation.now_ns / 1e9:.9f} s nothing has happened for long but sleeping and asking:"]
     for task in alive[:32]:
         wait = f", in {task.waiting.describe()}" if task.waiting is not None else ""

@@ -17,10 +17,9 @@ time, so that two runs give up at the same moment:
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import TYPE_CHECKING, Any
 
-from simdist.frames import is_ours
+from simdist.frames import frames_by_thread, is_ours
 from simdist.kernel._deadlock import describe_livelock
 from simdist.kernel._task import Task, TaskState
 
@@ -88,7 +87,7 @@ class Idleness:
 
 def _held(simulation: Simulation) -> list[Any]:
     """The plain local variables in every task's functions of the user."""
-    frames = sys._current_frames()
+    frames = frames_by_thread()
     alive = [task for task in simulation.tasks if task.state not in (TaskState.DONE, TaskState.FROZEN)]
     return [_held_by(task, frames.get(task.ident)) for task in alive]
 

@@ -120,12 +120,12 @@ def insist(task: Task) -> None:
 
     Nothing is raised while the thread is in a callback of the garbage collector: it would be lost there, and printed.
     """
-    if not task.calm and not _is_told_of_a_collection(task.ident):
+    if not task.calm and not _hears_of_a_collection(task.ident):
         task.insisted = True
         raise_in_thread(task.ident, TaskKilled if _lines.watch(task.ident) else _Insisted)
 
 
-def _is_told_of_a_collection(ident: int) -> bool:
+def _hears_of_a_collection(ident: int) -> bool:
     codes = {getattr(each, "__code__", None) for each in gc.callbacks}
     frame = sys._current_frames().get(ident)
     while frame is not None and frame.f_code not in codes:

@@ -79,8 +79,8 @@ class Logs:
     def _written(self, local_rank: int) -> Std:
         return self._of(self._plan.redirects, local_rank) | self._of(self._plan.tee, local_rank)
 
-    def _of(self, told: int | Mapping[int, int], local_rank: int) -> Std:
-        return Std(told if isinstance(told, int) else told.get(local_rank, 0))
+    def _of(self, reported: int | Mapping[int, int], local_rank: int) -> Std:
+        return Std(reported if isinstance(reported, int) else reported.get(local_rank, 0))
 
 
 def _append(file: Path, line: str) -> None:

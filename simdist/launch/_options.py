@@ -308,14 +308,14 @@ def _local_ranks(text: str, problems: list[str]) -> frozenset[int] | None:
 
 def _streams(name: str, text: str, problems: list[str]) -> int | dict[int, int]:
     try:
-        told = Std.from_str(text)
+        reported = Std.from_str(text)
     except ValueError:
         problems.append(
             f"--{name}: expected 0, 1 (stdout), 2 (stderr) or 3 (both), or these by local rank, such as 0:3,1:1, "
             f"found {brief(text)}"
         )
         return 0
-    return {rank: int(each) for rank, each in told.items()} if isinstance(told, dict) else int(told)
+    return {rank: int(each) for rank, each in reported.items()} if isinstance(reported, dict) else int(reported)
 
 
 def _accelerates(

@@ -93,11 +93,11 @@ def compile_library(command: Sequence[str], target: Path, waiting: Callable[[], 
     with subprocess.Popen([*command, "-o", str(made)], stderr=subprocess.PIPE, text=True) as running:
         while True:
             try:
-                _, told = running.communicate(timeout=0.5)
+                _, output = running.communicate(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
                 waiting()
     if running.returncode:
         made.unlink(missing_ok=True)
-        raise RuntimeError("\n".join(line for line in told.splitlines() if "error" in line)[:2000] or told[-2000:])
+        raise RuntimeError("\n".join(line for line in output.splitlines() if "error" in line)[:2000] or output[-2000:])
     made.replace(target)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from simdist.kernel import Task
     from simdist.process._process import SimProcess
 
-__all__ = ["HandedOver", "PointReached", "RankBegan", "StepReached", "ThreadBegan", "tell_of_hand_over"]
+__all__ = ["HandedOver", "PointReached", "RankBegan", "StepReached", "ThreadBegan", "report_hand_over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class HandedOver:
     gives: bool
 
 
-def tell_of_hand_over(task: Task | None, thing: object, *, gives: bool) -> None:
+def report_hand_over(task: Task | None, thing: object, *, gives: bool) -> None:
     """Have those who listen hear that a thread has taken a thing, or given it back."""
     if task is not None:
         bus = task.simulation.bus
         if bus.heard and bus.hears(HandedOver):
-            bus.tell(HandedOver(task, thing, gives))
+            bus.report(HandedOver(task, thing, gives))

@@ -74,15 +74,15 @@ _ALWAYS = tuple(
 
 
 _LIBRARIES: dict[str, Callable[[Patches], None]] = {
-    "filelock": _filelock.tell,
-    "joblib._parallel_backends": _joblib.tell,
-    "multiprocess.context": _multiprocess.tell,
-    "psutil": _psutil.tell,
+    "filelock": _filelock.adapt,
+    "joblib._parallel_backends": _joblib.adapt,
+    "multiprocess.context": _multiprocess.adapt,
+    "psutil": _psutil.adapt,
 }
-for _name, _tell in _LIBRARIES.items():
-    _when_imported.when_imported(_name, _tell, by_rank=True)
-for _name, _tell in {**_library_state.TELLERS, **_rare_settings.TELLERS}.items():
-    _when_imported.when_imported(_name, _tell)
+for _name, _report in _LIBRARIES.items():
+    _when_imported.when_imported(_name, _report, by_rank=True)
+for _name, _report in {**_library_state.TELLERS, **_rare_settings.TELLERS}.items():
+    _when_imported.when_imported(_name, _report)
 
 
 class PythonReplacements:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from _typeshed.importlib import MetaPathFinderProtocol
 
-__all__ = ["Finder", "install", "tell_own", "when_imported"]
+__all__ = ["Finder", "install", "report_own", "when_imported"]
 
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
 _TOLD: dict[str, Callable[[Patches], None]] = {}
@@ -29,42 +29,42 @@ _REMEMBERED: dict[str, None] = {}  # names of `_TOLD`
 
 
 def when_imported(
-    name: str, tell: Callable[[Patches], None], *, by_rank: bool = False, remembered: bool = False
+    name: str, report: Callable[[Patches], None], *, by_rank: bool = False, remembered: bool = False
 ) -> None:
-    """Call `tell` in each world in which the module is there: at its beginning, or when it has been imported.
+    """Call `report` in each world in which the module is there: at its beginning, or when it has been imported.
 
     With `by_rank` also when a rank imports the module for itself. With `remembered` the next world takes the same steps
     without a call (`Patches.install`).
     """
-    _TOLD[name] = tell
+    _TOLD[name] = report
     if by_rank:
-        _OF_RANKS[name] = tell
+        _OF_RANKS[name] = report
     if remembered:
         _REMEMBERED[name] = None
 
 
 def install(patches: Patches) -> None:
     """Tell those that are imported; and the others when they are."""
-    told: dict[str, None] = {}
+    reported: dict[str, None] = {}
     again = []
-    while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in told]:
+    while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in reported]:
         for name in there:  # one that is told may import others
-            told[name] = None
+            reported[name] = None
             if name in _REMEMBERED:
                 again.append(_TOLD[name])
             else:
                 _TOLD[name](patches)
     patches.install(tuple(again))
-    missing = list(itertools.filterfalse(told.__contains__, _TOLD))
+    missing = list(itertools.filterfalse(reported.__contains__, _TOLD))
     if missing:
         patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
 
 
-def tell_own(name: str) -> None:
+def report_own(name: str) -> None:
     """Tell a module that a rank has just imported for itself, if it is one of those that look behind ranks."""
-    tell = _OF_RANKS.get(name)
-    if tell is not None:
-        tell(_ForGood())
+    report = _OF_RANKS.get(name)
+    if report is not None:
+        report(_ForGood())
 
 
 class _ForGood(Patches):

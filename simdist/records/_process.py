@@ -7,9 +7,10 @@ from typing import Annotated
 from simdist.records._record import Record, packer, record
 from simdist.values import Duration, ListOf, Maybe, Text, Whole
 
-__all__ = ["ChildEnded", "ChildStarted", "Ended", "Printed", "ProgramEnded", "ProgramStarted", "SamplesTold", "Slept"]
-__all__ += ["Started", "StateTold", "StepBegun", "child_ended", "child_started", "ended", "printed", "program_ended"]
-__all__ += ["program_started", "samples_told", "slept", "started", "state_told", "step_begun"]
+__all__ = ["ChildEnded", "ChildStarted", "Ended", "Printed", "ProgramEnded", "ProgramStarted", "SamplesReported"]
+__all__ += ["Slept", "Started", "StateReported", "StepBegun", "child_ended", "child_started", "ended", "printed"]
+__all__ += ["program_ended", "program_started", "samples_reported", "slept", "started", "state_reported"]
+__all__ += ["step_begun"]
 
 _NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
 
@@ -80,14 +81,14 @@ class StepBegun(Record):
 
 
 @record("state")
-class StateTold(Record):
+class StateReported(Record):
     """The program tells of its state (`simdist.state`): for each tensor its name and a hash, apart by a space."""
 
     parts: Annotated[tuple[str, ...], ListOf(Text())]
 
 
 @record("samples")
-class SamplesTold(Record):
+class SamplesReported(Record):
     """The program tells which samples it uses in the present step (`simdist.samples`)."""
 
     epoch: Annotated[int, _NUMBER]
@@ -114,6 +115,6 @@ program_started = packer(ProgramStarted)
 program_ended = packer(ProgramEnded)
 slept = packer(Slept)
 step_begun = packer(StepBegun)
-state_told = packer(StateTold)
-samples_told = packer(SamplesTold)
+state_reported = packer(StateReported)
+samples_reported = packer(SamplesReported)
 printed = packer(Printed)

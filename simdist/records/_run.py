@@ -7,7 +7,7 @@ from typing import Annotated
 from simdist.records._record import Record, packer, record
 from simdist.values import ListOf, Maybe, Text, Whole
 
-__all__ = ["Deadlocked", "FaultTold", "Restarted", "deadlocked", "fault_told", "restarted"]
+__all__ = ["Deadlocked", "FaultReported", "Restarted", "deadlocked", "fault_reported", "restarted"]
 
 _NUMBER, _TEXT = Maybe(Whole()), Maybe(Text())
 
@@ -20,7 +20,7 @@ class Restarted(Record):
 
 
 @record("fault")
-class FaultTold(Record):
+class FaultReported(Record):
     """A fault strikes or ends: its kind, and what it says of itself."""
 
     fault: Annotated[str, _TEXT]
@@ -37,5 +37,5 @@ class Deadlocked(Record):
 
 
 restarted = packer(Restarted)
-fault_told = packer(FaultTold)
+fault_reported = packer(FaultReported)
 deadlocked = packer(Deadlocked)

@@ -75,9 +75,9 @@ def _different(name: str, number: int, by_call: dict[str, list[int]], *, strict:
     operations = {call.partition(" ")[0] for call in by_call}
     if len(by_call) < 2 or (len(operations) == 1 and not operations <= set(ALIKE)):
         return []
-    told = "; ".join(f"{rank_text(ranks)} {call}" for call, ranks in list(by_call.items())[:_SHOWN])
+    reported = "; ".join(f"{rank_text(ranks)} {call}" for call, ranks in list(by_call.items())[:_SHOWN])
     hint = [] if strict else ["    (the backend does not check that; strict=True makes it an error at the call)"]
-    return [f"ranks disagree on collective #{number} of group {name!r}: {told}", *hint]
+    return [f"ranks disagree on collective #{number} of group {name!r}: {reported}", *hint]
 
 
 def _missing(name: str, number: int, group: _Group, members: Sequence[int]) -> list[str]:

@@ -47,8 +47,8 @@ class Report:
 
     def lines(self, *, deadlock: bool = True) -> list[str]:
         """All but headline, traceback and replay; the deadlock too may stand elsewhere."""
-        told = self.deadlock if deadlock else ()
-        return [self.setting, *self.faults, *self.findings, *told, *self.collectives, *self.ranks][:LINES]
+        reported = self.deadlock if deadlock else ()
+        return [self.setting, *self.faults, *self.findings, *reported, *self.collectives, *self.ranks][:LINES]
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *self.traceback, *([f"replay: {self.replay}"] if self.replay else [])])
@@ -70,16 +70,16 @@ def report_of(
     faults = _fault_lines(result)
     findings = [line for finding in result.findings for line in finding.lines()][:_FINDINGS]
     deadlock = result.deadlock
-    told = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
+    reported = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
     collectives = uneven_collectives(result.events, strict=result.strict)
-    room = LINES - 1 - len(faults) - len(findings) - len(told) - len(collectives)
+    room = LINES - 1 - len(faults) - len(findings) - len(reported) - len(collectives)
     ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room)
     return Report(
         headline=_headline(result, ended),
         setting=_setting(result),
         faults=_cut(faults),
         findings=_cut(findings),
-        deadlock=_cut(told),
+        deadlock=_cut(reported),
         collectives=_cut(collectives),
         ranks=_cut(ranks),
         traceback=_traceback(first),

@@ -58,9 +58,9 @@ def calibrated(path: Path, world_size: int) -> dict[str, Any]:
         problems.append(Problem(("world",), "is empty; there is an entry for each number of ranks"))
     entries = [check(_entry(), entry, ("world", index), problems) for index, entry in enumerate(listed)]
     if problems:
-        told = "; ".join(str(problem) for problem in problems[:_SHOWN])
+        reported = "; ".join(str(problem) for problem in problems[:_SHOWN])
         more = f"; and {len(problems) - _SHOWN} more problems" if len(problems) > _SHOWN else ""
-        raise CalibrationError(f"{name}: no calibration: {told}{more}")
+        raise CalibrationError(f"{name}: no calibration: {reported}{more}")
     worlds = {values["ranks"]: values for entry in entries if entry is not None for values in [dict(entry)]}
     if world_size not in worlds:
         known = ", ".join(map(str, worlds))

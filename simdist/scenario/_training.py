@@ -22,13 +22,13 @@ def judge_training(
 ) -> Iterator[Verdict]:
     """The verdicts on what is expected of states, samples, files and late writes; `folder` is that of the disk."""
     asked = expect.equal_states or expect.same_states_as_without_faults
-    told = len(events_of(events, "state")) if asked else 0
+    reported = len(events_of(events, "state")) if asked else 0
     if expect.equal_states:
-        found = _differing_ranks(events) if told else _UNTOLD
-        yield Verdict("equal_states", found is None, found or f"in all of {told} that ranks reported")
+        found = _differing_ranks(events) if reported else _UNTOLD
+        yield Verdict("equal_states", found is None, found or f"in all of {reported} that ranks reported")
     if expect.same_states_as_without_faults and undisturbed is not None:
-        found = _differing_steps(events, undisturbed) if told else _UNTOLD
-        yield Verdict("same_states_as_without_faults", found is None, found or f"all of {told} that ranks reported")
+        found = _differing_steps(events, undisturbed) if reported else _UNTOLD
+        yield Verdict("same_states_as_without_faults", found is None, found or f"all of {reported} that ranks reported")
     if expect.samples_once is not None:
         found = _uneven_samples(events, expect.samples_once)
         yield Verdict("samples_once", found is None, found or f"each of {expect.samples_once} in each epoch")
@@ -54,21 +54,21 @@ class _Life:
 def _lives(events: Sequence[Event]) -> list[_Life]:
     lives = [_Life()]
     steps: dict[int, int] = {}
-    told: dict[tuple[int, int | None], int] = {}
+    reported: dict[tuple[int, int | None], int] = {}
     for event in events_of(events, "restart", "step", "state", "samples"):
         life = lives[-1]
         if event.kind == "restart":
             lives.append(_Life())
-            steps, told = {}, {}
+            steps, reported = {}, {}
         elif event.kind == "step":
             steps[event.rank] = step = int(str(event.data["step"]))
             life.first_step = step if life.first_step is None else min(step, life.first_step)
         elif event.kind == "state":
             here = event.rank, steps.get(event.rank)
-            told[here] = told.get(here, 0) + 1
+            reported[here] = reported.get(here, 0) + 1
             parts: Any = event.data["parts"]
             state = dict(part.split(" ", 1) for part in parts)
-            life.states.setdefault((here[1], told[here]), {})[event.rank] = state
+            life.states.setdefault((here[1], reported[here]), {})[event.rank] = state
         elif event.kind == "samples":
             here_used: Any = event.data["samples"]
             epoch = int(str(event.data["epoch"]))

@@ -14,10 +14,10 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any
 
-from simdist.frames import is_user_file
+from simdist.frames import frames_by_thread, is_user_file
 from simdist.kernel import Bus
 from simdist.process import RankBegan
-from simdist.records import FaultTold
+from simdist.records import FaultReported
 from simdist.world import WorldEnded
 
 __all__ = ["LinesAfterFaults"]
@@ -35,12 +35,12 @@ class LinesAfterFaults:
 
     def world_begins(self, bus: Bus) -> None:
         """Wait for the first fault."""
-        bus.listen(FaultTold, self._on_fault)
+        bus.listen(FaultReported, self._on_fault)
         bus.listen(WorldEnded, lambda _: self.end())
         if sys.version_info < (3, 12):
             bus.listen(RankBegan, lambda _: _trace(self._on_call))
 
-    def _on_fault(self, record: FaultTold) -> None:
+    def _on_fault(self, record: FaultReported) -> None:
         first, self._struck = not self._struck, record.fault
         if first:
             self._begin()
@@ -77,7 +77,7 @@ class LinesAfterFaults:
     else:
 
         def _begin(self) -> None:
-            for frame in sys._current_frames().values():  # of threads that are traced; of others nothing comes of it
+            for frame in frames_by_thread().values():  # of threads that are traced; of others nothing comes of it
                 within: FrameType | None = frame
                 while within is not None:
                     if is_user_file(within.f_code.co_filename) and within.f_trace is None:

@@ -65,10 +65,10 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
         low, high = (middle, high) if passed[middle] is not None else (low, middle)
     last = passed[low]
     assert last is not None
-    return _told(failing, last, high, runs)
+    return _reported(failing, last, high, runs)
 
 
-def _told(failing: RunResult, passing: RunResult, decision: int, runs: int) -> TurningPoint | None:
+def _reported(failing: RunResult, passing: RunResult, decision: int, runs: int) -> TurningPoint | None:
     # What ranks print follows from what they do, and is never where two runs part.
     done, other_done = ([event for event in run.events if event.kind != "output"] for run in (failing, passing))
     for one, other in itertools.zip_longest(done, other_done):

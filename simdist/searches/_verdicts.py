@@ -79,14 +79,14 @@ def _explains(result: RunResult, attempt: Attempt) -> bool:
         return False
     begin_ns = max((event.time_ns for event in result.events if event.kind == "restart"), default=0)
     at_work = [
-        told
-        for fault, told in zip(attempt.faults, result.faults[-len(attempt.faults) :], strict=True)
-        if any(time_ns >= begin_ns for time_ns in told.struck_ns)
-        or (told.struck and isinstance(fault, LastingFault) and (fault.until_ns or 0) > begin_ns)
+        reported
+        for fault, reported in zip(attempt.faults, result.faults[-len(attempt.faults) :], strict=True)
+        if any(time_ns >= begin_ns for time_ns in reported.struck_ns)
+        or (reported.struck and isinstance(fault, LastingFault) and (fault.until_ns or 0) > begin_ns)
     ]
     if not at_work:
         return False
-    gone = [ending for told in at_work for ending in told.ended if ending[2] != "hung"]
+    gone = [ending for reported in at_work for ending in reported.ended if ending[2] != "hung"]
     return all(rank.ok or _is_explained(rank, bool(gone), attempt) for rank in result.ranks)
 
 

@@ -131,9 +131,9 @@ class _State:
         for name, variables in self._modules.items():
             if name in now:
                 late = _found_late(variables)
-                for told, how in _differing(f"{name}.", variables, now[name]):
-                    if how != "added" or told.removeprefix(f"{name}.") not in late:
-                        yield told, how
+                for reported, how in _differing(f"{name}.", variables, now[name]):
+                    if how != "added" or reported.removeprefix(f"{name}.") not in late:
+                        yield reported, how
         for name, key, container, copy in self._containers:
             if now.get(name, {}).get(key) is not container or same_content(copy, container):
                 continue

@@ -281,12 +281,12 @@ class Disk:
         seen: set[object] = set()
         known: dict[State, object] = {}
         for image in self._suspicious():
-            key = tuple((path, self._told_apart(state, known)) for path, state in image.nodes)
+            key = tuple((path, self._distinguished(state, known)) for path, state in image.nodes)
             if key not in seen:
                 seen.add(key)
                 yield image
 
-    def _told_apart(self, state: State, known: dict[State, object]) -> object:
+    def _distinguished(self, state: State, known: dict[State, object]) -> object:
         """What a state is the same by as another: the bytes, if there are few."""
         if isinstance(state, int) or state.size > _SMALL:
             return state

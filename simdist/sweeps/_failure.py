@@ -34,10 +34,10 @@ class Failure:
     @property
     def account(self) -> str:
         """What happened, in one sentence."""
-        told = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
+        reported = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
         if len(self.left) > _SHOWN:
-            told.append(f"and {len(self.left) - _SHOWN} more")
-        disk = f": {', '.join(told)}" if told else ""
+            reported.append(f"and {len(self.left) - _SHOWN} more")
+        disk = f": {', '.join(reported)}" if reported else ""
         step = "" if self.case.point.step is None else f", in step {self.case.point.step}"
         return f"{self.case.words}{step}{disk}; {self.problems[0][1]}"
 

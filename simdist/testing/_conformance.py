@@ -101,8 +101,8 @@ def _reason(text: str, test: unittest.TestCase) -> str:
     # The last line that is neither empty nor advice on how to repeat the test.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     advice = ("To execute this test", "python ", "This message can be suppressed")
-    told = [line for line in lines if not line.startswith(advice)]
-    reason = told[-1] if told else "no message"
+    reported = [line for line in lines if not line.startswith(advice)]
+    reason = reported[-1] if reported else "no message"
     simulation: RunResult | None = getattr(test, "simulation", None)
     failed = simulation.first_failure() if simulation is not None else None
     if failed is not None and failed.exception is not None:

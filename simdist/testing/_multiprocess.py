@@ -155,11 +155,11 @@ def _join(processes: Iterable[SimProcess], timeout: float | None = None) -> None
     awaited = [each for each in processes if each.running]
     deadline_ns = None if timeout is None else simulation.now_ns + round(timeout * 1e9)
 
-    def told(_: SimProcess) -> None:
+    def reported(_: SimProcess) -> None:
         launcher.wake()
 
     for each in awaited:
-        each.end_listeners[told] = None
+        each.end_listeners[reported] = None
     wait = _Joining(awaited)
     while any(each.running for each in awaited):
         if not simulation.park(wait, deadline_ns):
@@ -168,7 +168,7 @@ def _join(processes: Iterable[SimProcess], timeout: float | None = None) -> None
         if any(each.exit_code == _TorchCase.TEST_ERROR_EXIT_CODE for each in awaited):
             break
     for each in awaited:
-        each.end_listeners.pop(told, None)
+        each.end_listeners.pop(reported, None)
 
 
 class SimulatedProcesses:
@@ -275,7 +275,7 @@ class SimulatedProcesses:
             Exception: the launcher's.
         """
         raised: list[BaseException] = []
-        told: list[bool] = []
+        reported: list[bool] = []
 
         def launch() -> None:
             self._hand_over(world.processes)
@@ -285,7 +285,7 @@ class SimulatedProcesses:
             try:
                 assert launcher is not None
                 launcher()
-                told.append(True)
+                reported.append(True)
             except Exception as error:
                 raised.append(error)
             for process in self.processes:
@@ -320,7 +320,7 @@ class SimulatedProcesses:
                 process.pipe.send("".join(traceback.format_exception(rank.exception)))
         if raised:
             raise raised[0]
-        if launcher is not None and not told:
+        if launcher is not None and not reported:
             self._judge(self._tested, result.virtual_time_ns / 1e9)  # it waits for what never comes
             raise AssertionError(f"the main process of the test waits for what never comes\n{result.deadlock or ''}")
 

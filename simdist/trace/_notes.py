@@ -62,19 +62,19 @@ def notes_of(trace: Trace) -> list[Note]:
 def _failures(trace: Trace) -> Iterable[Note]:
     """One note for all ranks that fail with the same words before the next restart."""
     restarts = [mark.time_ns for mark in trace.of_kind("restart")]
-    told: dict[tuple[int, str], Note] = {}
+    reported: dict[tuple[int, str], Note] = {}
     for span in trace.spans:
         if span.end == "error":
             life = bisect_right(restarts, span.end_ns)
             text = short_message(span.message)
-            known = told.get((life, text))
+            known = reported.get((life, text))
             if known is None:
-                told[life, text] = Note(span.end_ns, text, (span.rank,), "failure")
+                reported[life, text] = Note(span.end_ns, text, (span.rank,), "failure")
             elif span.rank not in known.ranks:
-                told[life, text] = replace(
+                reported[life, text] = replace(
                     known, time_ns=max(known.time_ns, span.end_ns), ranks=tuple(sorted((*known.ranks, span.rank)))
                 )
-    for note in told.values():
+    for note in reported.values():
         yield replace(note, text=f"{rank_text(note.ranks)}: {note.text}")
 
 

@@ -87,10 +87,11 @@ def read_trace(path: Path) -> Trace:
     except _StopError:
         trace = None
     if trace is None or reader.problems:
-        told = "; ".join(reader.problems[:_SHOWN])
+        shown = "; ".join(reader.problems[:_SHOWN])
         more = f"; and {len(reader.problems) - _SHOWN} more" if len(reader.problems) > _SHOWN else ""
         raise TraceError(
-            name, f"is not a trace of simdist ({told}{more}); expected what `simdist run --trace` or `--events` writes"
+            name,
+            f"is not a trace of simdist ({shown}{more}); expected what `simdist run --trace` or `--events` writes",
         )
     return trace
 

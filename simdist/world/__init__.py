@@ -13,9 +13,9 @@ from simdist._lazy import lazily
 if TYPE_CHECKING:
     from simdist.world._assertions import always, sometimes
     from simdist.world._observer import WorldEnded, observed_by
+    from simdist.world._report import samples, state
     from simdist.world._spawn import SpawnContext
     from simdist.world._spec import WorldSpec
-    from simdist.world._tell import samples, state
     from simdist.world._world import World
 
 __all__ = [
@@ -38,8 +38,8 @@ _HOMES = {
     "WorldSpec": "_spec",
     "always": "_assertions",
     "observed_by": "_observer",
-    "samples": "_tell",
+    "samples": "_report",
     "sometimes": "_assertions",
-    "state": "_tell",
+    "state": "_report",
 }
 __getattr__ = lazily(__name__, _HOMES)

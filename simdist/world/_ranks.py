@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from _thread import get_ident
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 
-from simdist.frames import is_ours, raising_line, user_line
+from simdist.frames import frames_by_thread, is_ours, raising_line, user_line
 from simdist.kernel import TaskState
 from simdist.process import SimProcess, waits_of_threads
 from simdist.result import RankResult
@@ -31,15 +32,14 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def frames_of(life: Sequence[SimProcess]) -> dict[int, FrameType]:
-    """The innermost frame of each rank that hangs or was killed."""
+    """The innermost frame of each rank that hangs or was killed; of none that runs on the calling thread."""
+    mains = [(process.rank, process.main) for process in life if process.main is not None and process.main.started]
     idents = {
-        process.rank: process.main.ident
-        for process in life
-        if process.main is not None and process.main.started and process.main.state is not TaskState.DONE
+        rank: main.ident for rank, main in mains if main.state is not TaskState.DONE and main.ident != get_ident()
     }
     if not idents:
         return {}
-    current = sys._current_frames()
+    current = frames_by_thread()
     return {rank: current[ident] for rank, ident in idents.items() if ident in current}
 
 

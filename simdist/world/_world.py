@@ -283,7 +283,7 @@ class World:
         try:
             return self._simulation.run_until(until_ns)
         except StallError as error:
-            self._tell_time(error)
+            self._report_time(error)
             raise
         finally:
             self._slots.random.restore()
@@ -300,7 +300,7 @@ class World:
             self._require_no_escape()
             result = self._result()
         except StallError as error:
-            self._tell_time(error)
+            self._report_time(error)
             raise
         self._slots.random.restore()
         self._finished = result
@@ -317,7 +317,7 @@ class World:
         self._undo.close()
         finished, self._finished = self._finished, None
         if finished is not None:
-            self._simulation.bus.tell(WorldEnded(finished))
+            self._simulation.bus.report(WorldEnded(finished))
         if self._leaked:
             leaked, self._leaked = self._leaked, []
             raise InternalError(f"threads of {', '.join(leaked)} did not end with their world, and are left behind")
@@ -390,7 +390,7 @@ class World:
         self._undo.close()
         self._leaked = []
 
-    def _tell_time(self, error: StallError) -> None:
+    def _report_time(self, error: StallError) -> None:
         error.task = f"{error.task} (virtual time {self._simulation.now_ns / 1e9:.9f} s)"
 
     # -- lives ---------------------------------------------------------------------------------------------------
@@ -400,13 +400,13 @@ class World:
         simulation = self._simulation
         placement = self._cluster.placement
         processes = []
-        told, base = self._spec.env or {}, self._base_environ
+        reported, base = self._spec.env or {}, self._base_environ
         if not self._keep_store():
-            wanted = told.get("MASTER_PORT", "")
+            wanted = reported.get("MASTER_PORT", "")
             self._port = int(wanted) if wanted.isdigit() else _FREE_PORTS + life if life else _AGENT_PORT
-            if self._spec.torchrun and told.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
+            if self._spec.torchrun and reported.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True":
                 first = self._cluster.hosts[0]  # where the launcher's rendezvous is
-                address = told.get("MASTER_ADDR", AGENT_HOST)
+                address = reported.get("MASTER_ADDR", AGENT_HOST)
                 self._store = host_server(
                     self._torch.servers, address, self._port, lambda host: self._cluster.path(first, host)[0], on=first
                 )
@@ -492,7 +492,7 @@ class World:
         if late_ns:
             self._simulation.sleep(late_ns)
         if self._simulation.bus.hears(RankBegan):
-            self._simulation.bus.tell(RankBegan(process))
+            self._simulation.bus.report(RankBegan(process))
         status: Literal["returned", "raised", "exited"] = "returned"
         code, error = 0, None
         try:

@@ -79,7 +79,7 @@ class Forgetful(StoreFault):
 
     def arm(self, stage: Stage) -> None:
         """From the beginning."""
-        stage.tell()
+        stage.report()
         stage.delay_requests(self.request_delay_ns)
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
@@ -100,7 +100,7 @@ class Barred(Fault):
             return Verdict(error=PermissionError("barred")) if stage.now_ns >= self.from_ns else PASS
 
         stage.judge(OperationCalled, judge)
-        stage.call_at(self.from_ns, stage.tell)
+        stage.call_at(self.from_ns, stage.report)
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """It has to come before the first day is over."""

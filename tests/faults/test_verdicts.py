@@ -40,7 +40,7 @@ class Judged(Fault):
         """From the start on."""
         kind = {each.__name__: each for each in ANNOUNCED}
         stage.judge(kind[self.event], ASKED[self.judge])
-        stage.tell()
+        stage.report()
 
 
 def judged(event: type, judge: Callable[[Any], Verdict]) -> Judged:

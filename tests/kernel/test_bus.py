@@ -95,8 +95,8 @@ def test_listeners_are_told_in_the_order_in_which_they_came_and_of_exactly_their
     bus.listen(Sent, lambda event: told.append(("first", event)))
     bus.listen(Sent, lambda event: told.append(("second", event)))
 
-    bus.tell(Sent(3))
-    bus.tell(SentTwice(4))
+    bus.report(Sent(3))
+    bus.report(SentTwice(4))
 
     assert told == [("first", Sent(3)), ("second", Sent(3))]
     assert bus.hears(Sent)
@@ -110,10 +110,10 @@ def test_who_has_stopped_listening_is_told_no_more() -> None:
     end = bus.listen(Sent, lambda event: told.append(("first", event.size_bytes)))
     bus.listen(Sent, lambda event: told.append(("second", event.size_bytes)))
 
-    bus.tell(Sent(1))
+    bus.report(Sent(1))
     end()
     end()
-    bus.tell(Sent(2))
+    bus.report(Sent(2))
 
     assert told == [("first", 1), ("second", 1), ("second", 2)]
 
@@ -133,8 +133,8 @@ def test_who_stops_listening_while_all_are_told_ends_it_for_nobody_else() -> Non
     ends = [bus.listen(Sent, lambda event: ends[0]())]
     bus.listen(Sent, told.append)
 
-    bus.tell(Sent(1))
-    bus.tell(Sent(2))
+    bus.report(Sent(1))
+    bus.report(Sent(2))
 
     assert told == [Sent(1), Sent(2)]
 

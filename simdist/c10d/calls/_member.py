@@ -11,6 +11,7 @@ What happens between, and when, is the engine's.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from simdist.c10d.calls._events import OperationAdmitted, OperationCalled
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._work import SimWork
     from simdist.c10d.engine import Communicator
 
-__all__ = ["Member", "Queued"]
-
+__all__ = ["Member", "MembersAwaited", "MembersMet", "Queued"]
 
 _TAKES = ("change", "change_result")
 
@@ -46,6 +46,24 @@ class Queued(NamedTuple):
     messages: int  # among these
     now_ns: int
     timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """Told: a rank begins to wait for all members of a group: connecting it (`number` -1), or in monitored barriers."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersMet:
+    """Told: all of them have come. The fields are those of `MembersAwaited`."""
+
+    process: SimProcess
+    communicator: Communicator
+    number: int
 
 
 class Member:

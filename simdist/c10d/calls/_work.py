@@ -225,7 +225,7 @@ class SimWork(Work):
         if process.inbox or process.pending:
             process.drain()
         if simulation.bus.heard and simulation.bus.hears(WorkWaited):
-            simulation.bus.tell(WorkWaited(self))
+            simulation.bus.report(WorkWaited(self))
         if self.error is not None:
             raise self.error
         return True
@@ -298,7 +298,7 @@ class SimWork(Work):
         assert future is not None
         bus = self.process.simulation.bus
         if bus.heard and bus.hears(WorkWaited):
-            bus.tell(WorkWaited(self))
+            bus.report(WorkWaited(self))
         if self.error is not None:
             future.set_exception(self.error)
         else:

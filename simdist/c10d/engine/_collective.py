@@ -306,7 +306,7 @@ class Collective:
         payloads = communicator.payloads(self.arrivals, operation)
         bus = simulation.bus
         if bus.heard and bus.hears(CollectiveRead):
-            bus.tell(CollectiveRead([arrival.work for arrival in self.arrivals.values()]))
+            bus.report(CollectiveRead([arrival.work for arrival in self.arrivals.values()]))
         crc, error = 0, None if operation.name == "sparse_all_reduce" else freed_since(payloads)
         if error is None:
             try:

@@ -177,7 +177,7 @@ class Communicator:
         if bus.heard and bus.hears(WorkIssued):
             reads = read_by(operation, payload, member.rank)
             shapes, root, reduction = operation.shapes(), operation.root, operation.reduction
-            bus.tell(WorkIssued(work, name, shapes, asynchronous, root, reads, reduction))
+            bus.report(WorkIssued(work, name, shapes, asynchronous, root, reads, reduction))
         if refusal is not None:
             if simulation.policy.touch is not None:
                 simulation.policy.touch(EVERYTHING, writes=True)

@@ -137,7 +137,7 @@ class HandOver:
             if self._executed is None:
                 bus = communicator.simulation.bus
                 if bus.heard and bus.hears(CollectiveRead):
-                    bus.tell(CollectiveRead([arrival.work for arrival in arrivals.values()]))
+                    bus.report(CollectiveRead([arrival.work for arrival in arrivals.values()]))
                 payloads = [arrivals[other].payload for other in range(communicator.size)]
                 self._executed = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
             return self._executed

@@ -106,7 +106,7 @@ class Mailbox:
         work.blockers = self
         if simulation.bus.heard and simulation.bus.hears(WorkIssued):
             profiled = "recvAnySource" if kind == "recv" and peer is None else kind
-            simulation.bus.tell(WorkIssued(work, profiled, [tensor.shape], asynchronous=True))
+            simulation.bus.report(WorkIssued(work, profiled, [tensor.shape], asynchronous=True))
         if strike is not None:
             when, action = strike
             if when == "after":

@@ -139,7 +139,7 @@ class P2PWork(SimWork):
         self.waited = True
         bus = self.process.simulation.bus
         if bus.hears(WorkWaited) and not self.inner:
-            bus.tell(WorkWaited(self))
+            bus.report(WorkWaited(self))
         if self.error is not None:
             error = self.error
             if self.expired:  # a second wait meets the closed pair

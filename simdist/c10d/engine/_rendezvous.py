@@ -26,13 +26,12 @@ read an old address; here none does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
-from simdist.c10d.calls._member import Member
+from simdist.c10d.calls._member import Member, MembersAwaited, MembersMet
 from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._strategies import Backend, Unreachable
 from simdist.c10d.surface._log import log
@@ -46,27 +45,9 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     from simdist.c10d.engine._streamed import StreamCommunicator
 
-__all__ = ["MembersAwaited", "MembersMet", "connect"]
+__all__ = ["connect"]
 
 _CONNECTING = 5  # times the group's timeout: how long Gloo waits for a connection (gloo/transport/tcp/pair.h)
-
-
-@dataclass(frozen=True, slots=True)
-class MembersAwaited:
-    """Told: a rank begins to wait for all members of a group: connecting it (`number` -1), or in monitored barriers."""
-
-    process: SimProcess
-    communicator: Communicator
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class MembersMet:
-    """Told: all of them have come. The fields are those of `MembersAwaited`."""
-
-    process: SimProcess
-    communicator: Communicator
-    number: int
 
 
 class _Connecting:
@@ -148,7 +129,7 @@ def connect(
     member = communicator.join(rank, process)
     bus = simulation.bus
     if bus.heard and bus.hears(MembersAwaited):
-        bus.tell(MembersAwaited(process, communicator, -1))
+        bus.report(MembersAwaited(process, communicator, -1))
     if backend.completion.on_streams:
         return member  # its connections are made later, one by one
     if communicator.joined == size and not communicator.misled:
@@ -178,7 +159,7 @@ def connect(
         finally:
             server.connected.pop(task, None)
         if bus.heard and bus.hears(MembersMet):
-            bus.tell(MembersMet(process, communicator, -1))
+            bus.report(MembersMet(process, communicator, -1))
         process.drain()
 
     if lazy:

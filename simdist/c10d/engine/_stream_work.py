@@ -62,12 +62,12 @@ class StreamWork(SimWork):
         self.member.pending.pop(self, None)
         self.finish()
         if self.waited and self.process.simulation.bus.heard:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         bus = self.process.simulation.bus
         if bus.hears(WorkWaited):
-            bus.tell(WorkWaited(self))
+            bus.report(WorkWaited(self))
 
     def left(self) -> list[torch.Tensor]:
         """What it has filled, as it lies in memory."""
@@ -101,7 +101,7 @@ class StreamWork(SimWork):
             self.streams.synchronize(self.index, self.streams.current(self.index))
         self.waited = True
         if self.done:
-            self._tell()
+            self._report()
         if self.streams.error is not None:
             raise self.streams.error
         self.raise_error()

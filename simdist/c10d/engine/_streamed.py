@@ -105,9 +105,9 @@ class Connection:
                 collective.lose()
         collective.join(part)
         if self.gone:
-            self._tell_of_gone(part)
+            self._report_gone(part)
 
-    def _tell_of_gone(self, part: Part) -> None:
+    def _report_gone(self, part: Part) -> None:
         for rank in self.gone:
             if part.whole is not None and rank not in part.whole.missing_for(part):
                 continue  # it exchanges nothing with that one
@@ -126,7 +126,7 @@ class Connection:
             ready.when_known(lambda: self._plan(send, receive, ready.at_ns or 0))
         else:
             (self._sends if sends else self._receives).setdefault(pair, deque()).append(part)
-            self._tell_of_gone(part)
+            self._report_gone(part)
         if not part.begun:
             part.claim()
 

@@ -123,7 +123,7 @@ class _UnmovedHandOver(HandOver):
         communicator = collective.communicator
         bus = communicator.simulation.bus
         if self._executed is None and len(collective.arrivals) == communicator.size and bus.hears(CollectiveRead):
-            bus.tell(CollectiveRead([arrival.work for arrival in collective.arrivals.values()]))
+            bus.report(CollectiveRead([arrival.work for arrival in collective.arrivals.values()]))
         self._executed = 0
         return 0
 

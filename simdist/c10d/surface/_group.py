@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from simdist.c10d.engine._rendezvous import MembersAwaited, MembersMet
+from simdist.c10d.calls._member import MembersAwaited, MembersMet
 from simdist.c10d.surface._copies import Copies
 from simdist.c10d.surface._coverage import METHODS, Coverage
 from simdist.c10d.surface._memory import require_memory
@@ -104,12 +104,12 @@ class SimProcessGroup(Reductions, Copies):
         self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
         bus, number = self._communicator.simulation.bus, self._member.barriers
         if bus.heard and bus.hears(MembersAwaited):
-            bus.tell(MembersAwaited(self._member.process, self._communicator, number))
+            bus.report(MembersAwaited(self._member.process, self._communicator, number))
         self._backend.pass_monitored_barrier(
             self._member, limit_ns, self._timeout_ns, wait_all_ranks=wait_all_ranks, prefix=prefix, strike=strike
         )
         if bus.heard and bus.hears(MembersMet):
-            bus.tell(MembersMet(self._member.process, self._communicator, number))
+            bus.report(MembersMet(self._member.process, self._communicator, number))
 
 
 visible(SimProcessGroup)

@@ -304,5 +304,5 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
                 crc = zlib.crc32(view[begin : begin + width], crc)
     if whole:
         assert bus is not None
-        bus.tell(PayloadSampled(whole))
+        bus.report(PayloadSampled(whole))
     return crc

@@ -77,7 +77,7 @@ def _answered(method: _Request) -> _Request:
             process = current_process()
             if process is not None:
                 if process.simulation.bus.heard and method.__name__ in _TOLD:
-                    self._tell(process, method.__name__, args[0] if args else next(iter(kwargs.values())), result)
+                    self._report(process, method.__name__, args[0] if args else next(iter(kwargs.values())), result)
                 self._travel(process)
         except BaseException as error:
             self._leave()
@@ -137,7 +137,7 @@ class SimStore(Store):
             server.changed(name)
 
         if process.simulation.bus.heard:
-            self._tell(process, "set", key, data)
+            self._report(process, "set", key, data)
         self._send(process, arrive)
 
     def announce(self, key: str, value: str | bytes) -> None:
@@ -198,7 +198,7 @@ class SimStore(Store):
             server.changed(name)
 
         if process.simulation.bus.heard:
-            self._tell(process, "append", key)
+            self._report(process, "append", key)
         self._send(process, arrive)
 
     @_answered
@@ -301,7 +301,7 @@ class SimStore(Store):
             server.changed(name)
 
         if process.simulation.bus.heard:
-            self._tell(process, "queue_push", key)
+            self._report(process, "queue_push", key)
         self._send(process, arrive)
 
     @_answered
@@ -410,7 +410,7 @@ class SimStore(Store):
         for part in {part: None for name in names for part in name.split(",")}:
             touch(("key", server, part), writes=writes)
 
-    def _tell(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
+    def _report(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
         """Tell who listens of a request that is being served, or is on its way."""
         bus = process.simulation.bus
         if not bus.hears(StoreServed) or result is False:
@@ -419,7 +419,7 @@ class SimStore(Store):
         values: list[bytes] = []
         if operation in ("get", "set", "add", "compare_set", "multi_get"):
             values = result if isinstance(result, list) else [str(result).encode() if operation == "add" else result]
-        bus.tell(StoreServed(process, self.server, operation, names, values))
+        bus.report(StoreServed(process, self.server, operation, names, values))
 
     def _travel(self, process: SimProcess, most_ns: int | None = None, behind_ns: int = 0) -> bool:
         """Park while a request, or its answer, is on its way; behind what arrives at `behind_ns`. True if it took time.

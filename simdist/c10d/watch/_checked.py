@@ -83,8 +83,8 @@ class CheckedProcessGroup(SimProcessGroup):
             RuntimeError: a rank does not come, the helper's connections are closed, or a rank calls something else.
         """
         fingerprint = Fingerprint.of(operation, self.wrapped_pg._get_sequence_number_for_group(), tensors)
-        told = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {fingerprint}. Error: \n"
-        self._helper._monitored_barrier(None, wait_all_ranks=True, prefix=told)
+        text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {fingerprint}. Error: \n"
+        self._helper._monitored_barrier(None, wait_all_ranks=True, prefix=text)
         numbers = fingerprint.numbers()
         self._require_equal(fingerprint, [len(numbers)])
         self._require_equal(fingerprint, numbers)

@@ -191,9 +191,9 @@ def _exit(original: Callable[..., object]) -> Callable[..., object]:
                     stack=[],  # which averages of events ask for
                 )
             )
-        told: dict[int, dict[str, object]] = {}
+        reported: dict[int, dict[str, object]] = {}
         for number, (called_ns, shapes, what) in enumerate(parameters, first + len(calls)):
-            told[number] = what
+            reported[number] = what
             events.append(
                 _util.FunctionEvent(
                     id=number,
@@ -211,7 +211,7 @@ def _exit(original: Callable[..., object]) -> Callable[..., object]:
         )
         self._function_events._build_tree()
         self._needs_processing = False
-        self.kineto_results = _Results(process, self._function_events, metadata, told)
+        self.kineto_results = _Results(process, self._function_events, metadata, reported)
         return False
 
     return leave
@@ -221,10 +221,10 @@ class _Results:
     """What is asked of Kineto's results after the fact."""
 
     def __init__(
-        self, process: SimProcess, events: Any, metadata: dict[str, object], told: dict[int, dict[str, object]]
+        self, process: SimProcess, events: Any, metadata: dict[str, object], reported: dict[int, dict[str, object]]
     ) -> None:
         self._events = events
-        self._told = told  # of some events, by number
+        self._reported = reported  # of some events, by number
         self._metadata = metadata
         self._pid = process.pid
         now_ns = process.simulation.now_ns
@@ -241,7 +241,7 @@ class _Results:
             args = {"External id": event.id, "Record function id": 0, "Ev Idx": number}
             if event.input_shapes:
                 args["Input Dims"] = event.input_shapes
-            args |= self._told.get(event.id, {})
+            args |= self._reported.get(event.id, {})
             kind = "user_annotation" if event.scope == _USER_SCOPE else "cpu_op"
             when = {"ts": event.time_range.start, "dur": event.time_range.elapsed_us()}
             events.append({"ph": "X", "cat": kind, "name": event.name, **place, **when, "args": args})

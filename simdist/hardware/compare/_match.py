@@ -135,9 +135,9 @@ def _operations(backend: str, records: Iterable[Packed]) -> dict[tuple[str, bool
     """What torch should have recorded, by group, messages apart."""
     found: dict[tuple[str, bool], list[_Operation]] = {}
     sizes: dict[str, int] = {}
-    told = [unpacked(record) for record in records]
-    failed = {_key(record) for record in told if isinstance(record, Failed)}
-    for record in told:
+    reported = [unpacked(record) for record in records]
+    failed = {_key(record) for record in reported if isinstance(record, Failed)}
+    for record in reported:
         if isinstance(record, NewGroup):
             sizes[record.group] = len(record.ranks)
         if not isinstance(record, Issued) or record.op == "monitored_barrier":
@@ -227,19 +227,19 @@ def with_device_times(records: Sequence[Packed], found: Match) -> list[Packed]:
     """
     times = _device_times(found.pairs)
     over: set[Key] = set()
-    told = []
+    reported = []
     for packed in records:
         record = unpacked(packed)
         if isinstance(record, Completed | Failed):
             over.add(_key(record))
         if isinstance(record, Completed) and _key(record) in times:
             begin, end = times[_key(record)]
-            told.append(replace(record, time_ns=end, begin_ns=begin).packed)
+            reported.append(replace(record, time_ns=end, begin_ns=begin).packed)
         else:
-            told.append(packed)
+            reported.append(packed)
     rank = found.record.rank
     unwaited = [completed(end, rank, *key, begin, 0) for key, (begin, end) in times.items() if key not in over]
-    return told + unwaited
+    return reported + unwaited
 
 
 def _device_times(pairs: Iterable[tuple[Key, Entry]]) -> dict[Key, tuple[int, int]]:

@@ -55,16 +55,16 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
             record = unpacked(packed)
             operations[journal.rank] += isinstance(record, Issued)
             if isinstance(record, NewGroup):  # each member tells it; as in a simulation the world's event is the first
-                told = replace(record, time_ns=0, rank=-1)
-                first = groups.setdefault((journal.life, told), record.time_ns)
-                groups[journal.life, told] = min(record.time_ns, first)
+                reported = replace(record, time_ns=0, rank=-1)
+                first = groups.setdefault((journal.life, reported), record.time_ns)
+                groups[journal.life, reported] = min(record.time_ns, first)
             else:
                 kept.append(packed)
         kept += _death(journal)
         events += with_device_times(kept, recorded[key]) if key in recorded else kept
         if journal.life == last[journal.rank]:
             ranks.append(_rank_result(folder, journal))
-    events += [replace(told, time_ns=time_ns).packed for (_, told), time_ns in groups.items()]
+    events += [replace(reported, time_ns=time_ns).packed for (_, reported), time_ns in groups.items()]
     world = read_life(folder, -1, 0)  # what befell no rank in particular
     events += world.records
     restarts = max(last.values(), default=0)

@@ -54,13 +54,13 @@ class Conditions:
 
     def events(self) -> list[tuple[float, LinkFault, str]]:
         """What the run's events say of them, and when."""
-        told: list[tuple[float, LinkFault, str]] = []
+        reported: list[tuple[float, LinkFault, str]] = []
         for fault in self._faults:
             start_s, until_s = self._span_s(fault)
-            told.append((start_s, fault, fault.begins()))
+            reported.append((start_s, fault, fault.begins()))
             if fault.until_ns is not None and fault.says_its_end:
-                told.append((until_s, fault, fault.ends()))
-        return sorted(told, key=lambda event: event[0])
+                reported.append((until_s, fault, fault.ends()))
+        return sorted(reported, key=lambda event: event[0])
 
     def _span_s(self, fault: LinkFault) -> tuple[float, float]:
         until_s = float("inf") if fault.until_ns is None else fault.until_ns / 1e9 * self._scale

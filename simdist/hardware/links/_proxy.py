@@ -18,7 +18,7 @@ from simdist.faults import LastingFault, StoreFault, draws_for
 from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
-from simdist.records import fault_told
+from simdist.records import fault_reported
 
 __all__ = ["StoreProxy", "has_store_faults"]
 
@@ -59,7 +59,7 @@ class StoreProxy:
         if began is None:
             return
         self._origin_ns = began
-        tellers = [asyncio.create_task(self._tell(index, fault)) for index, fault in self._faults.items()]
+        tellers = [asyncio.create_task(self._report(index, fault)) for index, fault in self._faults.items()]
         losses = [lost_ns for fault in self._faults.values() if (lost_ns := fault.lost_at_ns()) is not None]
         if losses:
             await self._until(min(losses))
@@ -84,7 +84,7 @@ class StoreProxy:
         assert self._origin_ns is not None
         await asyncio.sleep(self._job.scaled_s(time_ns) - (time.time_ns() - self._origin_ns) / 1e9)
 
-    async def _tell(self, index: int, fault: StoreFault) -> None:
+    async def _report(self, index: int, fault: StoreFault) -> None:
         if self._rank != (0 if fault.target is None else fault.target):
             return
         if fault.keeps_store and not self._life:
@@ -94,7 +94,7 @@ class StoreProxy:
         assert self._origin_ns is not None
         journal = Journal(Path(self._job.out), -1 if fault.target is None else fault.target, 0)
         now_ns = time.time_ns() - self._origin_ns
-        journal.record_at(now_ns, fault_told, fault.kind, fault.begins(), 0)
+        journal.record_at(now_ns, fault_reported, fault.kind, fault.begins(), 0)
         journal.note("strike", index, 0, "", time_ns=now_ns)
         if fault.name:
             self._ask("struck", fault.name, now_ns)

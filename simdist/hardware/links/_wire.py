@@ -28,7 +28,7 @@ from simdist.hardware._journal import Journal
 from simdist.hardware._keeper import Keeper
 from simdist.hardware.links._conditions import Conditions, link_faults
 from simdist.hardware.links._namespaces import make_namespace, rank_at
-from simdist.records import fault_told
+from simdist.records import fault_reported
 
 __all__ = ["main", "wired"]
 
@@ -126,7 +126,7 @@ def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Condition
     journal.origin_ns = origin_ns
     for when_s, fault, text in conditions.events():
         time.sleep(max(0.0, when_s - journal.now_ns() / 1e9))
-        journal.record(fault_told, fault.kind, text, 0)
+        journal.record(fault_reported, fault.kind, text, 0)
         if text == fault.begins():
             index = next(index for index, each in enumerate(job.faults) if each is fault)
             journal.note("strike", index, 0, "")

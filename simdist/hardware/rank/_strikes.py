@@ -11,7 +11,7 @@ from simdist.hardware._board import BoardClient
 from simdist.hardware._job import Job
 from simdist.hardware._journal import Journal
 from simdist.hardware.rank._struck import RealRank
-from simdist.records import fault_told, step_begun
+from simdist.records import fault_reported, step_begun
 
 __all__ = ["UNDER_WAY", "Strikes"]
 
@@ -53,7 +53,7 @@ class Strikes:
         self._orders = orders
         self._watches: Watches[int] = Watches()  # by the fault's place in the job
         self._slow: dict[int, tuple[OperationDelay, Callable[[], float]]] = {}  # with the numbers that each draws
-        self._told: list[int] = []
+        self._reported: list[int] = []
         self._awaited: list[RankFault] = []
         self._doors = (
             False  # others have to know that this rank is inside: somebody is struck at an operation or a step
@@ -201,15 +201,15 @@ class Strikes:
         for index, (fault, draw) in self._slow.items():
             now_ns, drawn_ns = self._now_ns, fault.drawn_ns(draw)
             if fault.is_on(now_ns):
-                if index not in self._told:
-                    self._told.append(index)
-                    self._tell(index)
+                if index not in self._reported:
+                    self._reported.append(index)
+                    self._report(index)
                 time.sleep(self._job.scaled_s(fault.lateness_ns(now_ns - fault.start_ns) + drawn_ns))
 
-    def _tell(self, index: int) -> None:
+    def _report(self, index: int) -> None:
         fault = self._job.faults[index]
         struck_ns = self._journal.now_ns()
-        self._journal.record_at(struck_ns, fault_told, fault.kind, fault.begins(), self._life)
+        self._journal.record_at(struck_ns, fault_reported, fault.kind, fault.begins(), self._life)
         self._journal.note("strike", index, self._life, "", time_ns=struck_ns)
         if any(each.after == fault.name for each in self._job.faults):
             self._board.call("struck", fault.name, struck_ns)
@@ -228,7 +228,7 @@ class Strikes:
                 raise error
 
     def _strike(self, index: int) -> None:
-        self._tell(index)
+        self._report(index)
         rank = RealRank(self._job, self._journal, self._rank, self._life, self._orders, index)
         self._of_rank(index).strike(rank)
 

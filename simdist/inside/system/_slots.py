@@ -140,15 +140,15 @@ def _read(library: str, base: int, segments: list[tuple[int, int, int]], names: 
         if table not in entries or not entries.get(size):
             continue
         words = memoryview(ctypes.string_at(entries[table], entries[size])).cast("Q")
-        told: dict[int, str] = {}
+        reported: dict[int, str] = {}
         for at, info in enumerate(words[1::_RELOCATION_WORDS].tolist()):
             symbol, row = info >> 32, _RELOCATION_WORDS * at
             if not symbol or info & 0xFFFFFFFF not in kinds or words[row + 2]:
                 continue
-            name = told.get(symbol)
+            name = reported.get(symbol)
             if name is None:
                 offset = ctypes.c_uint32.from_address(entries[_SYMBOLS] + _SYMBOL_BYTES * symbol).value
-                name = told[symbol] = ctypes.string_at(entries[_STRINGS] + offset).decode(errors="replace")
+                name = reported[symbol] = ctypes.string_at(entries[_STRINGS] + offset).decode(errors="replace")
             if name in names:
                 address = base + words[row]
                 safe = any(start <= address < end for start, end in protected)

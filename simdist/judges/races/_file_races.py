@@ -49,7 +49,7 @@ class FileRaces:
         self._order = order
         self._life = -1
         self._files: dict[str, _File] = {}
-        self._told: set[tuple[str, str]] = set()  # pairs of lines
+        self._reported: set[tuple[str, str]] = set()  # pairs of lines
 
     def on_use(self, event: FileUsed) -> None:
         """A rank uses a file."""
@@ -131,9 +131,9 @@ class FileRaces:
         if before == rank or self._order.knows(rank, before, other.count):
             return
         lines = mine.moment.where, other.moment.where
-        if lines in self._told or lines[::-1] in self._told:
+        if lines in self._reported or lines[::-1] in self._reported:
             return
-        self._told.add(lines)
+        self._reported.add(lines)
         # Who reads too early is to blame, whichever came first, or who takes a file away too early.
         blamed, against = mine, other
         if other.verb in ("removes", "renames") or (other.verb == "reads" and mine.verb not in ("removes", "renames")):

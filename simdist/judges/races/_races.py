@@ -32,12 +32,12 @@ class Races(Judge):
         order = Order(hearing)
         hearing.listen(StoreServed, StoreRaces(hearing, order).on_use)
         hearing.listen(FileUsed, FileRaces(hearing, order).on_use)
-        told: set[tuple[str, str]] = set()
+        reported: set[tuple[str, str]] = set()
 
         def on_streams(event: StreamRaced) -> None:
             where, against = event.where.rpartition("/")[2], event.against.rpartition("/")[2]
-            if (where, against) not in told:
-                told.add((where, against))
+            if (where, against) not in reported:
+                reported.add((where, against))
                 hearing.find(
                     f"{event.use}, and {event.other}: nothing puts the one before the other",
                     hearing.moment(event.process, where),
@@ -52,8 +52,8 @@ class Races(Judge):
             group, where = event.communicator, calling_site()
             if event.number != -1 or not group.again or not group.backend.uses_addresses or group.size < 2:
                 return
-            if (group.name, where) not in told:
-                told.add((group.name, where))
+            if (group.name, where) not in reported:
+                reported.add((group.name, where))
                 hearing.find(
                     f"group {group.name!r} is made anew at the keys of an earlier one: a rank that is early looks for "
                     "the others where they listened then",

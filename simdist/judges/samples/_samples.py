@@ -221,14 +221,14 @@ class _Watch:
         if len({each.size for each in passes.values()}) > 1 or len(passes) < 2:
             return
         if len(readers) < one.shares:  # whatever the values: augmentation changes them
-            self._tell_of_unread(readers, passes, one)
+            self._report_unread(readers, passes, one)
             return
         firsts = {rank: each.first for rank, each in passes.items()}
         differs = any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values())
         if len(readers) == 1:
             whole = wrapped and one.size - len(set(one.indices)) < one.batch
             if whole and (not differs or (one.sampler in _USUAL and self._is_one_data_set(passes, life))):
-                self._tell_of_one_reader(passes, one, augmented=differs)
+                self._report_one_reader(passes, one, augmented=differs)
             return
         if differs:
             return  # other data under the same indices: each rank has a data set of its own
@@ -239,9 +239,9 @@ class _Watch:
         counts = Counter(index for indices in readers for index in indices)
         padding = max(drawn - one.size, -one.size % len(readers))
         if drawn - len(counts) > padding:
-            self._tell_of_twice(readers, passes, counts)
+            self._report_twice(readers, passes, counts)
 
-    def _tell_of_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
+    def _report_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
         """There are more shares of the data set than ranks that read different ones."""
         self._done.add("shares")
         never = sorted(set(one.parts) - {index for indices in readers for index in indices})
@@ -259,7 +259,7 @@ class _Watch:
         datasets = [self._ranks[life, rank].lines[each.line][0]() for rank, each in sorted(passes.items())]
         return None not in datasets and hold_the_same(datasets)
 
-    def _tell_of_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, augmented: bool) -> None:
+    def _report_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, augmented: bool) -> None:
         """All ranks of a model in DDP read the same."""
         self._done.add("shares")
         gradients = "gradients of equal samples" if augmented else "equal gradients"
@@ -270,7 +270,7 @@ class _Watch:
             notes=[f"DDP averages {gradients} then; the loader needs a DistributedSampler"],
         )
 
-    def _tell_of_twice(
+    def _report_twice(
         self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], counts: Counter[int]
     ) -> None:
         self._done.add("shares")

@@ -11,14 +11,14 @@ import sys
 from simdist.inside.python import Redirection
 from simdist.process._runtime import Patches, on_ranks
 
-__all__ = ["tell"]
+__all__ = ["adapt"]
 
 
 # The functions that look at the pid, by the module that each version of filelock keeps its own in.
 _LOOK_AT_PID = {"filelock._core._fork": "ensure_current_process", "filelock._api": "_reset_child_after_fork"}
 
 
-def tell(patches: Patches) -> None:
+def adapt(patches: Patches) -> None:
     """Let ranks leave each other's locks alone; versions that look at no pid do."""
     for module, name in _LOOK_AT_PID.items():
         function = getattr(sys.modules.get(module), name, None)

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 
 from simdist.process._runtime import Patches, current_process
 
-__all__ = ["tell"]
+__all__ = ["adapt"]
 
 _T = TypeVar("_T")
 
 
-def tell(patches: Patches) -> None:
+def adapt(patches: Patches) -> None:
     """Let ranks have executors of the standard library."""
     module = sys.modules["joblib._parallel_backends"]
     if hasattr(module, "get_memmapping_executor"):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from simdist.process._runtime import Patches, Replacement, current_process
 
-__all__ = ["tell"]
+__all__ = ["adapt"]
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ _mapstar: Callable[..., object] = vars(pool)["mapstar"]
 _starmapstar: Callable[..., object] = vars(pool)["starmapstar"]
 
 
-def tell(patches: Patches) -> None:
+def adapt(patches: Patches) -> None:
     """Let ranks have pools of the standard library."""
     patches.redirect(_of(sys.modules["multiprocess.context"]))
 
@@ -58,11 +58,11 @@ class _Pool(pool.Pool):
         func: Callable[..., _T],
         args: Iterable[object] = (),
         kwds: Mapping[str, object] | None = None,
-        *told: Any,
+        *reported: Any,
         **more: Any,
     ) -> pool.AsyncResult[_T]:
         """Let a worker call it."""
-        return super().apply_async(_call, (_dumps((func, tuple(args), dict(kwds or {}))),), {}, *told, **more)
+        return super().apply_async(_call, (_dumps((func, tuple(args), dict(kwds or {}))),), {}, *reported, **more)
 
     def imap(
         self, func: Callable[[_S], _T], iterable: Iterable[_S], chunksize: int | None = 1
@@ -77,12 +77,12 @@ class _Pool(pool.Pool):
         return super().imap_unordered(_Call(_dumps(func)), map(_dumps, iterable), chunksize)
 
     def _map_async(
-        self, func: Callable[..., _T], iterable: Iterable[object], mapper: object, *told: object, **more: object
+        self, func: Callable[..., _T], iterable: Iterable[object], mapper: object, *reported: object, **more: object
     ) -> pool.MapResult[_T]:
         call = _Call(_dumps(func), spreads=mapper is _starmapstar)
         inherited: Any = super()
         result: pool.MapResult[_T] = inherited._map_async(
-            call, [_dumps(each) for each in iterable], _mapstar, *told, **more
+            call, [_dumps(each) for each in iterable], _mapstar, *reported, **more
         )
         return result
 

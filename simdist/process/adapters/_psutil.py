@@ -22,13 +22,13 @@ from simdist.kernel import TaskState
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, current_process, current_runtime
 
-__all__ = ["tell"]
+__all__ = ["adapt"]
 
 _NAME = "psutil"
 _SETTING = ("cpu_affinity_set", "ionice_set", "nice_set")
 
 
-def tell(patches: Patches) -> None:
+def adapt(patches: Patches) -> None:
     """Let psutil know the processes of ranks."""
     psutil = sys.modules[_NAME]
     platform = psutil._psplatform

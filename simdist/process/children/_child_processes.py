@@ -130,7 +130,7 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
     file = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        told = spawn.get_preparation_data(process_obj._name)
+        reported = spawn.get_preparation_data(process_obj._name)
         reduction.dump(process_obj, file)
     except BaseException:
         for end in popen._fds:
@@ -149,7 +149,7 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
         current = _module.current_process()
         current._inheriting = True
         try:
-            _prepare(runtime, told)
+            _prepare(runtime, reported)
             mine = reduction.pickle.loads(file.getbuffer())  # type: ignore[attr-defined]
         finally:
             del current._inheriting
@@ -161,21 +161,21 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
     _finish(popen, process_obj, child, parent_read, parent_write)
 
 
-def _prepare(runtime: Runtime, told: dict[str, Any]) -> None:
+def _prepare(runtime: Runtime, reported: dict[str, Any]) -> None:
     """`multiprocessing.spawn.prepare`, but for the search path where all processes share it: without isolation."""
     current = _module.current_process()
-    current.name = told["name"]
-    current.authkey = told["authkey"]
-    if told.get("log_to_stderr"):
+    current.name = reported["name"]
+    current.authkey = reported["authkey"]
+    if reported.get("log_to_stderr"):
         util.log_to_stderr()
-    if "log_level" in told:
-        util.get_logger().setLevel(told["log_level"])
-    sys.argv = list(told["sys_argv"])
-    context._default_context.set_start_method(told["start_method"], force=True)
-    if told["dir"] != str(Path.cwd()):
-        os.chdir(told["dir"])
+    if "log_level" in reported:
+        util.get_logger().setLevel(reported["log_level"])
+    sys.argv = list(reported["sys_argv"])
+    context._default_context.set_start_method(reported["start_method"], force=True)
+    if reported["dir"] != str(Path.cwd()):
+        os.chdir(reported["dir"])
     if runtime.isolation is not None:
-        sys.path = list(told["sys_path"])
+        sys.path = list(reported["sys_path"])
         runtime.isolation.import_main()
 
 

@@ -74,8 +74,8 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         if given.get("stdin") is None:
             given["stdin"] = process.laid_over.get(0, subprocess.DEVNULL)  # a rank has no terminal
         for number, name in STREAMS.items():
-            told = given.get(name)
-            meant = number if told is None else standard_number(process, told)
+            reported = given.get(name)
+            meant = number if reported is None else standard_number(process, reported)
             if meant:
                 given[name] = for_program(process, meant)
         with program_ignores(process), _by_popen():

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._undoing import call_all
-from simdist.process._when_imported import tell_own
+from simdist.process._when_imported import report_own
 from simdist.process.modules._attributes import AttributeViews
 from simdist.process.modules._handed_back import HandedBack
 from simdist.process.modules._handed_over import HandedOver
@@ -305,7 +305,7 @@ class Isolation:
         if name not in self._codes:
             self._codes[name] = marshal.dumps(real.get_code(name))
         exec(marshal.loads(self._codes[name]), module.__dict__)
-        tell_own(name)
+        report_own(name)
 
     def _module_lock(self, name: str) -> object:
         if current_process() is None or not self._sharing.isolates(name):

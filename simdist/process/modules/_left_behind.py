@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from simdist.frames import is_our_file, is_ours, is_user_file
+from simdist.process._reporting import report, reporting
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
-from simdist.process._telling import tell, telling
 from simdist.process._when_imported import Finder
 from simdist.process.modules._fork_copies import is_users
 from simdist.process.stdlib._collector import host_froze
@@ -79,7 +79,7 @@ def _freezing(original: Callable[[], None]) -> Callable[[], None]:
     def freeze() -> None:
         runtime = current_runtime()
         if runtime is not None:
-            tell("objects frozen by gc.freeze", sys._getframe(1), "put back when the world ended")
+            report("objects frozen by gc.freeze", sys._getframe(1), "put back when the world ended")
             if not host_froze():
                 runtime.patches.on_undo(gc.unfreeze)
         original()
@@ -95,18 +95,18 @@ def _registering(original: Callable[[abc.ABCMeta, _K], _K]) -> Callable[[abc.ABC
         frame: FrameType | None = None if current_process() is None else sys._getframe(1)
         while frame is not None and is_ours(frame):
             frame = frame.f_back
-        told = frame is not None and is_user_file(frame.f_code.co_filename)
-        if told and isinstance(subclass, type) and not is_users(cls) and not is_users(subclass):
-            tell(f"{subclass.__name__} as a kind of {cls.__name__}", frame, "which stays")
+        reported = frame is not None and is_user_file(frame.f_code.co_filename)
+        if reported and isinstance(subclass, type) and not is_users(cls) and not is_users(subclass):
+            report(f"{subclass.__name__} as a kind of {cls.__name__}", frame, "which stays")
         return original(cls, subclass)
 
     return register
 
 
 _REPLACEMENTS = (
-    Replacement(codecs, "register_error", telling("the handler of coding errors")),
-    Replacement(codecs, "register", telling("a search function for codecs")),
-    Replacement(sys, "addaudithook", telling("an audit hook")),
+    Replacement(codecs, "register_error", reporting("the handler of coding errors")),
+    Replacement(codecs, "register", reporting("a search function for codecs")),
+    Replacement(sys, "addaudithook", reporting("an audit hook")),
     Replacement(gc, "freeze", _freezing),
     Replacement(abc.ABCMeta, "register", _registering),
 )

@@ -84,7 +84,7 @@ def _separate_tables(name: str, places: list[tuple[type, str]], begin: Callable[
 
 
 def _of_lightning(name: str) -> Callable[[Patches], None]:
-    def tell(patches: Patches) -> None:
+    def adapt(patches: Patches) -> None:
         function: Any = vars(sys.modules[name])["rank_zero_only"]
         if current_process() is not None:
             function.rank = 0  # the module has just been imported by a rank, and the host is none
@@ -98,7 +98,7 @@ def _of_lightning(name: str) -> Callable[[Patches], None]:
 
         _separate(Slot("lightning", lambda: function.rank, load, fresh))
 
-    return tell
+    return adapt
 
 
 def _of_tensorboard(patches: Patches) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
-from simdist.frames import is_ours
+from simdist.frames import frames_by_thread, is_ours
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Extra, Make, Patches, Replacement, current_process, current_runtime, on_ranks
 
@@ -55,7 +55,7 @@ class _Report:
 
     def _lines(self, frame: FrameType | None) -> Iterator[str]:
         if self._every:
-            frames = sys._current_frames()
+            frames = frames_by_thread()
             for place, task in reversed(list(enumerate(self._process.tasks))[1:]):
                 if task.ident in frames:
                     yield f"Thread 0x{self._process.pid + place:016x} (most recent call first):\n"

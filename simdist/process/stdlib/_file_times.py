@@ -97,7 +97,7 @@ class FileTimes:
         accessed_ns, modified_ns = (found.st_atime_ns, found.st_mtime_ns) if exact else (now_ns, now_ns)
         self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, modified_ns, now_ns, found.st_size)
 
-    def told(self, process: SimProcess, found: os.stat_result) -> os.stat_result:
+    def reported(self, process: SimProcess, found: os.stat_result) -> os.stat_result:
         """What a rank is told that asks."""
         key = found.st_dev, found.st_ino
         times = self._known.get(key)
@@ -134,8 +134,8 @@ class FileTimes:
         return found.st_mtime_ns > self.began_ns and stat.S_ISREG(found.st_mode)
 
     def _of(self, process: SimProcess, found: os.stat_result) -> _Times:
-        told = self.told(process, found)
-        return _Times(told.st_atime_ns, told.st_mtime_ns, told.st_ctime_ns, found.st_size)
+        reported = self.reported(process, found)
+        return _Times(reported.st_atime_ns, reported.st_mtime_ns, reported.st_ctime_ns, found.st_size)
 
 
 def _now_ns(process: SimProcess) -> int:
@@ -307,7 +307,7 @@ def _closing(original: Callable[[io.FileIO], None]) -> Callable[[io.FileIO], Non
         here = None if self.closed or not self.writable() else _here()
         found = None if here is None else _look(self.fileno())
         if here is not None and found is not None:
-            here[1].told(here[0], found)  # which looks at the size
+            here[1].reported(here[0], found)  # which looks at the size
         original(self)
 
     return close
@@ -426,7 +426,7 @@ def _asking(original: Callable[_P, os.stat_result]) -> Callable[_P, os.stat_resu
     def ask(*args: _P.args, **kwargs: _P.kwargs) -> os.stat_result:
         found = original(*args, **kwargs)
         here = _here()
-        return found if here is None else here[1].told(here[0], found)
+        return found if here is None else here[1].reported(here[0], found)
 
     return ask
 

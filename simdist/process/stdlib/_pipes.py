@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from simdist.inside.python import original
 from simdist.kernel import Task, TaskKilled
-from simdist.process._events import tell_of_hand_over
+from simdist.process._events import report_hand_over
 from simdist.process._process import SimProcess
 from simdist.process._waiting_words import parked_in
 
@@ -177,7 +177,7 @@ class Pipes:
             for number in [number for number, own in table.items() if own == end]:
                 del table[number]
         self._close(end)
-        self._tell(channel)
+        self._report(channel)
 
     def close_all_of(self, process: SimProcess) -> None:
         """A process has ended."""
@@ -218,8 +218,8 @@ class Pipes:
                 if end not in self._channels:  # closed meanwhile, by a handler of a signal or by another thread
                     raise OSError(9, "Bad file descriptor") from None
             else:
-                tell_of_hand_over(process.simulation.current, channel, gives=False)
-                self._tell(channel)
+                report_hand_over(process.simulation.current, channel, gives=False)
+                self._report(channel)
                 return found
 
     def write(self, process: SimProcess, end: int, data: ReadableBuffer) -> int:
@@ -236,8 +236,8 @@ class Pipes:
                     raise OSError(9, "Bad file descriptor") from None
             else:
                 left = left[written:]
-                tell_of_hand_over(process.simulation.current, channel, gives=True)
-                self._tell(channel)
+                report_hand_over(process.simulation.current, channel, gives=True)
+                self._report(channel)
         return size
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Pipes:
             raise TaskKilled
         process.drain()
 
-    def _tell(self, channel: _Channel) -> None:
+    def _report(self, channel: _Channel) -> None:
         """Something has happened to a pipe."""
         for task in list(channel.waiting):
             task.simulation.wake(task)

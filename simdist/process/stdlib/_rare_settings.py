@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, SupportsInt, TypeVar
 from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
+from simdist.process._reporting import reporting
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
-from simdist.process._telling import telling
 from simdist.process.stdlib._process_wide import followed
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _of_resource(patches: Patches) -> None:
     patches.redirect(_limiting())
 
 
-_noting = telling("the tracing of memory (tracemalloc)", "put back when the world ended")
+_noting = reporting("the tracing of memory (tracemalloc)", "put back when the world ended")
 
 
 @functools.cache
@@ -141,7 +141,7 @@ _WRITERS = (
     "set_completer",
     "set_history_length",
 )
-_asking = telling("readline's history or settings")
+_asking = reporting("readline's history or settings")
 
 
 @functools.cache
@@ -151,11 +151,11 @@ def _editing() -> tuple[Replacement, ...]:
 
 
 def _unless_imported(original: Callable[_P, _T]) -> Callable[_P, _T]:
-    told = _asking(original)
+    reported = _asking(original)
 
     @functools.wraps(original)
     def do(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return (original if imported_for_all(sys._getframe(1)) else told)(*args, **kwargs)
+        return (original if imported_for_all(sys._getframe(1)) else reported)(*args, **kwargs)
 
     return do
 

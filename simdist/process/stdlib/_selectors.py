@@ -151,12 +151,12 @@ def _read(original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
 
 
 def _write(original: Callable[[int, ReadableBuffer], int]) -> Callable[[int, ReadableBuffer], int]:
-    telling = _telling(original)
+    reporting = _reporting(original)
 
     def write(fd: int, data: ReadableBuffer, /) -> int:
         own = _own_pipe(fd)
         if own is None:
-            return telling(laid_over(fd), data)
+            return reporting(laid_over(fd), data)
         process, pipes, end = own
         return pipes.write(process, end, data)
 
@@ -164,19 +164,19 @@ def _write(original: Callable[[int, ReadableBuffer], int]) -> Callable[[int, Rea
 
 
 def _close(original: Callable[[int], None]) -> Callable[[int], None]:
-    telling = _telling(original)
+    reporting = _reporting(original)
 
     def close(fd: int) -> None:
         own = _own_pipe(fd)
         if own is None:
-            telling(fd)
+            reporting(fd)
         else:
             own[1].close(own[2])
 
     return close
 
 
-def _telling(original: Callable[_P, _T]) -> Callable[_P, _T]:
+def _reporting(original: Callable[_P, _T]) -> Callable[_P, _T]:
     def write(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         done = original(*args, **kwargs)
         process = current_process()
@@ -198,7 +198,7 @@ _WRITES = (
     Replacement(os, "read", _read),
     Replacement(os, "write", _write),
     Replacement(os, "close", _close),
-    *(Replacement(os, name, _telling) for name in ("writev",) if hasattr(os, name)),
+    *(Replacement(os, name, _reporting) for name in ("writev",) if hasattr(os, name)),
 )
 
 

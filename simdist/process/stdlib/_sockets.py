@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.kernel import BEYOND, Task, TaskKilled
-from simdist.process._events import tell_of_hand_over
+from simdist.process._events import report_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, current_runtime
@@ -57,14 +57,14 @@ _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll")
 class _Wait:
     """What a task is parked on that blocks on a socket."""
 
-    __slots__ = ("event", "names", "told", "what")
+    __slots__ = ("event", "names", "notified", "what")
     interruptible = True  # by signals
 
     def __init__(self, event: int, what: str, names: tuple[_Key | None, _Key | None]) -> None:
         self.event = event
         self.what = what
         self.names = names  # of its own end and of the other; those that may move it on have them the other way round
-        self.told = False  # somebody has, and the system may need a moment
+        self.notified = False  # somebody has, and the system may need a moment
 
     def describe(self) -> str:
         """In words."""
@@ -169,28 +169,30 @@ class Sockets:
                     raise TaskKilled
                 in_time = simulation.park(wait, deadline_ns)
                 process.drain()
-                told, wait.told = wait.told, False
-                if sock.fileno() != number or _is_ready(number, event, _PATIENCE_MS if told else 0):
+                notified, wait.notified = wait.notified, False
+                if sock.fileno() != number or _is_ready(number, event, _PATIENCE_MS if notified else 0):
                     return
                 if not in_time:
                     raise TimeoutError("timed out")
         finally:
             del self._waits[task]
 
-    def tell(self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: _Socket | None = None) -> None:
+    def notify(
+        self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: _Socket | None = None
+    ) -> None:
         """A task has done something with a socket that has these addresses: tasks that wait look again.
 
         `reader` is the socket if that was to read.
         """
         own, other = names
         simulation = process.simulation
-        tell_of_hand_over(simulation.current, self, gives=reader is None)
+        report_hand_over(simulation.current, self, gives=reader is None)
         for task, wait in list(self._waits.items()):
             meant = wait.names in ((other, own), (other, None))
             if not meant or (reader is not None and wait.event == _READ):
                 continue
             # There need not be room as soon as somebody has read, but certainly when all has been.
-            wait.told = (other is not None and other[0] not in _LOCAL) and (
+            wait.notified = (other is not None and other[0] not in _LOCAL) and (
                 reader is None or not _is_ready(reader.fileno(), _READ)
             )
             simulation.wake(task)
@@ -281,7 +283,7 @@ def _encrypted(wants: int) -> Make:
                 finally:
                     if self.fileno() >= 0:
                         _set_timeout(self, timeout_s)
-                        sockets.tell(_names(self), process, self if wants == _READ else None)
+                        sockets.notify(_names(self), process, self if wants == _READ else None)
                 sockets.wait(self, process, event, what)
             return original(self, *args, **kwargs)
 
@@ -315,7 +317,7 @@ def _blocking(event: int, what: str) -> Make:
             sockets, process = known
             sockets.wait(self, process, event, what)
             done = original(self, *args, **kwargs)
-            sockets.tell(_names(self), process, self if event == _READ else None)
+            sockets.notify(_names(self), process, self if event == _READ else None)
             return done
 
         return call
@@ -332,7 +334,7 @@ def _accept(original: Callable[[_Socket], tuple[int, object]]) -> Callable[[_Soc
         sockets, process = known
         sockets.wait(self, process, _READ, "wait for a connection to")
         number, address = original(self)
-        tell_of_hand_over(process.simulation.current, sockets, gives=False)
+        report_hand_over(process.simulation.current, sockets, gives=False)
         sockets.forget(number)
         sockets.name(self, process, number)
         return number, address
@@ -347,7 +349,7 @@ def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callab
         if known is None or self.gettimeout() == 0:
             original(self, data, flags)
             if known is not None:
-                known[0].tell(_names(self), known[1])
+                known[0].notify(_names(self), known[1])
             return
         sockets, process = known
         left = memoryview(data).cast("B")
@@ -355,7 +357,7 @@ def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callab
             sockets.wait(self, process, _WRITE, "wait for room in")
             # Without waiting: what has room for one byte need not have it for all.
             left = left[_send(self, left, flags | _AT_ONCE) if sockets.joins(self) else _send(self, left, flags) :]
-            sockets.tell(_names(self), process)
+            sockets.notify(_names(self), process)
             if not left:
                 return
 
@@ -374,7 +376,7 @@ def _sendto(original: Callable[..., int]) -> Callable[..., int]:
         if where:
             sockets, process = known
             sockets.sent(self, process, where[-1])
-            sockets.tell((_own_name(self), _key(self, where[-1])), process)
+            sockets.notify((_own_name(self), _key(self, where[-1])), process)
         return done
 
     return sendto
@@ -404,7 +406,7 @@ def _connect(original: Callable[[_Socket, object], int | None]) -> Callable[[_So
 def _connected(sock: _Socket, sockets: Sockets, process: SimProcess, address: object) -> None:
     if sock.type == socket.SOCK_STREAM:  # the other kind has not sent anything
         sockets.sent(sock, process, address)
-        sockets.tell((_own_name(sock), _key(sock, address)), process)
+        sockets.notify((_own_name(sock), _key(sock, address)), process)
 
 
 def _naming(original: Callable[..., None]) -> Callable[..., None]:
@@ -432,7 +434,7 @@ def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
         if self.fileno() < 0 and done is None:  # `detach` returns the number, which somebody goes on with
             sockets.forget(number)
             sockets.unfollow(self)
-        sockets.tell(names, process)
+        sockets.notify(names, process)
         return done
 
     return end

@@ -137,7 +137,7 @@ def _get(original: Callable[..., _T]) -> Callable[..., _T]:
             if not block:
                 raise
         else:
-            locks.tell(locks.running(), queue, gives=False)
+            locks.report(locks.running(), queue, gives=False)
             return item
         if timeout is not None and timeout < 0:
             return original(queue, block, timeout)

@@ -117,11 +117,11 @@ class Locks:
         if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
-    def tell(self, task: Task, thing: object, *, gives: bool) -> None:
+    def report(self, task: Task, thing: object, *, gives: bool) -> None:
         """Those who listen hear that a task has taken a lock or an item of a queue, or given one; ask `heard` first."""
         bus = self.simulation.bus
         if bus.hears(HandedOver):
-            bus.tell(HandedOver(task, thing, gives))
+            bus.report(HandedOver(task, thing, gives))
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Locks:
         if self._promised.get(lock, task) is task and kind.take(lock, False):
             self._held[lock] = task
             if self.simulation.bus.heard:
-                self.tell(task, lock, gives=False)
+                self.report(task, lock, gives=False)
             return True
         if self._of_family and self._is_shared(lock, task):
             if not blocking or timeout == 0:
@@ -168,7 +168,7 @@ class Locks:
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
         if self.simulation.bus.heard:
-            self.tell(self.running(), lock, gives=True)
+            self.report(self.running(), lock, gives=True)
         kind.give(lock)
         if kind.is_free_again(lock) or lock in self._of_family:
             self._freed(lock)
@@ -188,7 +188,7 @@ class Locks:
         """For a condition: what `_release_save` of an RLock does."""
         lock = self.meant(lock)
         if self.simulation.bus.heard:
-            self.tell(self.running(), lock, gives=True)
+            self.report(self.running(), lock, gives=True)
         state = save(lock)
         self._freed(lock)
         return state
@@ -218,7 +218,7 @@ class Locks:
                 in_time = self._park(wait, deadline_ns)
                 try:
                     item = take(queue, False)
-                    self.tell(task, queue, gives=False)
+                    self.report(task, queue, gives=False)
                     return item
                 except _queue.Empty:
                     if not in_time:
@@ -231,7 +231,7 @@ class Locks:
     def put(self, queue: object) -> None:
         """An item is there."""
         if self.simulation.bus.heard:
-            self.tell(self.running(), queue, gives=True)
+            self.report(self.running(), queue, gives=True)
         line = self._waiting.get(queue)
         if line:
             for wait in list(line):
@@ -283,7 +283,7 @@ class Locks:
                 if self._promised.get(lock, task) is task:
                     if kind.take(lock, False):
                         self._held[lock] = task
-                        self.tell(task, lock, gives=False)
+                        self.report(task, lock, gives=False)
                         return True
                     if (
                         self._promised.get(lock) is task and lock not in self._of_family

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from simdist.kernel import Task, TaskKilled, TaskState
-from simdist.process._events import ThreadBegan, tell_of_hand_over
+from simdist.process._events import ThreadBegan, report_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess, process_of
 from simdist.process._runtime import Runtime, current_process, current_runtime
@@ -140,10 +140,10 @@ class Handle:
             while not self._done and simulation.park(wait, deadline_ns):
                 process.drain()
             if self._done and simulation.current is not None:
-                tell_of_hand_over(simulation.current, self, gives=False)
+                report_hand_over(simulation.current, self, gives=False)
 
     def _set_done(self) -> None:
-        tell_of_hand_over(self._task, self, gives=True)
+        report_hand_over(self._task, self, gives=True)
         self._done = True
         if not self._task.doomed:
             process_of(self._task).wake()
@@ -171,7 +171,7 @@ def begin(
     task.daemon = daemon
     bus = runtime.simulation.bus
     if bus.heard and bus.hears(ThreadBegan):
-        bus.tell(ThreadBegan(parent, task))
+        bus.report(ThreadBegan(parent, task))
     if is_thread:
         threads.objects[task] = thread
         _begun.add(thread)
@@ -226,11 +226,11 @@ def _ended(process: SimProcess, task: Task) -> None:
     threads.objects.pop(task, None)
     process.tasks.remove(task)
     process.simulation.forget_task(task)
-    _tell_end(end)
+    _report_end(end)
     process.wake()  # who waits for all of them
 
 
-def _tell_end(end: _thread.LockType | Handle | None) -> None:
+def _report_end(end: _thread.LockType | Handle | None) -> None:
     if isinstance(end, Handle):
         end._set_done()
     elif end is not None:
@@ -250,7 +250,7 @@ def shut_down(process: SimProcess) -> None:
     while threads.calls:
         _call(threads.calls.pop())
     _end_pools(runtime, threads)
-    _tell_end(threads.ends.pop(process.tasks[0], None))
+    _report_end(threads.ends.pop(process.tasks[0], None))
     while remaining := [task for task in process.tasks[1:] if not task.daemon]:
         thread = threads.objects.get(remaining[0])
         process.simulation.park(Joining(remaining[0], getattr(thread, "name", remaining[0].name)))

@@ -159,7 +159,7 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, o
         lives = checked.get("max_restarts", None if "max_restarts" in given else defaults.max_restarts)
         problems += problems_of(fixed, size, max_restarts=lives, has_disk=False)
     if problems:
-        raise pytest.Collector.CollectError(_told(f"{node.nodeid}: @pytest.mark.simdist", problems))
+        raise pytest.Collector.CollectError(_reported(f"{node.nodeid}: @pytest.mark.simdist", problems))
     return Settings(**checked)
 
 
@@ -183,7 +183,7 @@ def _checked(given: Mapping[str, object], problems: list[str]) -> dict[str, Any]
     return dict(checked)
 
 
-def _told(what: str, problems: Sequence[str]) -> str:
+def _reported(what: str, problems: Sequence[str]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([f"{what} has {count}", *(f"  {problem}" for problem in problems)])
 

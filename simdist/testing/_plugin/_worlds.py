@@ -235,11 +235,11 @@ def add_to_report(item: pytest.Item, report: pytest.TestReport) -> None:
     if worlds is None or not worlds.records:
         return
     record = worlds.records[-1]
-    told: Any = report.longrepr
-    if report.failed and hasattr(told, "addsection"):
+    reported: Any = report.longrepr
+    if report.failed and hasattr(reported, "addsection"):
         lines = [] if record.result is None else _lines(record.result, record.tracebacks)  # else it was given up
         lines += [*record.notes, *worlds.notes, f"replay: {record.spec.replay}"]
-        told.addsection("simdist", "\n".join(lines), "-")
+        reported.addsection("simdist", "\n".join(lines), "-")
     elif record.result is not None:
         for rank in record.result.ranks:
             for name, text in (("stdout", rank.stdout), ("stderr", rank.stderr)):

@@ -33,13 +33,13 @@ class Environment:
     timing: bool = False  # works know what they took
     propagates: bool = False  # an error is told to the other ranks
     rethrows: bool = True  # what ends a watchdog ends the process
-    tells_of_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
+    reports_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
     # What is only told, at level INFO.
     handling_raised: bool = False  # the handling was 0, and desync debug needs one
     registers_tensors: bool = False
     recorded: int = 2000  # calls that the flight recorder keeps
     caches_events: bool = True
-    tells_stacks: bool = True
+    reports_stacks: bool = True
 
     @property
     def cleans_up(self) -> bool:
@@ -68,7 +68,7 @@ class Environment:
         timing = said.truth(False, "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING") or desync
         if Place.RECORD_STREAMS_IS_OLD.is_there and said.truth(False, "TORCH_NCCL_AVOID_RECORD_STREAMS"):
             said.warn("record streams", _AVOIDS_RECORD_STREAMS, Place.RECORD_STREAMS_IS_OLD)
-        tells_of_serialized = said.truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
+        reports_serialized = said.truth(True, "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING")
         raised = desync and not handling and not blocking
         found = cls(
             handling=3 if raised else handling,
@@ -86,8 +86,8 @@ class Environment:
             rethrows=said.truth(True, "TORCH_NCCL_RETHROW_CUDA_ERRORS"),
             propagates=said.truth(False, "TORCH_NCCL_PROPAGATE_ERROR"),
             nan_check=nan_check,
-            tells_of_serialized=tells_of_serialized,
-            tells_stacks=said.truth(True, "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"),
+            reports_serialized=reports_serialized,
+            reports_stacks=said.truth(True, "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"),
             registers_tensors=said.truth(False, f"TORCH_{_HOOK}", _HOOK),
         )
         said.truth(False, "ENABLE_INTRA_NODE_COMM")
@@ -122,9 +122,9 @@ class JoiningEnvironment:
                 f"TORCH_NCCL_RANKS_PER_ROOT={ranks_per_root}: torch divides by it and ends the process; it takes 1 or "
                 "more (128 by default)"
             )
-        tells_id = said.truth(True, "TORCH_NCCL_BCAST_UNIQUEID")
+        reports_id = said.truth(True, "TORCH_NCCL_BCAST_UNIQUEID")
         many = size > ranks_per_root and not is_pair
-        if not tells_id and size > 1 and not many:
+        if not reports_id and size > 1 and not many:
             raise UnsupportedError(
                 "TORCH_NCCL_BCAST_UNIQUEID=0: without an ncclUniqueId from rank 0 each rank connects to what is in its "
                 "memory by chance; leave it out"

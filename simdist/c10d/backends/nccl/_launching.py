@@ -317,7 +317,7 @@ class NcclGroup(NcclMember):
         if simulation.bus.hears(WorkIssued):
             shapes = [list(each.shape) for each in inputs]  # what ProcessGroupNCCL hands its RecordFunction
             reduction = calls[0].operation.reduction if len(calls) == 1 else ""
-            simulation.bus.tell(WorkIssued(work, name, shapes, asynchronous, reduction=reduction))
+            simulation.bus.report(WorkIssued(work, name, shapes, asynchronous, reduction=reduction))
         member.pending[work] = None
         if asynchronous:
             work.stash = [tensor for call in calls for tensor in (*(read for read, _ in call.reads), *call.writes)]

@@ -189,7 +189,7 @@ class NcclMember(WatchedMember):
     def _pair(self, peer: int, index: int) -> Connection:
         """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
         if self._bound is not None:
-            if self.environment.tells_of_serialized and self._nccl.once("eager messages"):
+            if self.environment.reports_serialized and self._nccl.once("eager messages"):
                 self._warn("W", f"{_UNBATCHED.format(self._size)}{_SERIALIZED}", Place.MESSAGES_SERIALIZED)
             return self._connection(index)
         self._require_alive()

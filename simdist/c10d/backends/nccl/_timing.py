@@ -65,14 +65,14 @@ class Hook:
         process = work.process
         self._due[work] = None
         seen_ns = self._group.watchdog.tick_after(process.simulation.now_ns)
-        process.simulation.call_at(seen_ns, lambda: process.deliver(functools.partial(self._tell, work)))
+        process.simulation.call_at(seen_ns, lambda: process.deliver(functools.partial(self._report, work)))
 
     def flush(self) -> None:
         """Tell of all that is over, on the calling thread."""
         for work in list(self._due):
-            self._tell(work)
+            self._report(work)
 
-    def _tell(self, work: NcclWork) -> None:
+    def _report(self, work: NcclWork) -> None:
         if self._due.pop(work, work) is not None:
             return
         process = work.process

@@ -57,11 +57,11 @@ class NcclFailure:
         first = next(iter(shared))
 
         def error(rank: int) -> BaseException:
-            told = rank if rank in shared else first
-            bus = 0x1000 * (connection.ends[told][0] + 1)
+            reported = rank if rank in shared else first
+            bus = 0x1000 * (connection.ends[reported][0] + 1)
             return nccl_error(
                 "ncclInvalidUsage",
-                NCCL.same_device.format(one=told, other=shared[told], bus=bus),
+                NCCL.same_device.format(one=reported, other=shared[reported], bus=bus),
                 NcclPlace.SAME_DEVICE,
             )
 

@@ -137,7 +137,7 @@ def _of_rules(propagation: ModuleType, propagator: Any) -> _Rules:
     return _Rules(propagation, propagator)
 
 
-def _tell_of_rules(patches: Patches) -> None:
+def _report_rules(patches: Patches) -> None:
     tensors = sys.modules["torch.distributed.tensor._api"]
     rules = _of_rules(sys.modules[_RULES], tensors.DTensor._op_dispatcher.sharding_propagator)
     patches.on_undo(rules.forget)
@@ -189,13 +189,13 @@ def _of_contexts(attention: ModuleType, rules: ModuleType) -> tuple[Replacement,
     return tuple(followed("shared contexts", [(attention, each) for each in (*writers, *switches)], save, load, copied))
 
 
-def _tell_of_contexts(patches: Patches) -> None:
+def _report_contexts(patches: Patches) -> None:
     rules = importlib.import_module(f"{_CONTEXTS}._sharding_rules")
     patches.redirect(_of_contexts(sys.modules[f"{_CONTEXTS}._attention"], rules))
 
 
-when_imported(f"{_CONTEXTS}._attention", _tell_of_contexts)
-when_imported("torch.distributed.tensor", _tell_of_rules)
+when_imported(f"{_CONTEXTS}._attention", _report_contexts)
+when_imported("torch.distributed.tensor", _report_rules)
 when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LOSS])))
 when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 

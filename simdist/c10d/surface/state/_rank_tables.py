@@ -127,7 +127,7 @@ def _forget() -> None:
 def _separate(module: str, owners: Mapping[str, Callable[[str], bool]]) -> None:
     """Give each process the dictionaries of a module's classes ("" for the module itself) whose names are meant."""
 
-    def tell(patches: Patches) -> None:
+    def adapt(patches: Patches) -> None:
         namespace = vars(sys.modules[module])
         for kind, is_meant in owners.items():
             owner = namespace.get(kind) if kind else sys.modules[module]
@@ -136,7 +136,7 @@ def _separate(module: str, owners: Mapping[str, Callable[[str], bool]]) -> None:
                 if table is not None:
                     patches.replace(owner, name, table)
 
-    when_imported(module, tell)
+    when_imported(module, adapt)
 
 
 def _is_cache(name: str) -> bool:

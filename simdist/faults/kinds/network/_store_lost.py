@@ -27,7 +27,7 @@ class StoreLost(StoreFault):
         """End it at its time."""
 
         def lose() -> None:
-            stage.tell()
+            stage.report()
             stage.lose_store()
 
         stage.call_at(stage.origin_ns + self.at_ns, lose)

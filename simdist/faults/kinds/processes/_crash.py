@@ -30,8 +30,8 @@ class Crash(DeathFault):
     def problems(self, world: Surroundings) -> Iterator[Problem]:
         """Those of every rank fault, and an unknown signal."""
         yield from super().problems(world)
-        is_told = world.fine("exit_code", "signal") and self.exit_code is None
-        if is_told and self.signal not in _signal.Signals.__members__:
+        is_reported = world.fine("exit_code", "signal") and self.exit_code is None
+        if is_reported and self.signal not in _signal.Signals.__members__:
             yield "signal", f"unknown signal {brief(self.signal)}; expected a name such as 'SIGKILL'"
 
     def strike(self, rank: StruckRank) -> None:

@@ -34,7 +34,7 @@ class DeviceWrong(LastingFault):
         [[[2.0, 2.0], [2.0, 2.0]], [[2.0, 2.0], [6.0, 2.0]]]
     """
 
-    told_at_start: ClassVar[bool] = False
+    reported_at_start: ClassVar[bool] = False
 
     rank: Annotated[int, RANK]
     kernel: Annotated[str | None, Maybe(Text(title=True))] = None
@@ -54,14 +54,14 @@ class DeviceWrong(LastingFault):
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
         """Change results from the start on, and tell of it with the first."""
         kernels = PRODUCTS if self.kernel is None else (self.kernel,)
-        told: list[int] = []
+        reported: list[int] = []
 
         def place(rank: int, name: str, size: int) -> tuple[int, float] | None:
             if rank != self.rank or name not in kernels or (until_ns is not None and stage.now_ns >= until_ns):
                 return None
-            if not told:
-                told.append(stage.now_ns)
-                stage.tell()
+            if not reported:
+                reported.append(stage.now_ns)
+                stage.report()
             return int(stage.draw() * size), self.factor
 
         if start_ns > stage.now_ns:

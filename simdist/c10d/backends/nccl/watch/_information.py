@@ -56,7 +56,7 @@ class Informer:
                 prefixed=False,
             )
         if group.uid == 0:
-            self._tell_of_threads()
+            self._report_threads()
         options = group.options
         parent = options.split_from
         address = "0" if parent is None else hex((parent.uid + 1) << 12)  # as good as any
@@ -79,7 +79,7 @@ class Informer:
                 Place.MADE_IN_ENVIRONMENT,
             )
 
-    def _tell_of_threads(self) -> None:
+    def _report_threads(self) -> None:
         environment = self._group.environment
         self.say(
             "HeartbeatMonitor environments: TORCH_NCCL_ENABLE_MONITORING (Whether to kill program when no watchdog "
@@ -88,7 +88,7 @@ class Informer:
             f"{environment.pause_ns // 4_000_000}, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: "
             f"{environment.heartbeat_ns // 1_000_000_000}, TORCH_NCCL_COORD_CHECK_MILSEC: "
             f"{environment.check_ns // 1_000_000}, TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN: "
-            f"{environment.tells_stacks:d}",
+            f"{environment.reports_stacks:d}",
             Place.MONITOR_SAYS_HOW,
         )
         self.say(

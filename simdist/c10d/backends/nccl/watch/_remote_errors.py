@@ -40,7 +40,7 @@ class RemoteErrors(Poller):
         if store._name(self._key) in store.server.data:  # of a group that had its name before
             self.notice()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tell the others that this rank has failed."""
         group = self._group
         broadcast(group, group._store, self._key, group.rank())

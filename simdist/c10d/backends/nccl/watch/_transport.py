@@ -73,7 +73,7 @@ def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: C
         if _network(other, part.work.group.options.config) != "IB":
             if process.host.up:
                 text = f"socketProgress: Connection closed by remote peer {_address(process)}"
-                _tell(part, part.work, text, NcclPlace.PEER_CLOSED, error)
+                _report(part, part.work, text, NcclPlace.PEER_CLOSED, error)
         else:
             _give_up_later(part, process, error, lambda: True)
 
@@ -107,7 +107,7 @@ def cut_short(
         "If you believe your socket network is in a healthy state, there may be a mismatch in collective sizes or "
         "environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks"
     )
-    _tell(part, part.work, text, NcclPlace.MESSAGE_CUT, error)
+    _report(part, part.work, text, NcclPlace.MESSAGE_CUT, error)
 
 
 def _is_cut(communicator: StreamCommunicator, part: Part, rank: int) -> bool:
@@ -123,7 +123,7 @@ def _give_up_later(part: Part, peer: SimProcess, error: Callable[[str], str], st
 
     def give_up() -> None:
         if still():
-            _tell(part, work, text, NcclPlace.PEER_SILENT, error)
+            _report(part, work, text, NcclPlace.PEER_SILENT, error)
 
     process.simulation.call_at(process.simulation.now_ns + retries_ns, give_up)
 
@@ -151,10 +151,10 @@ def _is_linked(connection: Connection, part: Part, rank: int) -> bool:
     return part.rank in (ring[place - 1], ring[(place + 1) % len(ring)])
 
 
-def _tell(part: Part, work: NcclWork, warning: str, place: NcclPlace, error: Callable[[str], str]) -> None:
+def _report(part: Part, work: NcclWork, warning: str, place: NcclPlace, error: Callable[[str], str]) -> None:
     group = work.group
     if work.done or group.closed or not part.process.running:
         return
     if part.connection not in group.errors:
         show_warning(warning, place, part.process, part.connection.ends[part.rank][0])
-        group.tell_error(part.connection, error(warning))
+        group.report_error(part.connection, error(warning))

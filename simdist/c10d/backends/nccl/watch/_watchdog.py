@@ -185,7 +185,7 @@ class Watchdog:
         entry = self._works[work]
         log(process, "E", _stack_text(entry), Place.WORK_HAS_NO_STACK if entry is None else Place.WORK_STACK)
         if group.remote_errors is not None:
-            group.remote_errors.tell()
+            group.remote_errors.report()
         ask_for_dumps(group)
         act_ns = self._acts_ns = process.simulation.now_ns + environment.pause_ns
         assert group.monitor is not None

@@ -227,7 +227,7 @@ class WatchedMember(GroupBackend):
         seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
         self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
-    def tell_error(self, connection: Connection, text: str) -> None:
+    def report_error(self, connection: Connection, text: str) -> None:
         """NCCL tells of an error in a communicator: a caller that asks learns of it, the watchdog when it looks."""
         self.errors.setdefault(connection, text)
         self._member.process.wake()
@@ -245,7 +245,7 @@ class WatchedMember(GroupBackend):
             self.dead[connection] = reason
             if reason:
                 self.errors[connection] = f"NCCL communicator encountered error set by ProcessGroupNCCL: {reason}"
-            self.tell_error(connection, async_error("ncclSystemError", self._nccl.last_warning))
+            self.report_error(connection, async_error("ncclSystemError", self._nccl.last_warning))
 
     def release(self, connections: Collection[Connection] | None = None) -> None:
         """End what is under way, on some communicators or all: streams are free, and the data is garbage.

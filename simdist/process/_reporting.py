@@ -11,20 +11,20 @@ from typing import ParamSpec, TypeVar
 from simdist.frames import user_line
 from simdist.process._runtime import current_process, current_runtime
 
-__all__ = ["tell", "telling"]
+__all__ = ["report", "reporting"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def telling(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def reporting(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """What makes a function that tells of each call by a rank: `what` it sets, who and where, and how that ends."""
 
     def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
         def do(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             name = f" {args[0]!r}" if args and isinstance(args[0], str) else ""
-            tell(f"{what}{name}", sys._getframe(1), end)
+            report(f"{what}{name}", sys._getframe(1), end)
             return original(*args, **kwargs)
 
         return do
@@ -32,7 +32,7 @@ def telling(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]],
     return make
 
 
-def tell(what: str, frame: FrameType | None, end: str) -> None:
+def report(what: str, frame: FrameType | None, end: str) -> None:
     """Tell it, if a rank calls."""
     runtime, process = current_runtime(), current_process()
     if runtime is not None and process is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from simdist.process import current_process
-from simdist.records import samples_told, state_told
+from simdist.records import samples_reported, state_reported
 
 __all__ = ["samples", "state"]
 
@@ -26,8 +26,8 @@ def state(**parts: object) -> None:
         return
     simulation = process.simulation
     simulation.check()
-    told = tuple(f"{name} {_hash(leaf)}" for part, value in parts.items() for name, leaf in _leaves(part, value))
-    simulation.bus.record(state_told(simulation.now_ns, process.rank, told))
+    reported = tuple(f"{name} {_hash(leaf)}" for part, value in parts.items() for name, leaf in _leaves(part, value))
+    simulation.bus.record(state_reported(simulation.now_ns, process.rank, reported))
 
 
 def samples(indices: Iterable[int], *, epoch: int = 0) -> None:
@@ -42,7 +42,7 @@ def samples(indices: Iterable[int], *, epoch: int = 0) -> None:
     simulation = process.simulation
     simulation.check()
     simulation.bus.record(
-        samples_told(simulation.now_ns, process.rank, int(epoch), tuple(int(index) for index in indices))
+        samples_reported(simulation.now_ns, process.rank, int(epoch), tuple(int(index) for index in indices))
     )
 
 
