@@ -5,7 +5,7 @@ import sys
 
 __all__ = ["entry"]
 
-_INTERRUPTED = 128 + 2  # as a shell tells of SIGINT
+_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 
 
 def entry() -> None:

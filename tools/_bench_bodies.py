@@ -154,7 +154,7 @@ def reset_peak() -> None:
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not tell."""
+    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not say."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0

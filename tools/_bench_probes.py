@@ -226,7 +226,7 @@ def test_{n}(rank):
 
 
 def _pytest(folder: str, *arguments: str, plugin: bool) -> float:
-    """Run pytest in `folder`, with or without the plugin, and tell the processor time that it took."""
+    """Run pytest in `folder`, with or without the plugin, and return the processor time that it took."""
     named = ["-p", "simdist.testing.plugin"] if plugin else ["-p", "no:simdist"]
     command = [
         sys.executable,

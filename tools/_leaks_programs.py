@@ -42,7 +42,7 @@ from simdist.launch import launch, log_folder, parsed
 __all__ = ["KINDS", "Kind"]
 
 Kind = Callable[[int], set[str]]
-"""Runs one world of its kind, the how manieth it is, and tells how its ranks ended."""
+"""Runs one world of its kind, the how manieth it is, and returns how its ranks ended."""
 
 KINDS: dict[str, Kind] = {}
 

@@ -183,7 +183,7 @@ def environment(project: Project, folder: Path, starter: str = _STARTER) -> Path
 def run_tests(project: Project, arm: str, source: Path, python: Path, folder: Path, limit_s: float) -> Run:
     """Run the project's share on one arm, "simulated" or "real", in a copy of `source`; logs stay in `folder`.
 
-    A test that takes longer than the project's limit, or ends the process, is told as such, and the tests after it
+    A test that takes longer than the project's limit, or ends the process, is reported as such, and the tests after it
     run in a new process.
     """
     folder.mkdir(parents=True)

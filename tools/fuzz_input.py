@@ -350,7 +350,7 @@ def shrunk(case: Case) -> Case:
 
 
 def _signature(ending: Ending) -> tuple[list[str], str]:
-    """What tells one failure from another: what is wrong, and the last line of it without its particulars."""
+    """What distinguishes one failure from another: what is wrong, and the last line of it without its particulars."""
     last = ending.text.rstrip().rpartition("\n")[2] if "a traceback" in failures_of(ending) else ""
     return [re.sub(r"[\d.]+", "", problem) for problem in failures_of(ending)], re.sub(r"'[^']*'|\d+", "", last)
 

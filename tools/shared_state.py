@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what the arguments name, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}")
-    parser.add_argument("--all", action="store_true", help="also tell what is known to be harmless")
+    parser.add_argument("--all", action="store_true", help="also report what is known to be harmless")
     parser.add_argument("--ranks", action="store_true", help="also compare what ranks see of each other")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.programs if name not in PROGRAMS]

@@ -69,8 +69,8 @@ def main(folder: str) -> dict[str, Any]:
             state_dict_loader.load(state, checkpoint_id=Path(folder) / name, process_group=half)
             set_model_state_dict(smaller, state["model"])
             loaded.append(whole(smaller))
-    told = [loaded]
-    dist.broadcast_object_list(told, src=0)
+    sent = [loaded]
+    dist.broadcast_object_list(sent, src=0)
     files = sorted(path.name for path in (Path(folder) / "second").iterdir())
     dist.destroy_process_group()
-    return {"first": first, "later": later, "loaded": told[0], "same": told[0] == [first, first], "files": files}
+    return {"first": first, "later": later, "loaded": sent[0], "same": sent[0] == [first, first], "files": files}

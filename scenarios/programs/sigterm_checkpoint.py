@@ -15,7 +15,7 @@ STEP_S = 1.0
 
 
 def main(folder: str, steps: int = 10) -> dict[str, Any]:
-    """Count steps; process 1 fails once, and process 0 saves when it is told to end."""
+    """Count steps; process 1 fails once, and process 0 saves when it is asked to end."""
     dist.init_process_group("gloo")
     checkpoint, rank = Path(folder) / "checkpoint.pt", dist.get_rank()
     state = {"step": 0}
@@ -35,6 +35,6 @@ def main(folder: str, steps: int = 10) -> dict[str, Any]:
             raise RuntimeError("this process fails")
         state["step"] = step + 1
         if rank == 0 and step == 4 and first == 0:
-            time.sleep(100 * STEP_S)  # it is here that it is told, three steps later
+            time.sleep(100 * STEP_S)  # the signal arrives here, three steps later
     dist.destroy_process_group()
     return {"first": first, "steps": state["step"]}

@@ -63,7 +63,7 @@ def sums(elements: int = 1000) -> list[float]:
 
 
 def broadcast_steps(steps: int = 3, elements: int = 256) -> list[float]:
-    """Rank 0 tells everybody in each step."""
+    """Rank 0 informs all others in each step."""
     rank, _ = start()
     heard = []
     for step in range(steps):

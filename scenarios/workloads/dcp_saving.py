@@ -23,7 +23,7 @@ dcp: Any = checkpoint  # which does not say that it exports what it does
 
 
 class Writer(FileSystemWriter):
-    """DCP's own, but for what it tells the other ranks: not the whole path, which is another one in each run."""
+    """DCP's own, but for what it sends the other ranks: not the whole path, which is another one in each run."""
 
     def storage_meta(self) -> StorageMeta | None:
         """The name of the checkpoint."""

@@ -2,7 +2,7 @@
 
 Five wings, each importing only those before it: `calls` lists the collectives and has the one life of a call, with its
 works and events, `surface` is what torch calls, `engine` brings ranks together, `backends` is what differs between Gloo
-and others, `watch` who looks on, as listeners and judges on the bus (what calls tell and announce there:
+and others, `watch` who looks on, as listeners and judges on the bus (what calls report and announce there:
 `calls/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps per process
 (`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead of torch's
 own.

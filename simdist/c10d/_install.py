@@ -10,7 +10,7 @@ Three kinds of things, by how torch gets at them:
   difference, the host's own included.
 - Variables that are read by any code that runs: swapped in `switch`, at each hand-over, and only where the two sides
   differ, for that is hot.
-- What torch keeps per thread, or can be told to (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
+- What torch keeps per thread, or can be asked to (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
 
 Invariants:
 - One world at a time is installed, `_present`; outside of `install` and `uninstall` nothing of torch is replaced. All

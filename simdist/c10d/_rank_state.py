@@ -84,7 +84,7 @@ class RankState:
 
 @dataclass(slots=True)
 class Making:
-    """A group that torch is making: what it told the function that makes it.
+    """A group that torch is making: what it passed to the function that makes it.
 
     `parts` are the backends by type of device, if there are several; none once the first has been asked for.
     """

@@ -16,7 +16,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 def interruption(error: KeyboardInterrupt) -> tuple[str, int]:
-    """What ended a command, in a word, and the exit code by which a shell tells of it."""
+    """What ended a command, in a word, and the exit code by which a shell reports it."""
     terminated = isinstance(error, _Terminated)
     return "terminated" if terminated else "interrupted", 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""The files that commands write: what is wrong with them is told before anything runs, and none is left half done."""
+"""The files that commands write: problems are reported before anything runs, and none is left half done."""
 
 from __future__ import annotations
 

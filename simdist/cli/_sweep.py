@@ -1,4 +1,4 @@
-"""`simdist sweep`: crash a scenario at every moment, and tell where it does not come back."""
+"""`simdist sweep`: crash a scenario at every moment, and report where it does not come back."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class DeviceModel:
 
 
 # From NVIDIA's data sheets of the SXM modules: dense figures of tensor cores (of TF32's in none: torch multiplies
-# matrices of float32 in full precision unless it is told otherwise), memory, and half of what PCIe moves both ways. A
+# matrices of float32 in full precision unless a flag says otherwise), memory, and half of what PCIe moves both ways. A
 # launch is in no data sheet.
 DEVICE_MODELS: Mapping[str, DeviceModel] = {
     "a100": DeviceModel(

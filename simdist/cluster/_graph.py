@@ -89,9 +89,9 @@ class Cluster:
     Each host has `devices_per_host` virtual CUDA devices of `device_memory_bytes` each, which its ranks find as
     "cuda:0" and so on; "ranks" is one for each rank on the host. By default there are none, unless the world's backend
     is "nccl": a program that asks whether there is CUDA goes on as on the machine that simulates it, and would take
-    another path if there were; one that insists is told how to have some. What a device computes takes no time,
-    unless there is a `device_model`, which may be the name of one: "a100", "h100". NCCL adds up and costs what one
-    ring over all ranks does, or with an `nccl` model what it would choose itself.
+    another path if there were; the error of one that insists says how to have some. What a device computes takes no
+    time, unless there is a `device_model`, which may be the name of one: "a100", "h100". NCCL adds up and costs what
+    one ring over all ranks does, or with an `nccl` model what it would choose itself.
 
     With a `jitter` times vary under the policies that draw.
 

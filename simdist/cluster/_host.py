@@ -1,8 +1,8 @@
 """Hosts with lives: a machine goes down with everything that runs on it, and comes back empty.
 
-A host that loses power says goodbye to nobody. Its processes are gone at once, but no packet tells their peers: to them
-the host is as silent as behind a cut cable. Only when it is up again does it answer what still arrives for connections
-that it no longer knows, and the peers find them closed.
+A host that loses power says goodbye to nobody. Its processes are gone at once, but no packet informs their peers: to
+them the host is as silent as behind a cut cable. Only when it is up again does it answer what still arrives for
+connections that it no longer knows, and the peers find them closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Resident(Protocol):
 class Host:
     """A machine of a cluster while a world lives.
 
-    `life` counts how often it has come back. `listeners` are told, with the host, when it has gone down or is up again.
+    `life` counts how often it has come back. `listeners` are called with the host when it has gone down or is up again.
 
     Example:
         >>> host = Host("host1", ranks=[2, 3], network=network)

@@ -2,7 +2,7 @@
 
 Two readings of a cluster's graph. By default every rank has its costs to itself: one interface for what goes to other
 hosts and one for its own host, each out and in, as wide as the path that a message takes; the edges of the graph only
-tell latency and bandwidth of the paths. That is what a calibration measures, with all ranks busy at once. In a cluster
+show latency and bandwidth of the paths. That is what a calibration measures, with all ranks busy at once. In a cluster
 with `shared_links` every edge is a wire each way, which all messages over it share, and every node that has a bandwidth
 (the bus of a host, the backplane of a switch) takes all that passes through it.
 """

@@ -126,9 +126,9 @@ class Network:
         self._delays: list[_Delay] = []
         self._limits: list[_Limit] = []
         self._barriers: list[_Cut | _Hold] = []
-        # True once any condition was added: closed forms no longer tell the whole story. Hot: so a plain attribute.
+        # True once any condition was added: closed forms no longer hold. Hot: so a plain attribute.
         self.disturbed = False
-        self.listeners: list[Callable[[], None]] = []  # told when a condition comes or goes
+        self.listeners: list[Callable[[], None]] = []  # called when a condition begins or ends
 
     # -- flows -------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Network:
     ) -> Flow:
         """Bytes whose messages somebody follows, as things stand until `end_ns`; `retime` says when that changes.
 
-        `asks` tells what they have on which links now, and until when. `pace` is how fast they went before.
+        `asks` says what they have on which links now, and until when. `pace` is how fast they went before.
         """
         clock = self.clock
         assert clock is not None
@@ -206,7 +206,7 @@ class Network:
         self._set_timer()
 
     def close(self) -> None:
-        """The world is over: forget everyone who wanted to be told of anything."""
+        """The world is over: forget all listeners."""
         self.listeners.clear()
         self.clock = self._timer = self._timer_ns = None
         self._wires = Wires()

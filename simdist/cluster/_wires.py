@@ -1,7 +1,7 @@
 """Flows that share links: who goes how fast from when on, and when each ends.
 
 A plain state machine: flows in, and at each moment that it names (`due_ns`) those whose speed has changed. `Network`
-does the waiting, and the owners of the flows act on what they are told.
+does the waiting, and the owners of the flows act on that.
 
 A flow waits for its latency without using anything, moves its bytes from `entry_ns` on, and is over at `end_ns`; that
 is when it ends as far as is known. Only others make it end at another time, so:
@@ -19,8 +19,8 @@ which they came.
 
 There are two kinds of flows. One knows its bytes: what is left of them decides when it ends. The other is *followed*:
 someone works out message by message what becomes of it, says what it has on which links at a moment and until when
-(`asks`), is told its speeds, and says when it ends. All its messages have the speed of the slowest of them: that is the
-one approximation here. It errs towards contention, and only where some of its links are shared and others are not.
+(`asks`), is given its speeds, and says when it ends. All its messages have the speed of the slowest of them: that is
+the one approximation here. It errs towards contention, and only where some of its links are shared and others are not.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class ResumeDifference:
     """What first differs from the uninterrupted run after a crash before optimizer step `crash`, counted from 0.
 
     `name` is what: "batch", "loss", "option lr", "state exp_avg of weight", "parameter weight", "generator of torch".
-    `step` is the step of the uninterrupted run; None where no step can be told.
+    `step` is the step of the uninterrupted run; None where no step is known.
     """
 
     crash: int

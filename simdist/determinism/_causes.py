@@ -1,4 +1,4 @@
-"""What it probably is that made a line do something else: told from what is written there, and what came out."""
+"""The probable cause of a line that did something else: from what is written there, and what came out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNKNOWN = ("not known: the line does something else although what it reads is t
 
 
 def cause_of(origin: Origin, threads: tuple[str, ...], *, other_process: bool) -> Cause:
-    """The cause that `origin` tells of. `other_process`: only one of the two runs was in a fresh process."""
+    """The cause that `origin` shows. `other_process`: only one of the two runs was in a fresh process."""
     step = origin.one
     statement = statement_at(step.file, step.line)
     one, other = origin.values
@@ -68,7 +68,7 @@ def cause_of_file(file: str, line: int, rank: int, values: tuple[str, str]) -> C
 
 
 def _from_outside(statement: Statement, threads: tuple[str, ...]) -> tuple[str, str]:
-    """Nothing in the trace has written it: what the line calls may tell, or a thread that runs beside the ranks."""
+    """Nothing in the trace has written it: what the line calls may show it, or a thread that runs beside the ranks."""
     return suspect(statement) or (_THREAD if threads else _UNKNOWN)
 
 

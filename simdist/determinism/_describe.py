@@ -47,7 +47,7 @@ def describe(value: object) -> str:
     """The value in at most 160 letters; never raises."""
     try:
         text = _words(value, _DEPTH)
-    except Exception as error:  # a user's property, a tensor without data: nothing to tell, and no reason to stop
+    except Exception as error:  # a user's property, a tensor without data: nothing to report, and no reason to stop
         text = f"<{type(value).__name__}: {type(error).__name__}>"
     if len(text) > _TEXT:
         return f"{text[: _TEXT - 24]}... #{_crc(text)}~{_crc(plain(text))}"

@@ -49,7 +49,7 @@ class Origin:
 
 
 def origin_of(one: Recording, other: Recording, difference: Difference) -> Origin | None:
-    """Where the difference began; None if the traces do not tell."""
+    """Where the difference began; None if the traces do not show it."""
     found = []
     for rank, step in _criteria(one, difference):
         for key in (key for key in one.traces if key[1] == rank and key[0] in (difference.world, -1)):

@@ -10,7 +10,7 @@ from simdist.determinism._source import Statement
 
 __all__ = ["makes_set", "suspect"]
 
-# Kind, the names or the ends of dotted names that tell it, advice; the first that fits.
+# Kind, the names or the ends of dotted names that show it, advice; the first that fits.
 _CALLS: tuple[tuple[str, str, str], ...] = (
     ("id()", r"id", "an object's address differs in each process; use a number or a name of your own"),
     ("hash()", r"hash|__hash__", "the hash of text differs in each process; use zlib.crc32 or hashlib"),

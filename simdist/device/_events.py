@@ -1,4 +1,4 @@
-"""What devices tell of on the bus."""
+"""What devices report on the bus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StreamRaced"]
 
 @dataclass(frozen=True, slots=True)
 class StreamRaced:
-    """Told: a stream uses memory while another may still be at work on it; told in worlds that look for it.
+    """Reported: a stream uses memory while another may still be at work on it; only in worlds that look for it.
 
     `use` and `other` are what the two do ("mul writes it on stream 7 of cuda:0"), the other first; `where` and
     `against` are their lines, empty if they are not the program's; `cure` is what puts them in order.

@@ -66,7 +66,7 @@ class Place:
 
 
 class _RecordedBlock(Block):
-    """A block that tells the history when it goes."""
+    """A block that reports to the history when it goes."""
 
     __slots__ = ()
 

@@ -58,7 +58,7 @@ class DeviceState:
         core()
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
-        self._judged = judged  # they are told of
+        self._judged = judged  # they are reported
         self._model = cluster.device_model  # what computing takes
         self._varies = 0.0 if cluster.jitter is None else cluster.jitter.compute
         self._patches = Patches()

@@ -3,7 +3,7 @@
 Each stream of a process has a vector clock: of every stream, how many of its kernels are surely over. Waiting for an
 event, for a stream or for a work takes over what the other knew; to synchronise gives it to the host, and so to all
 that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
-one that uses it without being ordered after them is refused in a strict world, with both lines, and told of in another
+one that uses it without being ordered after them is refused in a strict world, with both lines, and reported in another
 (`StreamRaced`), where a judge looks for races.
 
 Memory that is freed goes to what its own stream allocates next, as torch's caching allocator does it (torch 2.13, the
@@ -71,7 +71,7 @@ class Uses:
 
 
 class Races:
-    """The clocks of one process. `refuses` a race, or tells of it."""
+    """The clocks of one process. `refuses` a race, or reports it."""
 
     def __init__(self, process: SimProcess, *, refuses: bool) -> None:
         self._process = process
@@ -251,7 +251,7 @@ def _used(what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], made: Se
 
 
 def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:
-    """A kernel that also tells what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
+    """A kernel that also reports what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = schema_of(op)
     if schema.name == "aten::record_stream":
         return _keeping

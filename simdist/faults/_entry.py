@@ -37,7 +37,7 @@ class Entry:
     lifted: bool = False
     lifted_ns: int = 0  # when it was
     in_play: bool = False  # `arm` was called; never for a rank's fault, which is watched for instead
-    over: bool = False  # its end was told
+    over: bool = False  # its end was reported
     struck_ns: list[int] = field(default_factory=list)
     ended: list[tuple[int, int, str]] = field(default_factory=list)  # rank, life, and what became of it
     conditions: list[Condition] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Entry:
         self.say(self.fault.ends(), -1 if rank is None else rank)
 
     def say(self, text: str, rank: int, life: int = 0) -> None:
-        """Add an event that tells of the fault."""
+        """Add an event for the fault."""
         self.injector.said += 1
         self.injector.simulation.bus.record(fault_reported(self.now_ns, rank, self.fault.kind, text, life))
 

@@ -14,7 +14,7 @@ simulation and on a real machine, and what is said of it. Users write their own 
 
 Invariants: a fault is frozen and holds plain data, so that it can be shown, compared, written into a file's words and
 sent to real processes; all that changes during a run lives in the injector or in the real rank. Faults of a run are
-told apart by identity, not by equality: two equal descriptions are two faults.
+distinguished by identity, not by equality: two equal descriptions are two faults.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Fault:
         >>> class Grumble(Fault):
         ...     at_ns: int = 0
         ...     def arm(self, stage):
-        ...         stage.call_at(self.at_ns, stage.tell)
+        ...         stage.call_at(self.at_ns, stage.report)
         >>> result = simdist.run(lambda: time.sleep(1), world_size=2, faults=[Grumble(at_ns=5_000_000)])
         >>> result.faults[0].struck_ns
         (5000000,)
@@ -109,7 +109,7 @@ class Fault:
         cls.kind = kind_name(cls.__name__)
 
     def __post_init__(self) -> None:
-        # Numbers of numpy become Python's, lists tuples; what does not fit stays, and is told with the problems.
+        # Numbers of numpy become Python's, lists tuples; what does not fit stays, and is reported with the problems.
         for name, each in fields_of(type(self)).items():
             value = getattr(self, name)
             if value is not each.default:
@@ -205,7 +205,7 @@ class Fault:
     def arm(self, stage: Stage) -> None:
         """Come into play in a simulation: at its start, when somebody brings the fault in, or after another fault.
 
-        What `stage` sets up ends when the fault is lifted. The fault has struck when it says so, by `stage.tell`.
+        What `stage` sets up ends when the fault is lifted. The fault has struck when it says so, by `stage.report`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no arm(self, stage)")
 
@@ -228,12 +228,12 @@ class Fault:
         return frozenset() if self.target is None else frozenset({self.target})
 
     def begins(self) -> str:
-        """What is told when it strikes or begins."""
+        """The text of the event when it strikes or begins."""
         words = self.kind.replace("_", " ")
         return words if self.target is None else f"{words} strikes rank {self.target}"
 
     def ends(self) -> str:
-        """What is told when it is over; "" for a fault that has no end."""
+        """The text of the event when it is over; "" for a fault that has no end."""
         return ""
 
     @property
@@ -248,7 +248,7 @@ def _same(value: object, default: object) -> bool:
 
 
 def _marked(fault: Fault, marks: dict[str, str]) -> Fault:
-    """The fault, with what is no field of it: `words` to tell of it by, the `folder` that its module is found from."""
+    """The fault, with what is no field of it: `words` to report it by, the `folder` that its module is found from."""
     object.__setattr__(fault, "_marked", marks)
     return fault
 

@@ -38,7 +38,7 @@ __all__ += ["Field", "Life", "Offset", "Rank", "Share", "fields_of", "file_key",
 
 @dataclass(frozen=True, slots=True)
 class Rank(Whole):
-    """A rank; whether the world has it is told with the problems of the fault."""
+    """A rank; whether the world has it is reported with the problems of the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Anything(Spec):
 RANK = Rank()
 MOMENT = Maybe(Duration())
 DELAY = Duration()
-PERIOD = Maybe(Duration())  # that it is more than nothing is told with the problems of the fault
+PERIOD = Maybe(Duration())  # that it is more than nothing is reported with the problems of the fault
 COUNT = Maybe(Whole())  # likewise
 STEP = Maybe(Whole())  # likewise
 OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE, STORE), noun="operation"))

@@ -52,7 +52,7 @@ class _Stop:
 
 
 class Injector:
-    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` tells who struck.
+    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` says who struck.
 
     `lose_store` ends the launcher's store, and `let_store_run` stops it (False) or lets it go on; `seed` is what faults
     draw from; `has_devices` says that the world has virtual ones.
@@ -243,7 +243,7 @@ class Injector:
         self._judge(StoreRequested, self._on_request)
 
     def _judge(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
-        # Others may be judges too, so what the bus wants does not tell whether this one is.
+        # Others may be judges too, so what the bus wants does not show whether this one is.
         if kind not in self._judging:
             self._judging[kind] = None
             self.simulation.bus.intercept(kind, judge)

@@ -35,7 +35,7 @@ class LastingFault(Fault):
         return self.start_ns <= now_ns and (self.until_ns is None or now_ns < self.until_ns)
 
     def arm(self, stage: Stage) -> None:
-        """Lay it on from its start, and tell of it then; what has happened is not rewritten."""
+        """Lay it on from its start, and report it then; what has happened is not rewritten."""
         origin_ns = stage.origin_ns
         start_ns = max(origin_ns + self.start_ns, stage.now_ns)
         until_ns = None if self.until_ns is None else origin_ns + self.until_ns

@@ -4,7 +4,7 @@ They are rules laid on the network, and no judges on the bus, because a link is 
 A collective in trouble is worked out ahead, message by message, and anew whenever something changes: each time for the
 latency of a message that would leave at some later moment, and from when it gets through. An announcement happens once,
 at the moment of its effect, and a verdict may draw, count or kill. A rule is a pure function of two ranks and a moment:
-it may be asked any number of times, and the network tells its listeners when its answers change. A network without
+it may be asked any number of times, and the network calls its listeners when its answers change. A network without
 rules is never asked, so that what goes well stays one flow with one timer.
 """
 

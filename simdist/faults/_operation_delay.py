@@ -57,7 +57,7 @@ class OperationDelay(LastingFault):
         stage.delay_operations(lateness_ns)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """Only that nobody tells a real rank when a fault elsewhere has struck."""
+        """Only that a real rank does not hear when a fault elsewhere has struck."""
         return "" if self.after is None else "on real processes only faults of ranks come after others"
 
     def ends(self) -> str:

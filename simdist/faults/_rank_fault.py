@@ -59,7 +59,7 @@ class RankFault(Fault):
     may_repeat: ClassVar[bool] = True  # it can strike twice in one life
     # Where the rank is struck, it may not come into the operation: real peers then wait at theirs until they know.
     may_keep_out: ClassVar[bool] = True
-    drops: ClassVar[bool] = False  # the effect that it strikes is told as done, and is not
+    drops: ClassVar[bool] = False  # the effect that it strikes is reported as done, and is not
 
     rank: Annotated[int, RANK]
     at_ns: Annotated[int | None, MOMENT] = None
@@ -74,7 +74,7 @@ class RankFault(Fault):
     probability: Annotated[float | None, PROBABILITY] = None
 
     def strike(self, rank: StruckRank) -> None:
-        """Strike, in a simulation or on a real rank; the run's events have told of it.
+        """Strike, in a simulation or on a real rank; the run's events have reported it.
 
         On a trigger with a time this is no code of the rank's; else the rank's own thread runs it.
         """

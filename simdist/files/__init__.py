@@ -25,8 +25,8 @@ Nothing of this is installed in a world without a disk, and in one with a disk p
 
 Open `_mounted.py` first: how an effect is processed. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the
 functions of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a
-path leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code tells the system, `_left.py` what a
-crash has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced,
+path leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code asks of the system, `_left.py` what
+a crash has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced,
 `_clients.py` what each host sees of a shared disk, `_old_times.py` which times of files a crash brings back. Stores to
 a mapping are noticed when it is flushed.
 """

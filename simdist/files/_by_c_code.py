@@ -1,4 +1,4 @@
-"""What libraries' own C code tells the system of its files: SQLite, LMDB and others that sync for themselves.
+"""What libraries' own C code asks the system to do with its files: SQLite, LMDB and others that sync for themselves.
 
 The calls of libraries that know how to sync are led here, and those that ranks look up by `ctypes`. When they sync,
 what they and others have changed is taken in first, then the file is durable, as if Python code had called `os.fsync`.

@@ -302,7 +302,7 @@ def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_r
 
 
 def _served(found: Spot, said: os.stat_result) -> os.stat_result:
-    """What the rank's host is told of a file that another one writes: the size that the server knows."""
+    """What the rank's host knows of a file that another one writes: the size that the server knows."""
     clients = found.disk.clients
     inode = found.disk.find(found.place) if clients is not None and found.place else None
     data = None if clients is None or inode is None else clients.served(found.process, inode)

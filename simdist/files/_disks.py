@@ -20,7 +20,7 @@ __all__ = ["Disks"]
 class Disks:
     """All disks of a mount.
 
-    `leave` flushes the files of a process that ends by itself, `watch` has looks of ranks told.
+    `leave` flushes the files of a process that ends by itself, `watch` has looks of ranks reported.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Disks:
     def note_looks(self) -> Looks | None:
         """Note from now on who looks at which of the files that there are, until the world ends.
 
-        None where it can't be noted: the system does not tell, effects take time, in which others could look, or hosts
-        see what is on the disk each in its own way.
+        None where it can't be noted: the system does not report it, effects take time, in which others could look, or
+        hosts see what is on the disk each in its own way.
         """
         if self.has_clients or any(disk.takes_time for disk in self):
             return None

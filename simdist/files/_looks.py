@@ -1,8 +1,8 @@
 """Which files have been overwritten before anybody looked at them, since somebody has begun to note it.
 
-What such a file held can have made no difference to anybody. A file is looked at by what opens it, C code and
-other programs included (the system tells, by inotify), and by `os.stat`, `os.scandir`, a rename or a link on a rank; it
-is overwritten when it is emptied, replaced or removed by a call that can be seen. Whatever else happens to a file
+What such a file held can have made no difference to anybody. A file is looked at by what opens it, C code and other
+programs included (the system reports them, by inotify), and by `os.stat`, `os.scandir`, a rename or a link on a rank;
+it is overwritten when it is emptied, replaced or removed by a call that can be seen. Whatever else happens to a file
 counts as a look. Not noticed is C code that asks for the size of a file which it does not open.
 """
 
@@ -28,7 +28,7 @@ class Looks:
     """Notes from now on. `files` are the real files that there are, each with the name that it goes by.
 
     Raises:
-        OSError: the system tells nobody who opens files.
+        OSError: the system does not report who opens files.
     """
 
     def __init__(self, files: Iterable[tuple[str, str]]) -> None:
@@ -38,7 +38,7 @@ class Looks:
 
     @staticmethod
     def end() -> None:
-        """Nobody notes anything any more: have the system tell nothing."""
+        """Nobody notes anything any more: have the system report nothing."""
         global _inotify
         if _inotify >= 0:
             original(os.close)(_inotify)

@@ -1,7 +1,7 @@
 """A disk of a world: the real folder, the model of what is durable, and how an effect is processed.
 
 Every change that a rank makes goes through `MountedDisk.change`: it is announced, delayed and struck like any other
-effect, done to the real file, then told to the model and recorded.
+effect, done to the real file, then to the model, and recorded.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class MountedDisk(WatchedFolder):
     ) -> _T | None:
         """Change the disk: announce it, let time pass, do it. What `act` returns, or None if a verdict drops it.
 
-        `act` does it to the real file and tells the model; called with 0.5, it does half of it. `waits_for` are bytes
+        `act` does it to the real file and to the model; called with 0.5, it does half of it. `waits_for` are bytes
         that have to be written first. `takes` is what else a verdict may want of it; see `carry_out`.
         """
         simulation = self._simulation

@@ -52,7 +52,7 @@ class DiskFile(io.FileIO):
         return self._opened.cut_off
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write, and tell the disk."""
+        """Write, and inform the disk."""
         opened = self._opened
         content = bytes(data)
         if opened.cut_off:
@@ -61,7 +61,7 @@ class DiskFile(io.FileIO):
         return self._disk.write(opened, offset, content, super().write)
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the size, and tell the disk."""
+        """Set the size, and inform the disk."""
         opened = self._opened
         wanted = self.tell() if size is None else size
         if opened.cut_off:
@@ -71,7 +71,7 @@ class DiskFile(io.FileIO):
         return wanted
 
     def close(self) -> None:
-        """Close, and tell the disk."""
+        """Close, and inform the disk."""
         if not self.closed and self._closefd:
             number = self.fileno()
             if self._disk.open.get(number) is self._opened:

@@ -1,6 +1,6 @@
 """A real folder and the model of what is durable of it, kept in step.
 
-What ranks do is told by `MountedDisk`. What code has changed that can't be seen is found by looking at the file before
+`MountedDisk` reports what ranks do. What code has changed that can't be seen is found by looking at the file before
 the model has to know it (`look`), and is recorded as "unseen".
 """
 
@@ -40,7 +40,7 @@ class WatchedFolder:
         self.device = os.stat(self.folder).st_dev
 
     def shown(self, place: str) -> str:
-        """A place as records tell of it."""
+        """A place as records name it."""
         return f"{self.owner}:{place}" if self.owner else place
 
     def real(self, place: str) -> str:

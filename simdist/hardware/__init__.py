@@ -7,7 +7,7 @@
     worker or torch's watchdog -> `_flight` (torch's own record) -> `compare/_match` (do both agree?) -> `_dumps`
 
 A real run leaves the same `RunResult` as a simulated one, with real time in place of virtual time, so oracles, traces
-and figures serve both. `compare/_parity` compares the two. The processes of a run tell each other where they are
+and figures serve both. `compare/_parity` compares the two. The processes of a run report to each other where they are
 through the `Board`, a small server in the process that launched them: it lets every rank begin at one instant, lets a
 fault strike while all peers are inside an operation, and keeps the agent from stopping survivors where the scenario has
 no restarts.

@@ -1,4 +1,4 @@
-"""Where the processes of a real run tell each other how far they are, and wait for each other.
+"""Where the processes of a real run report to each other how far they are, and wait for each other.
 
 A server in the launching process, one thread for each client; a request is a tuple of a method's name and its
 arguments, the answer what it returned. Every wait has a limit, and a wait whose limit has passed answers so.

@@ -27,7 +27,7 @@ Frame = tuple[str, int, str]  # file, line, function
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One operation as torch recorded it. Times are nanoseconds since the run began, None if torch does not tell.
+    """One operation as torch recorded it. Times are nanoseconds since the run began, None if torch does not say.
 
     `op` is torch's name without the backend, such as "_all_gather_base"; `sequence` counts the collectives, or the
     messages, of the group from 1. A start or an end is when a thread of torch's noticed it, up to 100 ms late; the

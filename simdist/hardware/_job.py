@@ -1,4 +1,4 @@
-"""What the processes of a real run are told: plain data, pickled into the run's folder."""
+"""The orders of the processes of a real run: plain data, pickled into the run's folder."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def main(parent: int, prefix: str) -> None:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # the pipe tells of them
+        signal.signal(number, lambda *_: None)  # the pipe reports them
     adopt_orphans()
     channel = socket.socket(fileno=0)
     started: list[int] = []

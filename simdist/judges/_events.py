@@ -1,4 +1,4 @@
-"""What judges are told of a program: optimizers that step, models that are wrapped, loaders that hand out samples.
+"""What judges hear of a program: optimizers that step, models that are wrapped, loaders that hand out samples.
 
 The bus carries them as it carries everything else; they are made only while a judge listens to their kind.
 """
@@ -24,10 +24,10 @@ __all__ += ["OptimizerBegins", "OptimizerStepped"]
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OptimizerBegins:
-    """Told: a rank is about to take an optimizer's step `number`, counted from 0.
+    """Reported: a rank is about to take an optimizer's step `number`, counted from 0.
 
     `index` counts the optimizers of the rank, in the order of their first steps. An optimizer that steps inside
-    another's step is a part of it, and not told. `where` is the line of the program.
+    another's step is a part of it, and not reported. `where` is the line of the program.
     """
 
     process: SimProcess
@@ -39,7 +39,7 @@ class OptimizerBegins:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OptimizerStepped:
-    """Told: the step is done. The fields are those of `OptimizerBegins`."""
+    """Reported: the step is done. The fields are those of `OptimizerBegins`."""
 
     process: SimProcess
     optimizer: Optimizer
@@ -50,7 +50,7 @@ class OptimizerStepped:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class BackwardCalled:
-    """Told: a rank is about to go backward from these tensors, such as its loss, or from edges of their graph."""
+    """Reported: a rank is about to go backward from these tensors, such as its loss, or from edges of their graph."""
 
     process: SimProcess
     tensors: Sequence[torch.Tensor]
@@ -60,7 +60,7 @@ class BackwardCalled:
 
 @dataclass(frozen=True, slots=True)
 class ModelWrapped:
-    """Told: a rank has made a `DistributedDataParallel`."""
+    """Reported: a rank has made a `DistributedDataParallel`."""
 
     process: SimProcess
     model: DistributedDataParallel
@@ -69,7 +69,7 @@ class ModelWrapped:
 
 @dataclass(frozen=True, slots=True)
 class FileUsed:
-    """Told: a rank, or a child process of it, has used the file at the absolute `path`, which it calls `name`.
+    """Reported: a rank, or a child process of it, has used the file at the absolute `path`, which it calls `name`.
 
     `use` is how: it was opened ("open" changes nothing yet, "create" makes it exclusively, or a folder), renamed from
     `path` to `to`, removed, looked for ("seen", or "missed": it was not there), or locked; then `path` stands for the
@@ -86,7 +86,7 @@ class FileUsed:
 
 @dataclass(frozen=True, slots=True)
 class LoaderBegan:
-    """Told: a rank begins to iterate over a `DataLoader`.
+    """Reported: a rank begins to iterate over a `DataLoader`.
 
     `number` counts what the rank iterates over, and stands for this iteration in later events.
     """
@@ -99,7 +99,7 @@ class LoaderBegan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDrawn:
-    """Told: the sampler of a loader has handed out the indices of the next batch."""
+    """Reported: the sampler of a loader has handed out the indices of the next batch."""
 
     process: SimProcess
     number: int
@@ -108,7 +108,7 @@ class BatchDrawn:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Told: a rank has got a batch from a loader."""
+    """Reported: a rank has got a batch from a loader."""
 
     process: SimProcess
     number: int
@@ -117,7 +117,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class LoaderEnded:
-    """Told: a rank has got the last batch, and asked for another."""
+    """Reported: a rank has got the last batch, and asked for another."""
 
     process: SimProcess
     number: int

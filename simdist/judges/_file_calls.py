@@ -1,7 +1,7 @@
-"""What ranks do with files, told where Python's own functions pass: `open`, `os`, `fcntl` and `torch.save`.
+"""What ranks do with files, reported by Python's own functions: `open`, `os`, `fcntl` and `torch.save`.
 
 Wrapped are the names in their modules, for the length of a world with a judge of files; a simulated disk below stays as
-it is. Not told: C code that opens files itself (safetensors, mmap), and functions that a program took before.
+it is. Not reported: C code that opens files itself (safetensors, mmap), and functions that a program took before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 
 def wrap_files(patches: Patches) -> None:
-    """Have `FileUsed` told until the patches are undone."""
+    """Have `FileUsed` reported until the patches are undone."""
     for owner in (builtins, io):
         patches.wrap(owner, "open", _opening)
     patches.wrap(os, "open", _opening_descriptor)

@@ -63,7 +63,7 @@ class Instruments:
         self._placed: set[Callable[[], None]] = set()
 
     def prepare(self, kind: type) -> None:
-        """See to it that events of this kind are told."""
+        """Have events of this kind reported."""
         place = {
             OptimizerBegins: self._hook_optimizers,
             OptimizerStepped: self._hook_optimizers,
@@ -288,7 +288,7 @@ def _reporting_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
 def hear_of_files(bus: Bus, listener: Callable[[FileUsed], None]) -> Callable[[], None]:
     """Tell `listener` of every file that a rank uses; what is returned ends that."""
     instruments = Instruments()
-    if not bus.hears(FileUsed):  # otherwise a judge has them told
+    if not bus.hears(FileUsed):  # otherwise a judge has them reported
         instruments.prepare(FileUsed)
     end = bus.listen(FileUsed, listener)
 

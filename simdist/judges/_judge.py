@@ -94,7 +94,7 @@ class Hearing:
         self._at_end: list[Callable[[Ending], None]] = []
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> None:
-        """Call `listener` for every event of the type `kind`: those of `simdist.judges`, and all that the bus tells."""
+        """Call `listener` for every event of the type `kind`, of `simdist.judges` or reported on the bus."""
         self._prepare(kind)
         self._ends.append(self._bus.listen(kind, listener))
 

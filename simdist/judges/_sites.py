@@ -46,5 +46,5 @@ def forget_sites() -> None:
 
 
 def calling_site() -> str:
-    """`site_of` the program that has called what tells of an event."""
+    """`site_of` the program that has called what reports an event."""
     return site_of(sys._getframe(1))

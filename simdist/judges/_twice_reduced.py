@@ -5,7 +5,7 @@ and multiplies by the number of ranks where it adds up: the training goes on wit
 equal, so nothing else notices.
 
 Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognised. In-place sums are
-told by their memory, so that one over a bucket of several gradients counts for each of them.
+known by their memory, so that one over a bucket of several gradients counts for each of them.
 """
 
 from __future__ import annotations

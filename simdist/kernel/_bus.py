@@ -2,8 +2,8 @@
 
 *Judges* are asked before an effect: the layer that causes it announces a typed event and acts on the verdict. Nobody
 changes an event; those that a training makes at each step are not frozen, for that takes five times as long to make.
-Every judge is asked, so that each can count what it sees, and what they say is added up. *Listeners* are told
-afterwards, in the order in which they came, on the thread that tells. There are two kinds of what they are told:
+Every judge is asked, so that each can count what it sees, and what they say is added up. *Listeners* are called
+afterwards, in the order in which they came, on the thread that reports. They hear of two kinds:
 records of `simdist.records`, which the log keeps, and events, which carry what lives only now (a process, a work) and
 are nobody's to keep.
 
@@ -43,9 +43,9 @@ class Verdict:
     `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
     that causes it; `error` is raised in its place, after a delay and a strike before it. `change` is given what the
     effect carries (the bytes of a write, the tensors that an operation reads) and returns what it carries instead;
-    `change_result` likewise what the effect leaves there, once it is done (the tensors that an operation fills).
-    With `drop` nothing is done, and its program is told that it was. `part_bytes` is how much of a write is done: its
-    program is told so, unless it is struck "during" (then None is half of it).
+    `change_result` likewise what the effect leaves there, once it is done (the tensors that an operation fills). With
+    `drop` nothing is done, and its program gets the answer that it was. `part_bytes` is how much of a write is done:
+    its program is answered so, unless it is struck "during" (then None is half of it).
 
     An effect takes what it can: asked for more, it fails with a `SimdistError` that says so.
     """

@@ -1,6 +1,6 @@
 """A policy that follows a list: at each choice among several tasks, which of them goes first.
 
-A search writes such lists. It gives a *guide*, which chooses where the list has ended, and is told what each task
+A search writes such lists. It gives a *guide*, which chooses where the list has ended, and hears what each task
 *touches* on its turn: what other ranks may see or change. Requests to stores, and messages to a receiver of any source,
 take no time, so that their order is that of the turns.
 """

@@ -96,7 +96,7 @@ class Task:
         self.error: BaseException | None = None  # what escaped from `function`; the layer above catches its own
 
     def expire(self) -> None:
-        """The deadline of a parked task expired: wake it; `Simulation.park` tells it so."""
+        """The deadline of a parked task expired: wake it; `Simulation.park` returns that."""
         self.deadline_ns = -1
         self.simulation.wake(self)
 

@@ -55,7 +55,7 @@ def _wait_and_run(turns: Turns, task: Task) -> None:
 
 @functools.lru_cache(maxsize=8192)
 def _first_function(name: str) -> Callable[[Turns, Task], None]:
-    """The function of a task's thread, called as the task is, so that stacks of all threads tell whose is whose."""
+    """The function of a task's thread, called as the task is, so that stacks of all threads show whose is whose."""
     function: Callable[[Turns, Task], None] = named(_run, name)
     return function
 
@@ -118,7 +118,7 @@ class Turns(Timetable):
         super().__init__()
         self._ready: Policy = FifoPolicy() if policy is None else policy
         self.policy = self._ready  # for what asks it beside who goes next
-        self.gathers = self._ready.touch is not None  # the policy chooses among all, and is told what they touch
+        self.gathers = self._ready.touch is not None  # the policy chooses among all, and hears what they touch
         self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
         self._on_switch: Callable[[Any, Any], None] | None = on_switch
         # Of a lock that is held while the world runs; the end of the world releases it.

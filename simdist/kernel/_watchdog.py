@@ -1,4 +1,4 @@
-"""The host's thread while the world runs: it waits, tells progress, and is the net under tasks that really block.
+"""The host's thread while the world runs: it waits, reports progress, and is the net under tasks that really block.
 
 A task that has the baton and gives it to nobody is either *blocked*, in something that the simulation does not know:
 its thread uses no processor time, and `stall_s` of that are enough. Or it *computes*: that is no fault, and it may for
@@ -92,7 +92,7 @@ class Watchdog:
 
 
 def processor_seconds(task: Task) -> float:
-    """The processor time of the task's thread; 0 where the system does not tell, or the thread is gone."""
+    """The processor time of the task's thread; 0 where the system does not say, or the thread is gone."""
     if _read_clock is None or not task.native_ident:
         return 0.0
     try:

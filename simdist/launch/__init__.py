@@ -2,7 +2,7 @@
 
     words -> `_options` (torchrun's own parser, and ours) -> Launch -> `_run` (a world) -> RunResult -> `_failures`
 
-Every node and every worker is simulated in this process: what torchrun would be told on each node is said once. The
+Every node and every worker is simulated in this process: what torchrun would get on each node is said once. The
 script runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that
 restarts workers and forms a new group from the nodes that are left (`simdist.world._agent`).
 

@@ -1,4 +1,4 @@
-"""torchrun's command line and ours, from words to a `Launch`, everything that is wrong with it told at once."""
+"""torchrun's command line and ours, from words to a `Launch`, with all problems reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process announces before it goes on, and tells of."""
+"""What a process announces before it goes on, and what it reports."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class PointReached:
 
 @dataclass(frozen=True, slots=True)
 class RankBegan:
-    """Told: a rank is about to call the user's function; on the rank's own thread."""
+    """Reported: a rank is about to call the user's function; on the rank's own thread."""
 
     process: SimProcess
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadBegan:
-    """Told: a thread of a rank, `parent`, has started another one."""
+    """Reported: a thread of a rank, `parent`, has started another one."""
 
     parent: Task
     task: Task
@@ -45,7 +45,7 @@ class ThreadBegan:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Told: a thread of a rank has taken `thing`, or (`gives`) given it back for others.
+    """Reported: a thread of a rank has taken `thing`, or (`gives`) given it back for others.
 
     `thing` is a lock, a `SimpleQueue`, of which items are meant, or what stands for the end of a thread, for a pipe, or
     for all sockets of the world, of which bytes are meant.

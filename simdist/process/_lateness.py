@@ -4,10 +4,10 @@ A real wait is never over early and never in time: the system's timer rings when
 thread has to get a core. Here a wait of a thread runs out `LATE_NS` after it is due, always the same; what happens in
 between is in time. That is more than what floats lose, whose steps are 0.24 µs for seconds since 1970.
 
-`time.sleep` is no time-out, and takes exactly as long as it is told to. Two floats may differ by less than that all the
-same, and clocks that were asked several times at one moment are ahead of virtual time (`_clock`). So behind a sleep no
-clock shows less than what it showed before and the length of the sleep together. A calendar that is far ahead is caught
-up with meanwhile: then the sleep takes longer.
+`time.sleep` is no time-out, and takes exactly as long as it is asked to. Two floats may differ by less than that all
+the same, and clocks that were asked several times at one moment are ahead of virtual time (`_clock`). So behind a sleep
+no clock shows less than what it showed before and the length of the sleep together. A calendar that is far ahead is
+caught up with meanwhile: then the sleep takes longer.
 """
 
 from __future__ import annotations

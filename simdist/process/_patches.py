@@ -154,7 +154,7 @@ class _Attribute:
 class _Methods:
     """Methods of a type that Python code can't change: its dictionary is written to behind the read-only view.
 
-    The interpreter is told, as C code that changes a type has to.
+    The interpreter is informed, as by C code that changes a type.
     """
 
     __slots__ = ("_asker", "_names", "_namespace", "_note_change", "_originals", "_owner")

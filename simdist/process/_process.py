@@ -243,7 +243,7 @@ class SimProcess:
             self.simulation.wake(task)
 
     def end(self, status: Status, exit_code: int, exception: BaseException | None = None) -> None:
-        """Mark the process as ended, tell the listeners, and stop its tasks; does nothing to one that has ended.
+        """Mark the process as ended, call the listeners, and stop its tasks; does nothing to one that has ended.
 
         A task of its own that calls this goes on, to its return.
         """

@@ -163,7 +163,7 @@ class Program:
         return self._killed_by or status
 
     def _wait_really(self, *, patient: bool) -> None:
-        """Wait until it has ended, or else with the baton in hand, where the watchdog can tell of it."""
+        """Wait until it has ended, or else with the baton in hand, where the watchdog can report it."""
         began_s, pause_s = original(_real_seconds)(), 0.0005
         if patient and not self._let_others_run():
             return

@@ -6,7 +6,7 @@ fresh process, which seeds them from the operating system: with numbers that are
 and its life, and differ from rank to rank. A forgotten seed shows.
 
 Copying all of it by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
-So a state is saved only if a generator was drawn from, which a look at a few words tells, and set by copying memory.
+So a state is saved only if a generator was drawn from, which a look at a few words shows, and set by copying memory.
 Both are done by what the layer above brings (`Memory`), at each hand-over.
 States are compared by content: ranks that have seeded alike and draw alike pass each other nothing at all.
 

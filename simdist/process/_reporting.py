@@ -1,4 +1,4 @@
-"""Telling what a rank does that nobody can keep apart: it stands in `RunResult.shared_state`."""
+"""Reports of what a rank does that nobody can keep apart: it stands in `RunResult.shared_state`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def reporting(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """What makes a function that tells of each call by a rank: `what` it sets, who and where, and how that ends."""
+    """Makes a function that reports each call by a rank: `what` it sets, who and where, and how that ends."""
 
     def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
@@ -33,7 +33,7 @@ def reporting(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]
 
 
 def report(what: str, frame: FrameType | None, end: str) -> None:
-    """Tell it, if a rank calls."""
+    """Report it, if a rank calls."""
     runtime, process = current_runtime(), current_process()
     if runtime is not None and process is not None:
         runtime.left_behind.stays[f"{what}, set by rank {process.rank}{user_line(frame)}, {end}"] = None

@@ -192,7 +192,7 @@ class Runtime:
         self._python.follow(self.patches, called)
 
     def keep_file_times(self) -> None:
-        """From now on tell ranks virtual times of what they write; called before any has begun."""
+        """From now on give ranks virtual times of what they write; called before any has begun."""
         self._python.keep_file_times(self.patches)
 
     def separate(self, slot: Slot[_T]) -> None:

@@ -1,4 +1,4 @@
-"""Modules of installed libraries that are told something as soon as somebody has imported them, a rank or the host.
+"""Modules of installed libraries that are changed as soon as a rank or the host has imported them.
 
 Each room names the libraries that look behind what a rank is shown (`when_imported`); the layers above add modules of
 torch that few programs import. A world that imports none of them pays for a finder that nobody asks,
@@ -48,7 +48,7 @@ def install(patches: Patches) -> None:
     reported: dict[str, None] = {}
     again = []
     while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in reported]:
-        for name in there:  # one that is told may import others
+        for name in there:  # one that is changed may import others
             reported[name] = None
             if name in _REMEMBERED:
                 again.append(_TOLD[name])

@@ -82,14 +82,14 @@ class StepBegun(Record):
 
 @record("state")
 class StateReported(Record):
-    """The program tells of its state (`simdist.state`): for each tensor its name and a hash, apart by a space."""
+    """The program reports its state (`simdist.state`): for each tensor its name and a hash, apart by a space."""
 
     parts: Annotated[tuple[str, ...], ListOf(Text())]
 
 
 @record("samples")
 class SamplesReported(Record):
-    """The program tells which samples it uses in the present step (`simdist.samples`)."""
+    """The program reports which samples it uses in the present step (`simdist.samples`)."""
 
     epoch: Annotated[int, _NUMBER]
     samples: Annotated[tuple[int, ...], ListOf(Whole())]

@@ -29,7 +29,7 @@ class Stored(Record):
 
 @record("disk")
 class DiskLeft(Record):
-    """A host has lost power: what its disk holds of `path` is not what the host saw; `text` tells the difference."""
+    """A host has lost power: what its disk holds of `path` is not what the host saw; `text` has the difference."""
 
     path: Annotated[str, _TEXT]
     text: Annotated[str, _TEXT]

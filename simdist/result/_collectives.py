@@ -1,6 +1,6 @@
 """Which collectives ranks did not call alike: with arguments that do not fit, or not all of them.
 
-A rank's calls are told apart by group, by how often the group of that name was made anew, and by sequence number: a
+A rank's calls are distinguished by group, by how often the group of that name was made anew, and by sequence number: a
 number that does not grow is the first sign that a program has made its group again. Only a rank's last life counts.
 
 Doubt: an additional call in the middle of a program shows at the end only, where the others have one less, if its

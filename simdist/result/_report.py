@@ -63,7 +63,7 @@ def report_of(
 ) -> Report:
     """The report of a run.
 
-    `first` is the rank to blame, if it is not the one that failed first; `tracebacks` tell where the ranks stand that
+    `first` is the rank to blame, if it is not the one that failed first; `tracebacks` show where the ranks stand that
     hang or were killed; `ended` has the words for how a rank ended.
     """
     first = first_to_fail(result.ranks) if first is None else first

@@ -20,7 +20,7 @@ class RunResult(Outcome[Value], Generic[Value]):
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of
     ranks that waited for each other, if there was one; with a backend that has timeouts the ranks then went on to
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
-    settings; empty where nobody knows them. `faults` tells of each fault whether it struck. `shared_state` names what
+    settings; empty where nobody knows them. `faults` says of each fault whether it struck. `shared_state` names what
     ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
     programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
     line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what

@@ -19,7 +19,7 @@ class Span:
 
     `begin_ns` is when an operation's data began to flow, None if they never did. "cut off": the rank or the run ended
     first. `issue` is the event that opened it, `message` what an error said, `peer` the other end of a message as its
-    completion tells it, in the group.
+    completion has it, in the group.
     """
 
     rank: int

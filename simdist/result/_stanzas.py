@@ -135,7 +135,7 @@ def _where(rank: RankResult, trace: TracebackType | None) -> str:
 
 
 def _output_lines(rank: RankResult, limit: int) -> list[str]:
-    """The last lines that a rank printed; on stderr without the traceback, whose last line is told."""
+    """The last lines that a rank printed; on stderr without the traceback, whose last line stands in the report."""
     lines = []
     for name, text in (("stdout", rank.stdout.splitlines()), ("stderr", _own_errors(rank))):
         lines += [f"{name} | {line}" for line in text]

@@ -1,4 +1,4 @@
-"""From a file to a plan: every section checked on its own, every problem told at once."""
+"""From a file to a plan: every section checked on its own, every problem reported at once."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _Loader:
         self.source = source
         self.table = table
         self.problems = problems
-        # The world's size as far as it can be told, to check ranks even when other keys are wrong.
+        # The world's size as far as it is known, to check ranks even when other keys are wrong.
         self.world_size: int | None = check_spec(SETTINGS["world_size"], table.get("world_size"), (), [])
         self.last_life: int | None = check_spec(SETTINGS["max_restarts"], table.get("max_restarts", 0), (), [])
 
@@ -296,7 +296,7 @@ class _Loader:
             return None
 
     def _ranks_of_a_bad_fault(self, kind: type[faults.Fault], path: tuple[str, int], raw: Mapping[str, object]) -> None:
-        """A rank outside the world is told even if another key of the fault is wrong."""
+        """A rank outside the world is reported even if another key of the fault is wrong."""
         size = self.world_size
         for name, field in faults.fields_of(kind).items():
             key = faults.file_key(name)

@@ -64,7 +64,7 @@ class Expectations:
     max_virtual_time_ns: int | None = None
     max_events: int | None = None
     max_steps_lost: int | None = None  # by one restart
-    equal_states: bool = False  # of all ranks, whenever they tell of them
+    equal_states: bool = False  # of all ranks, whenever they report them
     same_states_as_without_faults: bool = False  # in the same step
     same_as_one_rank: tuple[str, ...] | None = None  # as far as sums of floats go
     samples_once: int | None = None  # so many samples an epoch has

@@ -3,10 +3,11 @@
 Programs send paths to each other (DCP broadcasts where it saves) and write them into files, so a random name would make
 every run another one. The name is the scenario's, with its seed. Where another run of it is under way, in a second
 terminal or on another worker of pytest-xdist, the next free of `name`, `name-2`, ... is taken: two runs of one seed at
-one time differ if their programs tell paths.
+one time differ if their programs print paths.
 
-A run that was killed leaves its folder behind, and a file beside it. What tells them from those in use is a lock on the
-file, which ends with its process; the next run clears the folder away. Programs may do with the folder what they like.
+A run that was killed leaves its folder behind, and a file beside it. The lock on the file distinguishes them
+from those in use, and ends with its process; the next run clears the folder away. Programs may do with the folder what
+they like.
 """
 
 from __future__ import annotations

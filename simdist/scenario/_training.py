@@ -1,4 +1,4 @@
-"""Oracles of training: what programs tell with `simdist.state` and `simdist.samples`, and what their disk holds."""
+"""Oracles of training: what programs report with `simdist.state` and `simdist.samples`, and what their disk holds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judge_training(
 
 @dataclass(slots=True)
 class _Life:
-    """What the ranks told in one life: for each step the states of each rank, in turn; and its samples."""
+    """What the ranks reported in one life: for each step the states of each rank, in turn; and its samples."""
 
     states: dict[tuple[int | None, int], dict[int, Mapping[str, str]]] = field(default_factory=dict)
     samples: dict[int | None, list[tuple[int, int]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def _lives(events: Sequence[Event]) -> list[_Life]:
 
 
 def _differing_ranks(events: Sequence[Event]) -> str | None:
-    """Where ranks that told of their states in the same step first have others; None if nowhere."""
+    """Where ranks that reported their states in the same step first have others; None if nowhere."""
     for number, life in enumerate(_lives(events)):
         for (step, _), by_rank in life.states.items():
             first = min(by_rank)

@@ -89,7 +89,7 @@ def import_workload(workload: Workload) -> Callable[..., object]:
 def import_name(target: str, folder: Path, noun: str, is_one: Callable[[object], bool]) -> object:
     """What "module:name" stands for, found from `folder` first; call it inside `importable`.
 
-    `noun` is what it should be, and `is_one` tells which of the module's names are that, for a guess at a slip.
+    `noun` is what it should be, and `is_one` says which of the module's names are that, for a guess at a slip.
 
     Raises:
         ImportProblem: no such module or name, or an exception while importing.

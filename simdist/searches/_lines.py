@@ -1,7 +1,7 @@
 """Which lines of the program a run passes after a fault: where it recovers, and where it does not.
 
 From the first fault on, each line of the user's files counts once. Python 3.12 and later report a line once and are
-then told not to (`sys.monitoring`), so that this costs next to nothing. Before, ranks run under `sys.settrace`, which
+then asked not to (`sys.monitoring`), so that this costs next to nothing. Before, ranks run under `sys.settrace`, which
 costs a little for each call, and which leaves a thread alone that somebody else traces.
 
 Doubt: under Python 3.11 lines of threads that a rank starts do not count.

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class _Writer:
-    """Writes values as Python would; `shortened` tells that something was left out."""
+    """Writes values as Python would; `shortened` says that something was left out."""
 
     def __init__(self) -> None:
         self.shortened = False

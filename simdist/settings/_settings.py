@@ -306,7 +306,7 @@ def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, S
     Raises:
         FaultError: only faults are wrong.
         TopologyError: only the cluster does not fit the world.
-        ArgumentError: anything else is; it tells of faults and cluster too.
+        ArgumentError: anything else is; it reports faults and cluster too.
     """
     good, lines = misfits(given, known)
     check_fitting(call, good, lines)
@@ -314,7 +314,7 @@ def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, S
 
 
 def check_fitting(call: str, good: CheckedSettings, lines: Iterable[str] = ()) -> None:
-    """Check that settings, good by themselves, fit together; `lines` tells what is wrong already.
+    """Check that settings, good by themselves, fit together; `lines` says what is wrong already.
 
     Raises:
         FaultError, TopologyError, ArgumentError: as `check_settings`.

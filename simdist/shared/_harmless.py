@@ -1,8 +1,8 @@
 """What ranks write in state that they share, and nobody sees a difference: each with the reason.
 
 Measured with the programs of `tools/shared_state.py` and of `scenarios/programs`, at the first time and the second. An
-entry is one attribute, or all of one class, or what has the same name everywhere. What is here is not told by
-`simdist.shared_writes`; what is not is told, once too often rather than never.
+entry is one attribute, or all of one class, or what has the same name everywhere. What is here is not reported by
+`simdist.shared_writes`; what is not is reported, once too often rather than never.
 """
 
 from __future__ import annotations
@@ -181,5 +181,5 @@ _HARMLESS = re.compile("|".join(f"(?:{pattern})" for pattern in _patterns()), re
 
 @functools.lru_cache(maxsize=4096)
 def is_harmless(name: str) -> bool:
-    """True for a module, a variable or an attribute of a class of which nothing is to be told."""
+    """True for a module, a variable or an attribute of a class of which nothing is to be reported."""
     return _HARMLESS.match(name) is not None

@@ -1,4 +1,4 @@
-"""What `shared_writes` sees inside the objects that modules hold: what is left there, no attribute of a module tells.
+"""What `shared_writes` sees inside the objects that modules hold: what is left there, no attribute of a module shows.
 
 Looked at are the tables of classes (`pickle._Pickler.dispatch`, the members of an enumeration), what is registered with
 generic functions (`functools.singledispatch`), types of results and arguments of C functions (`ctypes`), settings in
@@ -120,7 +120,7 @@ def _attributes_of(value: object) -> dict[str, object] | None:
 
 
 def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bool:
-    """True if nothing but entries was added that tell of modules imported since: those have registered them."""
+    """True if nothing but entries was added that modules imported since have registered."""
     if isinstance(before, dict):
         added = [(key, value) for key, value in now.items() if key not in before]
         kept = all(key in now and now[key] is value for key, value in before.items())
@@ -134,7 +134,7 @@ def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bo
 
 
 def same_entries(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """True where the very objects stand in the same order, which can be told fast."""
+    """True where the very objects stand in the same order, which is found fast."""
     return len(before) == len(now) and all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
 
 

@@ -4,9 +4,9 @@ Ranks live in one process. What is known to belong to one rank is each rank's ow
 that a rank writes, the next rank reads, and the next world too. `shared_writes` names it.
 
 Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
-loggers, and settings that a world does not put back itself. Not told are what the import of a module leaves, in tables
-of others too (a filter for its own warnings, a way to pickle its own types), the public names that a module looks up
-when they are first asked for, and what makes no difference (`_harmless_writes`, each with its reason).
+loggers, and settings that a world does not put back itself. Not reported are what the import of a module leaves, in
+tables of others too (a filter for its own warnings, a way to pickle its own types), the public names that a module
+looks up when they are first asked for, and what makes no difference (`_harmless_writes`, each with its reason).
 
 In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
 module, class or container of a module.

@@ -1,6 +1,6 @@
 """A host's disk: what processes see of it, and what is left of that when the host loses power.
 
-A plain state machine: it is told what was done (`Disk.write`, `Disk.rename`, ...) and says what may be there after a
+A plain state machine: it gets what was done (`Disk.write`, `Disk.rename`, ...) and says what may be there after a
 crash (`Disk.outcomes`, the most suspicious first; `Disk.drawn`, one of them). It opens no file, knows no process and
 waits for nothing; `simdist.files` connects it with what ranks call.
 

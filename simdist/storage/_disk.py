@@ -38,8 +38,8 @@ class Image:
 class Disk:
     """A disk of one host, by the rules of a profile. Paths are relative to it; the real calls are somebody else's.
 
-    What a call does is told when it has been done. With `read`, bytes that are durable and still in the file are not
-    kept here but asked for, before they change.
+    What a call does is reported when it has been done. With `read`, bytes that are durable and still in the file are
+    not kept here but asked for, before they change.
 
     Example:
         >>> from simdist.storage import PROFILES

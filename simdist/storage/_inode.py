@@ -12,7 +12,7 @@ from simdist.storage._profile import Profile
 
 __all__ = ["Draw", "FileState", "Inode", "Range"]
 
-_EXPLICIT = 64  # blocks up to which states are told apart block by block
+_EXPLICIT = 64  # blocks up to which states are distinguished block by block
 _MOST_BLOCKS = 1024  # of a larger file several go together
 
 Draw = Callable[[int], int]
@@ -188,7 +188,7 @@ class Range:
 
     def _state(self, size: int, *, newest: bool, others: dict[int, int] | None = None) -> FileState:
         blocks, pick = self.blocks(size), -1 if newest else 0
-        if len(blocks) <= _EXPLICIT:  # told apart by what each block has, however that came about
+        if len(blocks) <= _EXPLICIT:  # distinguished by what each block has, however that came about
             others = {block: self._allowed(block, size)[pick] for block in blocks} | (others or {})
             others = {block: place for block, place in others.items() if place != self._allowed(block, size)[-1]}
             newest = True

@@ -69,7 +69,7 @@ def sweep(
     progress: Progress | None = None,
     **settings: Unpack[SweepSettings],
 ) -> SweepReport:
-    """Crash `fn` at every moment of its run, start it again each time, and tell where it does not come back.
+    """Crash `fn` at every moment of its run, start it again each time, and report where it does not come back.
 
     It runs once undisturbed, and then once for each crash, on a fresh disk each time. It has come back if every rank
     returns, with the value that it returns undisturbed.

@@ -10,14 +10,14 @@ from simdist.sweeps._points import STRIKES, Case
 
 __all__ = ["Failure", "Failures", "Tried"]
 
-_SHOWN = 3  # paths of which is told what is left
+_SHOWN = 3  # paths whose remains are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A crash after which the program did not do what it has to.
 
-    `left` tells of each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
+    `left` names each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
     """
 
     case: Case
@@ -64,5 +64,5 @@ class Failures(Protocol):
         ...
 
     def shortest(self) -> tuple[Failure, ...]:
-        """The failure of each kind that is soonest told."""
+        """The failure of each kind that takes least."""
         ...

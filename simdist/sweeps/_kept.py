@@ -22,7 +22,7 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """The file `path`, which need not be there yet. Of a crash it is asked and told by a number.
+    """The file `path`, which need not be there yet. A crash has a number there.
 
     Raises:
         ArgumentError: the file is there, and is of another sweep, or of none.

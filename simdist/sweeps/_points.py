@@ -142,7 +142,7 @@ class Case:
 
     @property
     def where(self) -> str:
-        """The line that it is told with: of a loss of power, that which came last to the disk."""
+        """The line that it is reported with: of a loss of power, that which came last to the disk."""
         point = self.point
         at_point = self.strike in _RANKS or self.when == "after" or not point.last_where
         return point.where if at_point else point.last_where
@@ -232,7 +232,7 @@ class Watcher:
     def _has_happened(self, process: SimProcess, kind: str) -> bool:
         """True if a rank that dies here could leave anything else than if it had died at its last point.
 
-        A step or a point leaves nothing. If nobody else was there since, the two can't be told apart.
+        A step or a point leaves nothing. If nobody else was there since, the two can't be distinguished.
         """
         events = len(process.simulation.events) - (kind == "request")  # which is in the log already
         last, self._silent = self._silent, (process.rank, events) if kind in ("step", "point") else None

@@ -45,7 +45,7 @@ def test_{function}() -> None:
 
 
 def write_tests(report: Failures, folder: Path) -> Iterator[Path]:
-    """Write a test that replays it for each failure of a function's sweep that the report tells of; their paths.
+    """Write a test that replays it for each failure of a function's sweep that the report shows; their paths.
 
     Raises:
         ArgumentError: the function, or an argument, has no name that a file could use.
@@ -89,7 +89,7 @@ def test_text(what: str, function: str, account: str, scenario: str) -> str:
 
 
 def write_replays(report: Failures, plan: Plan, folder: Path) -> Iterator[Path]:
-    """Write the files of each failure that the report tells of into `folder`; their paths, scenario, test, picture."""
+    """Write the files of each failure that the report shows into `folder`; their paths, scenario, test, picture."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, failure in enumerate(report.shortest(), 1):
         name = f"{plan.name}_{number}"

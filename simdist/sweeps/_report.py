@@ -37,7 +37,7 @@ class Line:
 class SweepReport:
     """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
 
-    `wrong` tells what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of
+    `wrong` says what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of
     `simdist.sometimes` that ranks passed and that held in no run.
     """
 
@@ -86,11 +86,11 @@ class SweepReport:
         )
 
     def shortest(self) -> tuple[Failure, ...]:
-        """The failure of each kind that is soonest told."""
+        """The failure of each kind that takes least."""
         return tuple(failure for failure, _ in self.kinds())
 
     def kinds(self) -> tuple[tuple[Failure, int], ...]:
-        """The failures that are worth telling, each with how many others come to the same.
+        """The failures that are worth reporting, each with how many others come to the same.
 
         Of one kind are those of which the first oracle says the same, but for numbers, if all have lost something of a
         file under its last name, or none has. The report shows the one that takes least: a rank that dies rather than a
@@ -139,7 +139,7 @@ class SweepReport:
             yield f"  {died_words(self.died)}"
 
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write a pytest file for each failure that is told of, which replays it; their paths. For sweeps of functions.
+        """Write a pytest file for each failure that is shown, which replays it; their paths. For sweeps of functions.
 
         A function has no scenario file. One that names it (`workload.target = "module:function"`, with a `[disk]`) is
         swept by `simdist sweep FILE`, whose `--write` makes scenarios, tests and pictures.

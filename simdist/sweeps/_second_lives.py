@@ -51,7 +51,7 @@ class SecondLife:
 
 
 class KnownEndError(Exception):
-    """Ends a run: the life that begins is known. `name` tells what it found from what others did.
+    """Ends a run: the life that begins is known. `name` distinguishes what it found from what others did.
 
     `reached` is the last step before it, -1 for none, and `lost` how many steps earlier restarts have cost.
     """
@@ -68,7 +68,7 @@ class KnownEndError(Exception):
 class SecondLives:
     """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered.
 
-    Unless it `merges`, it only tells them apart.
+    Unless it `merges`, it only distinguishes them.
     """
 
     def __init__(self, *, merges: bool) -> None:
@@ -163,7 +163,7 @@ class SecondLives:
 
 
 def _name(found: Found, unread: tuple[str, ...], hosts: tuple[str, ...], life: int) -> str:
-    """What tells a life apart from those that find something else, but for files that are not read."""
+    """What distinguishes a life from those that find something else, but for files that are not read."""
     name = _titled(found.digest(unread), hosts, life)
     return f"{name} but for {unread!r}" if unread else name
 

@@ -22,7 +22,7 @@ An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by ki
 | error | op, group, seq, error, message: the operation failed for that rank |
 | sleep, step, store | duration_ns; step; op, key |
 | output | stream, size, crc |
-| state | parts: each the name of a tensor and a hash, as the program tells of them |
+| state | parts: each the name of a tensor and a hash, as the program reports them |
 | samples | epoch, samples: which the program uses in the present step |
 | storage | effect ("write", "rename", ...), path (on the disk), offset, size (bytes written, or the new size), to |
 | disk | path, text: after a loss of power it is not as its host saw it; rank -1 |

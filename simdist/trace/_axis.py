@@ -42,7 +42,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A place on the axis; `strong` ones tell the time since the start, others how long after the last strong one."""
+    """A place on the axis; `strong` ones show the time since the start, others how long after the last strong one."""
 
     x: float
     label: str

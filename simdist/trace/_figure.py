@@ -62,7 +62,7 @@ _STEP_PX = 2.5  # steps nearer to each other share a line
 def timeline(trace: Trace, *, title: str = "") -> Figure:
     """The picture of a run, 1200 pixels wide, as a matplotlib figure that belongs to nobody.
 
-    Of more than 64 ranks it shows those of which notes tell, and the first others.
+    Of more than 64 ranks it shows those that notes name, and the first others.
 
     Raises:
         SimdistError: matplotlib is not installed.

@@ -109,7 +109,7 @@ class _Dump:
         peer = self._groups.peer(span)
         data: Mapping[str, Any] = span.issue.data
         shape, tag = [list(data.get("shape", ()))], data.get("tag", 0)
-        if peer is None:  # from anyone, and nobody came: all that can be told is who waits
+        if peer is None:  # from anyone, and nobody came: all that is known is who waits
             name, pair, ends = f"{group} any->{self._rank}", [self._rank], "0<-0"
         else:
             sender, receiver = (self._rank, peer) if span.name == "send" else (peer, self._rank)

@@ -32,7 +32,7 @@ class Groups:
         return list(self._known)
 
     def members(self, name: str, time_ns: int) -> list[int]:
-        """The global ranks of the group at that time, in its own order; none if the trace does not tell."""
+        """The global ranks of the group at that time, in its own order; none if the trace does not say."""
         times, members = self._known.get(name, ([], []))
         index = bisect_right(times, time_ns) - 1
         return members[index] if index >= 0 else []

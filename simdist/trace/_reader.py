@@ -62,7 +62,7 @@ _SLICE = _INSTANT | {"dur": _MICROSECONDS}
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a Chrome trace or a file of event lines, told apart by what is in it.
+    """The trace in a Chrome trace or a file of event lines, distinguished by what is in it.
 
     Raises:
         TraceError: there is no such file, or it holds neither of the two.

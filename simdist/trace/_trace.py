@@ -22,7 +22,7 @@ class Trace:
     marks: tuple[Event, ...]
     start_ns: int
     end_ns: int
-    seed: int | None = None  # None: the file does not tell
+    seed: int | None = None  # None: the file does not say
     _by_kind: Mapping[str, list[Event]] = field(init=False, repr=False, compare=False)  # the marks
     _groups: Groups = field(init=False, repr=False, compare=False)
 

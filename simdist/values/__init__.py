@@ -1,4 +1,4 @@
-"""What a value has to be, said once for scenario files, Python arguments, markers and options; and how to tell of it.
+"""What a value has to be, said once for scenario files, Python arguments, markers and options; and how to report it.
 
 A `Spec` takes a value and gives it back as plain data, or raises `Unfit` with a finding for each thing that is wrong.
 The same spec speaks two dialects: in a file a duration is a text such as "3ms" and a truth is `true`, in Python they

@@ -132,7 +132,7 @@ class Whole(Spec):
     why: str = ""  # there is a most
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> int:
-        # Looked at first: what is an int is soon told, what is a number of another kind takes longer.
+        # Looked at first: an int is soon recognized, a number of another kind takes longer.
         if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise _unfit(f"expected a whole number, found {dialect.found(value)}")
         number = int(value)

@@ -24,7 +24,7 @@ def shared_environ(
 
 
 def host_environ(spec: WorldSpec, base: Mapping[bytes, bytes], host: str) -> dict[bytes, bytes]:
-    """The variable in which shells and containers tell the machine's name, where the host has it."""
+    """The variable in which shells and containers keep the machine's name, where the host has it."""
     named = _HOSTNAME in base and "HOSTNAME" not in (spec.env or {})
     return encoded({"HOSTNAME": host}) if named else {}
 

@@ -18,7 +18,7 @@ __all__ = ["Observer", "WorldEnded", "observed_by", "observers"]
 
 @dataclass(frozen=True, slots=True)
 class WorldEnded:
-    """Told: a world is gone, with this result."""
+    """Reported: a world is gone, with this result."""
 
     result: RunResult
 

@@ -1,4 +1,4 @@
-"""What a program tells of its training, for expectations: its state, and the samples that it uses."""
+"""What a program reports of its training, for expectations: its state, and the samples that it uses."""
 
 from __future__ import annotations
 

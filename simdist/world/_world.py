@@ -154,7 +154,7 @@ class World:
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
-        self._finished: RunResult | None = None  # told when the world is gone
+        self._finished: RunResult | None = None  # reported when the world is gone
         self._undo = Undoing()
         self._base_environ: dict[bytes, bytes] = {}
         self._ignored: Sequence[int] = ()  # signals, by this process when the world began
@@ -289,7 +289,7 @@ class World:
             self._slots.random.restore()
 
     def finish(self) -> RunResult:
-        """Run the world to its end, and tell how every rank ended.
+        """Run the world to its end, and return how every rank ended.
 
         Raises:
             StallError: a rank blocked outside the simulation.

@@ -1,10 +1,10 @@
-"""What torch.distributed announces on the bus before it happens, and what it tells of there.
+"""What torch.distributed announces on the bus before it happens, and what it reports there.
 
-An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone is told, so
-that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold, and announced once
-more for who looks at its tensors; else it is refused. It is *issued*: `simdist.records.Issued` in the log, a
-`WorkIssued` for those who want the work itself. It is *settled* by a record `Completed` or `Failed`. The helper
-groups that torch makes for itself announce no calls and record nothing; the profiler sees their works, as torch's does.
+An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone hears of it,
+so that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold, and announced
+again for who looks at its tensors; else it is refused. It is *issued*: `simdist.records.Issued` in the log, a
+`WorkIssued` for those who want the work itself. It is *settled* by a record `Completed` or `Failed`. The helper groups
+that torch makes for itself announce no calls and record nothing; the profiler sees their works, as torch's does.
 
 An event that carries a work stands beside `SimWork`, as those of messages, groups and stores stand beside these.
 """
@@ -49,6 +49,6 @@ class OperationAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSampled:
-    """Told: what an operation left was too much to be summed up whole for the log; `crc` covers all of it."""
+    """Reported: what an operation left was too much to be summed up whole for the log; `crc` covers all of it."""
 
     crc: int

@@ -1,6 +1,6 @@
 """What an operation fills of a rank's memory, and a verdict that changes it: the twin of `_read.py`.
 
-The change is made when the operation has put its result there, and before anybody is told that it has: what copies the
+The change is made when the operation has put its result there, and before anybody hears that it has: what copies the
 result to where the program wants it copies the changed one.
 """
 

@@ -1,7 +1,7 @@
 """One rank's end of a group, and the one life of a call: called, admitted, issued, settled.
 
 Every call of every backend goes this way, a collective, a message and a monitored barrier alike:
-- `called`: announced before any counter moves or anyone is told; a fault in its place leaves no trace.
+- `called`: announced before any counter moves or anyone hears of it; a fault in its place leaves no trace.
 - `issued`, or `posted` for what is counted apart from collectives: it takes its number, and becomes the rank's last
   operation; its listeners hear of it; those who look at its tensors admit it; it is counted and recorded.
 - `completed`, `delivered` or `failed`: its end is recorded, unless the group serves another one.
@@ -50,7 +50,7 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MembersAwaited:
-    """Told: a rank begins to wait for all members of a group: connecting it (`number` -1), or in monitored barriers."""
+    """Reported: a rank begins to wait for all members: it connects the group (`number` -1), or monitors a barrier."""
 
     process: SimProcess
     communicator: Communicator
@@ -59,7 +59,7 @@ class MembersAwaited:
 
 @dataclass(frozen=True, slots=True)
 class MembersMet:
-    """Told: all of them have come. The fields are those of `MembersAwaited`."""
+    """Reported: all of them have come. The fields are those of `MembersAwaited`."""
 
     process: SimProcess
     communicator: Communicator

@@ -9,7 +9,7 @@ the end of backward. Therefore, when a future is asked for inside an autograd gr
 engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final callbacks,
 where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there `get_future`
 itself parks. The engine has no current node then; inside a reentrant backward it has that of the outer one, and the
-call of DDP, which is counted in `waits_in_cxx`, tells. (Seen with torch 2.13.)
+call of DDP, which is counted in `waits_in_cxx`, shows it. (Seen with torch 2.13.)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _execution_engine = _torch.autograd.Variable._execution_engine
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class WorkIssued:
-    """Told: there is a work for an operation that was issued, a part of a larger one included.
+    """Reported: there is a work for an operation that was issued, a part of a larger one included.
 
     `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself. `root` is
     the group rank of a rooted operation, else -1. `reads` are the rank's tensors in the CPU's memory that it reads.
@@ -64,14 +64,14 @@ class WorkIssued:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class WorkWaited:
-    """Told: a rank has waited for a work, which is over, or its future completes."""
+    """Reported: a rank has waited for a work, which is over, or its future completes."""
 
     work: SimWork
 
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class CollectiveRead:
-    """Told: the tensors of a collective, of all its ranks that have come, are about to be read."""
+    """Reported: the tensors of a collective, of all its ranks that have come, are about to be read."""
 
     works: Sequence[SimWork]
 
@@ -255,7 +255,7 @@ class SimWork(Work):
         """The tensors that it filled.
 
         Raises:
-            RuntimeError: an opaque work does not tell.
+            RuntimeError: an opaque work does not say.
         """
         if self.opaque:
             raise RuntimeError("result() not implemented.")

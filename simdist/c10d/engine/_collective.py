@@ -26,7 +26,7 @@ Invariants:
 - `arrivals` is in the order of the calls, which decides ties; a settled arrival stays in it, since its messages may be
   what others still wait for. Only the fast path empties it, when everyone has settled at once.
 - The deadline of the fast path is the earliest of those who have come, as if each waited from its call on for somebody
-  who is missing. That may be too early, never too late: when it comes, the collective is followed, and that tells who
+  who is missing. That may be too early, never too late: when it comes, the collective is followed, and that shows who
   waits since when.
 - What the closed form gives equals what following gives, to a few per cent: a property of the backends' algorithms,
   held by tests, and the reason why an operation may begin one way and end the other.
@@ -78,7 +78,7 @@ class Phase(IntEnum):
     GATHERING = 0  # not all have called, and nothing is wrong
     IN_FLIGHT = 1  # all have, and one timer ends it for everyone
     FOLLOWED = 2  # each rank's end is worked out, message by message
-    DISAGREEING = 3  # a strict group's ranks called what does not fit, and have been told
+    DISAGREEING = 3  # a strict group's ranks called what does not fit, and have the error
     ENDED = 4  # every member has settled
 
 
@@ -253,7 +253,7 @@ class Collective:
         return True
 
     def _fail_disagreeing(self) -> None:
-        """Fail everyone who has come with an error that names all calls; who comes later is told at once."""
+        """Fail everyone who has come with an error that names all calls; a rank that arrives later gets it at once."""
         text = describe_mismatch(self)
         for arrival in list(self.arrivals.values()):
             if arrival.settled is None:
@@ -361,7 +361,7 @@ class Collective:
 
     @unseen
     def look_again(self, rank: int) -> None:
-        """Connections of `rank` closed; who waits for it may be told now."""
+        """Connections of `rank` closed; ranks that wait for it may hear of that now."""
         if not self.arrivals or self._is_over:
             return
         if self._followed is None:
@@ -396,7 +396,7 @@ class Collective:
         if self._is_over:
             return
         if self._followed is None:
-            self.follow(with_bytes=True)  # which also tells since when each rank waits in what
+            self.follow(with_bytes=True)  # which also shows since when each rank waits in what
         elif not self._followed.has_bytes:
             self._followed.rebuild(with_bytes=True)
         assert self._followed is not None

@@ -63,7 +63,7 @@ class Communicator:
         self.misled = False  # a member has looked for others where those of an earlier group listened: it never is
         self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
         self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
-        self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and what the others are told
+        self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and the error that the others get
         self.unread: dict[tuple[int, int], None] = {}  # (member, peer): it left with data of the peer's unread
         self.mailbox = self.make_mailbox()
         self._make_work = backend.completion.work.make
@@ -335,7 +335,7 @@ class Communicator:
     # -- trouble -------------------------------------------------------------------------------------------------
 
     def closed_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
-        """Since when `rank` can no longer talk to `peer`, and what it is told; None while the connection is open.
+        """Since when `rank` can no longer talk to `peer`, and the error that it gets; None while it is connected.
 
         The moment may lie ahead: the end of a connection takes its time to reach the other side.
         """
@@ -396,7 +396,7 @@ class Communicator:
         self.mailbox.leave(member)
         for collective in list(self.collectives.values()):
             collective.leave(rank)
-        # A rank with something under way must be told when the end of the connection reaches it.
+        # A rank with something under way must hear of it when the end of the connection reaches it.
         waiting: dict[int, None] = {}
         for collective in self.collectives.values():
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))

@@ -17,14 +17,14 @@ Three ways to learn something new, from cheap to dear:
   comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
   pace changed are not looked at again. The bytes stay as they are: they moved in that order.
 - The end of a connection that cuts a transfer off changes what would have happened later. A caller that learns of one
-  builds a new flow with all the facts; `quiet` tells the two kinds of ends apart. What happened before comes out the
+  builds a new flow with all the facts; `quiet` distinguishes the two kinds of ends. What happened before comes out the
   same.
 
 Invariants:
 - Everything that can happen has happened when a call returns: `_ready` is empty, and each rank that has arrived is
   done, has failed, or is stuck in a wait whose transfer has not been matched, or is lost.
 - A rank's clock never goes back, and no transfer ends before both its posts.
-- A flow that was retimed tells the same as one that is built anew with the same facts, the order of `changed`
+- A flow that was retimed finds the same as one that is built anew with the same facts, the order of `changed`
   included, since that is the order of timers; a property test holds it to that.
 - Nobody who fails in `conclude` could have helped anybody else.
 
@@ -35,7 +35,7 @@ moments ahead, and who is done when has to be known for timers and for what is s
 Exact: a collective alone, bit for bit as if there were no links to share. Approximate: all messages of a moment have
 one speed, that of the slowest; latencies do not stretch; if over 16 messages are ahead, the load is an average over an
 eighth of the time left. Doubtful: a rank that gave up a wait does not go on when its transfer comes after all, but in a
-flow that is built anew it does; the two differ only in what nobody is told.
+flow that is built anew it does; the two differ only in what nobody is shown.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class Flow:
     """One collective in flight.
 
     `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
-    all by default. `closed(rank, peer)` tells since when a rank can no longer talk to a peer, and in which words; it is
+    all by default. `closed(rank, peer)` says since when a rank can no longer talk to a peer, and in which words; it is
     asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
-    there are any, are not troubled. Limits must be told before the ranks arrive. A `movement`, if there is one, is told
+    there are any, are not troubled. Limits must be given before the ranks arrive. A `movement`, if there is one, hears
     which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
     see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
 
@@ -274,7 +274,7 @@ class Flow:
             self._advance(self._ready.pop())
 
     def catch_up(self, arrivals: Iterable[tuple[int, int]]) -> None:
-        """Ranks entered before: what they brought to light is known, nothing was closed, and the movement was told."""
+        """Ranks entered before: what they brought to light is known, nothing was closed, the movement knows of them."""
         movement, self.movement = self.movement, None
         ask, self._ask_closed = self._ask_closed, None
         for rank, time_ns in arrivals:
@@ -511,7 +511,7 @@ class Flow:
 
     def _transfer(self, source: int, target: int, sent_ns: int, size: int, posted_ns: int) -> _Ends:
         costs, later = self._costs, self._later
-        # The receiver tells the sender when it has posted; the data leaves when both are ready.
+        # The receiver informs the sender when it has posted; the data leaves when both are ready.
         start = later(sent_ns, posted_ns + costs.latency_ns(target, source, posted_ns))
         opened = costs.open_from_ns(source, target, start)
         if opened is None:

@@ -7,8 +7,8 @@ with facts, and acts on what it finds: timers for those whose end is known, dead
 the network while messages are under way, strikes when everyone else is stuck or done.
 
 Facts come in three kinds, by what they can change:
-- An arrival, or the end of a connection with no transfer of that rank under way, adds to what is known: the flow is
-  told.
+- An arrival, or the end of a connection with no transfer of that rank under way, adds to what is known: the flow
+  hears of it.
 - Another *pace* (others came to the same links, or left them) gives the messages other moments, and leaves it as it is
   who meets whom: the flow is *retimed*, which fails if a limit or a closed connection lies between two such moments.
 - Anything else may change the past as the flow sees it (a connection that cuts a transfer off, a condition of the
@@ -23,11 +23,11 @@ Invariants:
 - `_wire` stands for the messages of the flow on the network. At first it may be that of the fast path, which has been
   withdrawn and has the speeds until then. None: the collective is too light to be on the wires, or nothing has been
   under way yet.
-- Timers are made anew in the order in which the flow found the ends, be it told, retimed or rebuilt: at equal moments
-  that order decides, and a run may not depend on how the flow came to know.
+- Timers are made anew in the order in which the flow found the ends, be it informed, retimed or rebuilt: at equal
+  moments that order decides, and a run may not depend on how the flow came to know.
 
 What was tried: to rebuild at every change. When ranks fail one after the other that costs the cube of their number,
-which is why the ends of connections are told to the flow; when collectives overlap it costs all messages of all of
+which is why the ends of connections are given to the flow; when collectives overlap it costs all messages of all of
 them at each begin and end of one, which is why a pace is.
 
 Doubts: a change of pace still gives all messages that are ahead other moments, so the work for overlapping collectives
@@ -101,7 +101,7 @@ class Followed:
         )
         self._wire_since_ns: int | None = None  # the pace has changed since then, and the flow has not been retimed
         self._same_load = False  # what is on the wires now does not change: only the pace does
-        self._arriving: list[int] = []  # ranks that came at this instant, and that a ring has not been told of
+        self._arriving: list[int] = []  # ranks that came at this instant, and that a ring does not know of yet
         self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
         self.timers: dict[int, Timer] = {}  # by rank: when its part ends; `Collective.settle` takes one out
 
@@ -291,7 +291,7 @@ class Followed:
             self.outdated = True
 
     def look_again(self, rank: int) -> None:
-        """Connections of `rank` closed; who waits for it may be told now."""
+        """Connections of `rank` closed; ranks that wait for it may hear of that now."""
         if self.outdated or self._has_to_follow_bytes():
             self.rebuild()
         else:

@@ -80,7 +80,7 @@ class Mailbox:
     ) -> P2PWork:
         """A member sends to `peer`, or receives from it (None: from anyone); `strike` is what its announcement left.
 
-        `inner` messages are part of an operation, and none of their own: nobody is told of them.
+        `inner` messages are part of an operation, and none of their own: they are not reported.
 
         Raises:
             RuntimeError: the connection is closed.
@@ -250,7 +250,7 @@ class Mailbox:
         receive.source = source
         receive.sender = send
         now = simulation.now_ns
-        # The receiver tells the sender when it has posted, or has heard of a send that it takes from anyone; the data
+        # The receiver informs the sender when it has posted, or has heard of a send that it takes from anyone; the data
         # leaves when both are ready.
         known_ns = receive.posted_ns if receive.peer is not None else now
         word_ns = known_ns + communicator.latency_ns(target, source, known_ns)

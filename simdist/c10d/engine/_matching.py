@@ -7,7 +7,7 @@ others the invariant is that no queued send fits a queued receive, because each 
 posted. A new message looks only at the first ones of one or two queues, a receive from any source at the first of each
 sender.
 
-A message that is withdrawn stays in its queue as a husk, told by its `place`, until it comes to the front: nothing is
+A message that is withdrawn stays in its queue as a husk, known by its `place`, until it comes to the front: nothing is
 ever searched.
 """
 

@@ -66,7 +66,7 @@ class P2PWork(SimWork):
     late_ns: int | None  # of a send that a receive from any may take: how much later it is heard of; None: not drawn
     posted_checksum: int | None  # of a send's buffer when it was issued, if a listener has noted it
     expired: bool  # it ran out of time
-    inner: bool  # a message of an operation that is itself told about
+    inner: bool  # a message of an operation that is reported itself
     waited: bool  # a wait has ended, well or not
     spent: bool  # it was a success, and has been waited for
     timer: Timer | None  # of its end, once matched

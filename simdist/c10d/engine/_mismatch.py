@@ -1,4 +1,4 @@
-"""What a strict group's ranks are told when they do not agree on a collective."""
+"""The error of a strict group's ranks that do not agree on a collective."""
 
 from __future__ import annotations
 

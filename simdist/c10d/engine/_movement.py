@@ -24,7 +24,7 @@ SMALL = 1 << 20  # bytes of one tensor up to which it costs little to follow, ev
 
 Tensor = torch.Tensor
 Combine = Callable[[str, torch.dtype], Callable[[Tensor, Tensor, Tensor], None]]
-Moved = tuple[Callable[..., None], tuple[Any, ...]]  # something that a movement is told, and does later
+Moved = tuple[Callable[..., None], tuple[Any, ...]]  # something that a movement is to do, and does later
 
 
 class _Side:
@@ -48,7 +48,7 @@ class _Side:
 class Movement:
     """The copies of all ranks that have arrived. `combine` gives the function of a reduction: see `Algorithm`.
 
-    What is told is noted, and done when a result is asked for: a flow that is built anew before that moves no bytes.
+    A move is noted, and done when a result is asked for: a flow that is built anew before that moves no bytes.
     """
 
     def __init__(self, combine: Combine) -> None:
@@ -78,7 +78,7 @@ class Movement:
             self._to_do.append((Movement._reduce, (rank, receive)))
 
     def take(self, moved: list[Moved]) -> None:
-        """It is told what `Notes` of the same operation were."""
+        """Take the moves that `Notes` of the same operation have."""
         self._to_do += moved
 
     def follows(self, rank: int) -> bool:
@@ -120,7 +120,7 @@ class Movement:
 
 
 class Notes:
-    """Takes the place of a movement, and notes what that is to be told."""
+    """Takes the place of a movement, and notes the moves for it."""
 
     def __init__(self) -> None:
         self.moved: list[Moved] = []  # in this order

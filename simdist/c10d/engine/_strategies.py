@@ -1,7 +1,7 @@
 """What a backend says: four strategies behind one protocol. The engine asks them, and knows no backend's name.
 
 *Arguments* refuse calls; *Algorithm* has the message schedule, the order of additions and the closed form of the cost;
-*Failure* says who is told what of a timeout or a dead peer; *Completion* says what waiting for a work means.
+*Failure* says who gets which error of a timeout or a dead peer; *Completion* says what waiting for a work means.
 
 Invariants: an algorithm is a pure function of its arguments, so that all ranks may share one; what it says of an
 operation's cost without trouble equals what its schedule gives when every message is followed, to a few per cent.

@@ -376,7 +376,7 @@ class StreamCollective:
                 part.strike[1]()
 
     def _disagree(self, parts: Sequence[Part]) -> None:
-        """The calls do not fit, and a strict group tells its ranks."""
+        """The calls do not fit, and a strict group reports that to its ranks."""
         name = self.connection.communicator.name
         lines = [f"ranks do not agree on collective #{parts[0].sequence} in group {name!r}:"]
         lines += [f"  rank {part.process.rank} called {part.operation.describe()}{part.site}" for part in parts]

@@ -63,7 +63,7 @@ class Connection:
         # By rank: device, stream, its streams, the real device.
         self.ends: dict[int, tuple[int, int, Streams, object]] = {}
         self.made = False
-        self.makers: Mapping[int, str] = {}  # ranks that tell the others how to come, and what they call it
+        self.makers: Mapping[int, str] = {}  # ranks that say how the others join, and the key of that
         self.error: Callable[[int], BaseException] | None = None  # why it can't be made
         self.collectives: dict[int | tuple[int, int], StreamCollective] = {}  # that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
@@ -292,7 +292,7 @@ class Connection:
         self.communicator.failure.peer_left(self, rank, parts)
 
     def stall(self, rank: int) -> None:
-        """A rank's device is broken: what it takes part in never ends, on the others either, and nobody is told."""
+        """A rank's device is broken: what it takes part in never ends, on the others either, and nobody hears of it."""
         for collective in self.collectives.values():
             if rank in collective.parts:
                 collective.lose()
@@ -395,8 +395,8 @@ class StreamCommunicator(Communicator):
     ) -> Connection:
         """Join a connection with a device of this rank; park until all of its ranks have.
 
-        Its `makers` tell the others how, each under a name; they wait for that no longer than `limit_ns`, and for the
-        rest no longer than `rest_ns`, or for ever. They `ask` a store, which fails if that is gone.
+        Its `makers` say how the others join, each under a name; they wait for that no longer than `limit_ns`, and for
+        the rest no longer than `rest_ns`, or for ever. They `ask` a store, which fails if that is gone.
 
         Raises:
             DistBackendError: it can't be made, in the backend's words.

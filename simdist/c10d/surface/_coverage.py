@@ -24,7 +24,7 @@ Status = Literal["supported", "refused", "local"]
 class Coverage:
     """What a simulated rank gets from one call.
 
-    "supported": it works as on real Gloo. "refused": it raises `error`, which says `says`; `real` tells whether real
+    "supported": it works as on real Gloo. "refused": it raises `error`, which says `says`; `real` says whether real
     Gloo raises that, too. "local": it asks or sets something on the rank itself and talks to nobody.
     """
 

@@ -8,7 +8,7 @@ A client that a rank makes of a real server in this process is a real one, too (
 parent process that holds the server hands out its port. What a TCPStore sends without waiting for an answer (`set`)
 is followed by a question, so that the server's thread, which runs in real time, has it before the next rank looks.
 
-In doubt: what a view says of a key that never comes lacks the view's prefix, which torch's `PrefixStore` does not tell.
+In doubt: what a view says of a key that never comes lacks the view's prefix, which torch's `PrefixStore` does not give.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _WAY_OUT = "make the store inside the rank's function, or use init_method='env:/
 
 
 def refusal(store: object) -> SimdistError:
-    """What a rank is told that passes such a store on."""
+    """The error of a rank that passes such a store on."""
     kind = type(store).__name__
     return SimdistError(f"a real {kind}, made outside the simulation, was passed to a simulated rank; {_WAY_OUT}")
 

@@ -181,7 +181,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         return self._backend.name
 
     def getBackendName(self) -> str:
-        """What C++ is told. Not "gloo": DDP's logger would then want a C++ ProcessGroupGloo."""
+        """The name for C++. Not "gloo": DDP's logger would then want a C++ ProcessGroupGloo."""
         return f"simdist:{self._backend.name}"
 
     def _get_backend_name(self) -> str:

@@ -261,7 +261,7 @@ def is_dense(tensor: Tensor) -> bool:
     return extent == tensor.numel()
 
 
-bus: Bus | None = None  # of the one world that is active: told of payloads that are only sampled
+bus: Bus | None = None  # of the one world that is active: it hears of payloads that are only sampled
 
 
 def checksum(tensors: Sequence[Tensor], limit: int) -> int:

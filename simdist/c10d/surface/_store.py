@@ -488,7 +488,7 @@ class SimStore(Store):
             self._connection.end(process, process.simulation.current)
 
     def _end(self) -> None:
-        """The request is over: its caller goes on, or is told why it failed."""
+        """The request is over: its caller goes on, or gets the error."""
         action = self._connection.strike
         if action is not None:
             self._connection.strike = None

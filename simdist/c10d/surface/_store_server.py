@@ -45,8 +45,9 @@ class StoreRequested:
 
 @dataclass(frozen=True, slots=True)
 class StoreServed:
-    """Told: a store does what a rank has asked for, or is on its way to: what has no answer is told when it is sent.
+    """Reported: a store does what a rank has asked for, or is about to.
 
+    A request without an answer is reported when it is sent.
     `values` are what the keys hold then, as far as the request says so.
     """
 

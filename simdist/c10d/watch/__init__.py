@@ -1,5 +1,5 @@
 """Who watches operations and judges them: strict mode, debug level DETAIL, flight recorder, profiler, results.
 
 Each file is one watcher. None of them is needed for an operation to run. Strict mode, profiler and results are judges
-and listeners on the bus; DETAIL is a group around another, and why a flight recorder is told directly, its file says.
+and listeners on the bus; DETAIL is a group around another, and why a flight recorder is called directly, its file says.
 """

@@ -88,7 +88,7 @@ class Fingerprint:
         )
 
     def mismatch(self, rank: int, other_rank: int, other: Fingerprint) -> str:
-        """What `rank` is told whose fingerprint this is, and not that of `other_rank`."""
+        """The error of `rank`, whose fingerprint this is and not that of `other_rank`."""
         differences = []
         if self.sequence != other.sequence:
             differences.append(f"\t Sequence number: {self.sequence}vs {other.sequence}")

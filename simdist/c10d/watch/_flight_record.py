@@ -1,11 +1,11 @@
-"""A rank's flight recorder: its latest collectives, as `torch._C._distributed_c10d._dump_fr_trace` tells them.
+"""A rank's flight recorder: its latest collectives, as `torch._C._distributed_c10d._dump_fr_trace` returns them.
 
 Gloo's groups record every collective when it is queued, messages not at all, and never learn when one starts, so that a
 finished one is "retired" and still "scheduled" (torch 2.13; see `simdist.records` for the format). How many are kept is
 what TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack frames: to walk
 the stack at each call would slow every other run down.
 
-This is the one watcher that the engine tells itself and not by the bus, which belongs to the world: each rank has a
+This is the one watcher that the engine calls itself and not by the bus, which belongs to the world: each rank has a
 recorder of its own, always on as Gloo's is, so the bus would have to build and sort by rank what nobody else wants.
 """
 
@@ -75,7 +75,7 @@ class FlightRecord:
         self._groups: list[GroupBackend | _Former] = []
         self._made: list[
             tuple[str, list[int]]
-        ] = []  # name and ranks of each group as it was made, before both are told
+        ] = []  # name and ranks of each group as it was made, before both are recorded
         self._add = self._add_with_frames if frames else self._ring.append
 
     def enter(self, group: GroupBackend) -> None:
@@ -180,7 +180,7 @@ def flight_record_of(process: SimProcess) -> FlightRecord:
 
 
 def install(patches: Patches) -> None:
-    """Have torch's functions that dump tell a rank of its own record."""
+    """Have torch's functions that dump give a rank its own record."""
     patches.wrap(c10d_bindings, "_dump_fr_trace", _dump)
     patches.wrap(c10d_bindings, "_dump_fr_trace_json", _dump_json)
 

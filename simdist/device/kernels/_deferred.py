@@ -91,7 +91,7 @@ class Deferred:
         self._claims.append(claim(tensor, self, writes=writes))
 
     def look(self) -> None:
-        """Run if nothing that it comes after is left; else be told of the next claim that goes."""
+        """Run if nothing that it comes after is left; else be called for the next claim that goes."""
         if self._run is None:
             return
         for outstanding in {id(each): each for each, _ in self._before}.values():  # thousands may claim the same

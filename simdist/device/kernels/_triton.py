@@ -34,7 +34,7 @@ _KERNELS = "triton.runtime.jit"
 _TUNER = "triton.runtime.autotuner"
 _INTERPRETER = "triton.runtime.interpreter"
 _DRIVER = "triton.backends.nvidia.driver"
-# Of the interpreter, what computes numbers of its operands' type: the last of them tells in which the result is.
+# Of the interpreter, what computes numbers of its operands' type: the last of them shows in which the result is.
 _ARITHMETIC = ("binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
@@ -208,7 +208,7 @@ def _of_driver(patches: Patches) -> None:
     patches.wrap(sys.modules[_DRIVER].CudaDriver, "is_active", _active)
 
 
-# What is told that one of Triton's modules is there.
+# Called when one of Triton's modules is there.
 TELLERS: dict[str, Callable[[Patches], None]] = {
     _KERNELS: _of_kernels,
     _INTERPRETER: _of_interpreter,

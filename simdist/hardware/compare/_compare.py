@@ -34,7 +34,7 @@ def compare(simulated: Account, real: Account) -> tuple[Point, ...]:
 
 
 def recorders(matches: Sequence[Match]) -> tuple[Point, ...]:
-    """A point for each rank and life of a real run of which torch's flight recorder tells.
+    """A point for each rank and life of a real run of which there are torch's flight records.
 
     Torch's recorder and simdist's must agree on what the rank did, whatever the simulation says of it. A record that
     can't be read is shown, and not judged.
@@ -118,7 +118,7 @@ def _never(simulated: Account, real: Account, rank: int, life: int, key: Operati
 def _torn(simulated: Account, real: Account, rank: int, life: int, key: Operation) -> bool:
     """True if the operation failed on both sides because a connection ended.
 
-    What had arrived by then is a race in reality, of microseconds; no simulation can tell its outcome. Nor are there
+    What had arrived by then is a race in reality, of microseconds; no simulation can know its outcome. Nor are there
     two results to compare where, in the simulation, an operation may not have written all of its tensors.
     """
     if key not in simulated.results.get((rank, life), {}):

@@ -1,4 +1,4 @@
-"""Torch's flight record beside simdist's own: do both tell of the same operations, and how long were these at work?
+"""Torch's flight record beside simdist's own: do both have the same operations, and how long were these at work?
 
 Two recorders that know nothing of each other watch a real rank. Where both have kept a group's operations they must
 agree in order, kind and size; if they do not, one of them is wrong, and no comparison with a simulation means anything.
@@ -108,7 +108,7 @@ def match(backend: str, records: Iterable[Packed], flight: FlightRecord) -> Matc
     """Find the operation of the journal that each entry belongs to; `records` are the events of the same life.
 
     Messages are compared up to the first that failed: whether torch recorded that one depends on where it failed.
-    Nothing is compared where torch's recorder is off, or does not tell the groups apart.
+    Nothing is compared where torch's recorder is off, or does not distinguish the groups.
     """
     # At debug level DETAIL, Gloo's groups lie in ProcessGroupWrappers: they have no names, and the wrappers' own calls
     # stand among the program's (torch 2.13).
@@ -222,7 +222,7 @@ def with_device_times(records: Sequence[Packed], found: Match) -> list[Packed]:
     """The events of a life, with the times of the device where torch's record has them.
 
     A `wait()` on NCCL returns when the kernel is queued; the operation completes when the kernel has ended. How long
-    the kernel took is exact; when it ended torch notices late, so the end told here is the earliest that the kernels
+    the kernel took is exact; when it ended torch notices late, so the end given here is the earliest that the kernels
     before it in its group allow. An operation that nobody waited for completes as well.
     """
     times = _device_times(found.pairs)

@@ -22,7 +22,7 @@ def measure(backend: str, operations: list[str], sizes: list[int]) -> list[list[
     Of all repetitions that counts which a tenth of them undercut: the slower ones also waited for a core, milliseconds,
     where there are few. All points are measured in rounds, so that what else the machine does for a second spoils a
     fifth of a point at most. A time runs from the moment when the last rank calls to the moment when the last rank is
-    done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks tell apart by the
+    done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks distinguish by the
     system's clock.
     """
     dist.init_process_group(backend)

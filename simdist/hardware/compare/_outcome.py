@@ -35,7 +35,7 @@ def matches_of(job: Job) -> tuple[Match, ...]:
 
 
 def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResult:
-    """Read what the ranks of `job` have written; operations have the times of the device where `matches` tell them.
+    """Read what the ranks of `job` have written; operations have the times of the device where `matches` have them.
 
     Times are nanoseconds of real time since the ranks began; the digest is empty, because no two real runs are equal.
     """
@@ -47,14 +47,14 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
     events: list[Packed] = []
     ranks = []
     operations = dict.fromkeys(range(job.world_size), 0)
-    groups: dict[tuple[int, NewGroup], int] = {}  # by life: when the first member told of it
+    groups: dict[tuple[int, NewGroup], int] = {}  # by life: when the first member reported it
     for journal in journals:
         key = journal.rank, journal.life
         kept = []
         for packed in journal.records:
             record = unpacked(packed)
             operations[journal.rank] += isinstance(record, Issued)
-            if isinstance(record, NewGroup):  # each member tells it; as in a simulation the world's event is the first
+            if isinstance(record, NewGroup):  # each member reports it; the world's is the first, as in a simulation
                 reported = replace(record, time_ns=0, rank=-1)
                 first = groups.setdefault((journal.life, reported), record.time_ns)
                 groups[journal.life, reported] = min(record.time_ns, first)
@@ -100,7 +100,7 @@ def _fault_result(job: Job, index: int, strikes: Sequence[JournalLine]) -> Fault
 
 
 def _death(journal: Life) -> list[Packed]:
-    """The end of a process that did not live to tell of it."""
+    """The end of a process that did not live to report it."""
     ended = journal.ended
     if (
         ended is None

@@ -38,7 +38,7 @@ class Timing:
 class ParityReport:
     """What a scenario's simulated and real runs agree on.
 
-    `points` are those of the real run that came nearest to the simulated one; `agreements` tells for each real run how
+    `points` are those of the real run that came nearest to the simulated one; `agreements` says for each real run how
     many of its points agreed; `sometimes` what differed between real runs. `reason` says why nothing was comparable.
     """
 
@@ -97,7 +97,7 @@ def check_parity(
     """Run `plan` once simulated and `repeat` times on real processes, and compare.
 
     If none of these agrees in every point, up to `patience` more real runs are made: a busy machine can part ranks that
-    would else have acted in the same millisecond; the report then tells what reality does only sometimes. Faults that
+    would else have acted in the same millisecond; the report then shows what reality does only sometimes. Faults that
     the machine can't inject are left out on both sides, and listed. On several `nodes` each calls this; node 0 gets the
     report, the others None. `seen` is called with each real run.
 

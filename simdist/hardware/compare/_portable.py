@@ -1,4 +1,4 @@
-"""Which parts of a scenario a machine can inject; the rest is told, with the reason, and never counts as passed."""
+"""Which parts of a scenario a machine can inject; the rest is reported with the reason, and never counts as passed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class StoreProxy:
     """Listens on `listener` from now on, and passes on to the store at `host` and `port`.
 
     The faults' times count from the beginning of the run, which it learns from the board. Those that strike `rank`
-    alone are told in its journal; rank 0's proxy tells the others.
+    alone are in its journal; rank 0's proxy reports the others.
     """
 
     def __init__(self, job: Job, rank: int, life: int, listener: socket.socket, host: str, port: int) -> None:

@@ -108,7 +108,7 @@ def _network(job: Job, rank: int) -> dict[str, str]:
 
 
 def main(job_path: str, agent: int) -> int:
-    """Run one rank to its end, and tell how it ended."""
+    """Run one rank to its end, and report how it ended."""
     die_with(agent, signal.SIGKILL)
     job = Job.load(job_path)
     board = BoardClient(job.board, job.key)

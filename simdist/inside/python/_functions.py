@@ -261,7 +261,7 @@ def _vectorcall_address() -> int:
 
 @functools.cache
 def _fast_entry() -> int:
-    """The entry point that goes with `METH_FASTCALL | METH_KEYWORDS`, which only another function can tell."""
+    """The entry point that goes with `METH_FASTCALL | METH_KEYWORDS`, which only another function has."""
     for function in vars(builtins).values():
         if type(function) is types.BuiltinFunctionType:
             words = _words_of(function)

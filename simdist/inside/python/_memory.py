@@ -102,7 +102,7 @@ class MappedFile:
 
 
 def mapped_file(address: int) -> MappedFile | None:
-    """The file that is mapped at an address; None if none is, or where the system does not tell."""
+    """The file that is mapped at an address; None if none is, or where the system does not say."""
     try:
         with original(open)("/proc/self/maps", "rb") as maps:
             lines = maps.read().splitlines()

@@ -128,7 +128,7 @@ def _libraries() -> list[tuple[str, int, list[tuple[int, int, int]]]]:
 
 
 def _read(library: str, base: int, segments: list[tuple[int, int, int]], names: Collection[str]) -> tuple[Slot, ...]:
-    """The slots of one library, as its own tables tell."""
+    """The slots of one library, as its own tables have them."""
     at = next((address for kind, address, _ in segments if kind == _DYNAMIC), 0)
     entries = _entries(at, base) if at else {}
     if _STRINGS not in entries or _SYMBOLS not in entries:

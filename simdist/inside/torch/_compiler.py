@@ -59,7 +59,7 @@ def _compiler_is_known() -> str:
 
 @fact(
     "torch.compiler.wrapper",
-    what="`torch.compile` calls Inductor by a class, and fake tensors are told apart by a key",
+    what="`torch.compile` calls Inductor by a class, and a key distinguishes fake tensors",
     source="torch/__init__.py, _TorchCompileInductorWrapper; torch/_subclasses/fake_tensor.py",
     seen="2.11 to 2.15",
     feature="torch.compile for virtual devices",

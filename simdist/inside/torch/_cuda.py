@@ -15,7 +15,7 @@ __all__ += ["cuda_variables", "cudnn_bindings", "cudnn_module", "exchange_beginn
 __all__ += ["is_built_for_cuda", "says_cuda", "visible_devices"]
 
 CUDA_VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
-"""What `torch.cuda` keeps once per process in variables of its module, but for `_cudart` and what a driver has told."""
+"""What `torch.cuda` keeps once per process in its module's variables, but for `_cudart` and a driver's answers."""
 
 cuda_variables: MutableMapping[str, object] = vars(torch.cuda)
 core_names: MutableMapping[str, object] = vars(core_bindings)
@@ -76,7 +76,7 @@ def cudnn_module() -> ModuleType:
 
 
 _PREFIXES = ("_cuda_", "_gds_", "_nccl_", "_construct_CUDA_")
-_HARMLESS = frozenset(  # they set or tell a number of torch's own; none asks the driver
+_HARMLESS = frozenset(  # they set or return a number of torch's own; none asks the driver
     (
         *("_cuda_isInBadFork", "_cuda_getCompiledVersion", "_cuda_getArchFlags", "_cuda_getHipblasltVersion"),
         *("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit", "_cuda_get_conv_benchmark_empty_cache"),

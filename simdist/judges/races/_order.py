@@ -10,7 +10,7 @@ Invariants:
 - Clocks belong to one life: all that an earlier life did is over when the next begins.
 
 Doubts, each on the side of too much order, which can hide a race and never makes one up: the threads of a rank and its
-child processes count as one; what a store is told counts as there when it was sent; a rank that waits for a work on a
+child processes count as one; what a store is sent counts as there when it was sent; a rank that waits for a work on a
 device counts as if its host had waited; in a group on devices a receive counts as after all that its members had sent.
 On the other side: a rank that only asks `is_completed` learns nothing, nor does one that hears of another by a socket.
 """

@@ -122,7 +122,7 @@ class StoreRaces:
                 )
         key.stale.clear()
         key.version += 1
-        count = self._order.now(rank) - 1  # it has told of this already
+        count = self._order.now(rank) - 1  # it has reported this already
         key.last.append(_Written(key.version, self._life, rank, count, event.operation, where, value, read))
 
     def _lost(self, key: _Key, rank: int, read: int, value: bytes) -> _Written | None:

@@ -1,4 +1,4 @@
-"""Loaders over an `IterableDataset`, which has no indices: batches are told apart by the bits of their tensors.
+"""Loaders over an `IterableDataset`, which has no indices: the bits of their tensors distinguish batches.
 
 The ranks of a model in DDP do not all read the same batches, and the workers of one loader do not either. Either means
 that the data set hands out everything to each of them. Batches that are all alike say nothing.
@@ -36,7 +36,7 @@ class _Pass:
 
     @property
     def says_something(self) -> bool:
-        """True if the batches can be told apart."""
+        """True if the batches can be distinguished."""
         return len(set(self.batches)) > 1 and all(None not in batch and batch for batch in self.batches)
 
 

@@ -13,7 +13,7 @@ itself read some samples twice.
 Augmentation changes samples each time they are read: that ranks read the same then shows in what their data sets hold
 (`_held_data.py`).
 
-Doubt: loaders are told apart by the data set and the line that iterates; two that share both are taken for one.
+Doubt: loaders are distinguished by the data set and the line that iterates; two that share both are taken for one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Installed libraries that look behind what a rank is shown, each told what it may see."""
+"""Installed libraries that look behind what a rank is shown: each gets what it may see."""

@@ -3,7 +3,7 @@
 `subprocess`, `os.system`, `os.popen`, `os.posix_spawn` and `os.spawnv` with its kin start what they always start, in
 real time and with the baton in hand: virtual time stands still meanwhile. When a program ends in virtual time is
 `_programs`' affair, and waiting for it by its pid that of `_waits`. What a child gets from its parent without being
-told is the rank's and not the host's: the environment, the signals that it ignores, and files for the streams, which
+given is the rank's and not the host's: the environment, the signals that it ignores, and files for the streams, which
 end up in the rank's output.
 
 In doubt: what a child prints comes into the rank's output when somebody waits for the child, or the rank writes or

@@ -4,7 +4,7 @@ A mock, a patched function of a library, a default that stands in a class, a hoo
 their own, what a rank's code sets on a module or a class that all share is the rank's own too. From then on the
 attribute is exchanged at each hand-over, and the host's stands again when the world has ended.
 
-Python tells nobody that an attribute of a module or a class is set. While a world with isolation lives, the slot of
+Python does not report that an attribute of a module or a class is set. While a world with isolation lives, the slot of
 `ModuleType`, of `type` and of their subclasses that sets attributes is therefore the one that classes of Python have,
 which looks for a `__setattr__`, and there is ours. What it does not know it does as before, by the function that stood
 in the slot.

@@ -96,7 +96,7 @@ class _Copying(pickle.Pickler):
 class Copies:
     """Copies of several things for one forked child: what hangs on two of them is copied once.
 
-    `end_for_child` gives the child's own `Connection` for its parent's; `found` is told of each function, class and
+    `end_for_child` gives the child's own `Connection` for its parent's; `found` is called for each function, class and
     module that a copy refers to. What can't be copied as a whole is given back as it is.
     """
 

@@ -1,7 +1,7 @@
-"""What ranks leave in state that all of a process share and nothing keeps apart: found at the world's end, and told.
+"""What ranks leave in state that all of a process share and nothing keeps apart, reported at the world's end.
 
 Lists of the interpreter are compared with what they held when the world began, and get that back. What can't be taken
-back, for Python has no function for it, is told when a rank does it. Either stands in `RunResult.shared_state`.
+back, for Python has no function for it, is reported when a rank does it. Either stands in `RunResult.shared_state`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ make them a thousand times as fast, and each look costs as much as in one proces
 of its time there. So while a world lives the first threshold is multiplied by the number of its ranks, as if each had
 a collector of its own; programs that ask see the threshold that they know.
 
-When it looks depends on all that the process has made before the world. A program can tell where garbage holds what is
-counted, as the memory of devices is, or what others see close, as pipes and sockets: in such worlds a rank looks after
-so many hand-overs (`Rounds`), of which every run with one seed has the same, when it next runs what was delivered to
-it. What there was before a world with devices is frozen meanwhile: looking through all of torch would take longer than
-most programs do. A world with child processes, pipes or sockets looks in rounds from the first of them on.
+When it looks depends on all that the process has made before the world. A program can see it where garbage holds what
+is counted, as the memory of devices is, or what others see close, as pipes and sockets: in such worlds a rank looks
+after so many hand-overs (`Rounds`), of which every run with one seed has the same, when it next runs what was delivered
+to it. What there was before a world with devices is frozen meanwhile: looking through all of torch would take longer
+than most programs do. A world with child processes, pipes or sockets looks in rounds from the first of them on.
 
 Callbacks of the host (`gc.callbacks`; hypothesis has one, to time the collector) are not called while a world lives.
 They would run on the rank that happens to make one object too many, and read that rank's clock.

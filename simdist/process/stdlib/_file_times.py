@@ -1,9 +1,10 @@
-"""When files were written, in virtual time: what `os.stat` tells a rank of what ranks have written.
+"""When files were written, in virtual time: what `os.stat` shows a rank of what ranks have written.
 
 Programs compare a file's times with `time.time()`, or two files' with each other: a lock that is stale, the newest
 checkpoint. The real times mean nothing there. So what a rank does to a file or a folder is noted here, with the time
-that its calendar shows, and `os.stat` and its like tell that. The files themselves keep their real times, for the host
-and for programs that ranks start, which have real clocks too. What no rank has written keeps its real times everywhere.
+that its calendar shows, and `os.stat` and its like return that. The files themselves keep their real times, for the
+host and for programs that ranks start, which have real clocks too. What no rank has written keeps its real times
+everywhere.
 
 It sees what Python code calls: `open`, writes of file objects (when their buffers go), functions of `os`, torch's own
 writer. A file that C code has written otherwise gets the time at which a rank first looks at it after it was made, or
@@ -98,7 +99,7 @@ class FileTimes:
         self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, modified_ns, now_ns, found.st_size)
 
     def reported(self, process: SimProcess, found: os.stat_result) -> os.stat_result:
-        """What a rank is told that asks."""
+        """The times for a rank that asks."""
         key = found.st_dev, found.st_ino
         times = self._known.get(key)
         if times is None:
@@ -116,7 +117,7 @@ class FileTimes:
         return kind((*plain[:7], *(each_ns // _SECOND_NS for each_ns in three)), named)
 
     def kept(self, found: os.stat_result) -> KeptTimes | None:
-        """The times that ranks are told now, for `assign`; None if they would be those of the first look."""
+        """The times that ranks see now, for `assign`; None if they would be those of the first look."""
         times = self._known.get((found.st_dev, found.st_ino))
         if times is not None:
             return times.accessed_ns, times.modified_ns, times.changed_ns

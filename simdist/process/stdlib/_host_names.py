@@ -1,7 +1,7 @@
 """The name of the machine that a rank lives on: that of its simulated host, and not the real machine's.
 
 `socket.gethostname`, `os.uname`, `platform.node` and what is made of them (`socket.getfqdn`, names of files and of
-workers) tell a rank the name of its host in the cluster. The names of all hosts of the cluster lead to an address, one
+workers) give a rank the name of its host in the cluster. The names of all hosts of the cluster lead to an address, one
 for each: hosts are numbered from 127.1.0.1 on. These are addresses of the loopback, so ranks can bind sockets to theirs
 and connect to those of others, and two hosts can use one port. Every other name and address is the real machine's
 affair, as it is for all threads that are no ranks'.

@@ -102,7 +102,7 @@ class Pipes:
         return first, second
 
     def hold(self, made: connection.Connection) -> None:
-        """This object has an end, and is told to forget it when its process has ended."""
+        """This object has an end, and forgets it when its process has ended."""
         self._connections.add(made)
 
     def adopt(self, process: SimProcess, made: Iterable[connection.Connection]) -> None:

@@ -186,4 +186,4 @@ TELLERS: dict[str, Callable[[Patches], None]] = {
     "resource": _of_resource,
     "tracemalloc": _of_tracemalloc,
 }
-"""By module: what gives ranks their own, or tells, once it is imported."""
+"""By module: what gives ranks their own, or reports, once it is imported."""

@@ -11,7 +11,7 @@ socket that a rank makes.
 In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
 more than some hundred kilobytes at once, is up to the operating system. A rank that accepts, or receives datagrams from
 anybody, waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the
-host's. Encrypted connections (`ssl`) read and write in C: they are told not to wait, and what they say they want is
+host's. Encrypted connections (`ssl`) read and write in C: they are set not to wait, and what they say they want is
 waited for here.
 """
 
@@ -50,7 +50,7 @@ _HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, n
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
-_PATIENCE_MS = 50.0  # real time within which the system hands over what a task has been told of
+_PATIENCE_MS = 50.0  # real time within which the system hands over what a task was notified of
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 
 

@@ -43,7 +43,7 @@ def standard_number(process: SimProcess, fd: Any) -> int | None:
 
 
 def for_program(process: SimProcess, number: int) -> int:
-    """What a program that the process starts has there, unless it is told something else."""
+    """What a program that the process starts has there, unless it is given something else."""
     laid_over = process.laid_over.get(number)
     return descriptor_of(process, STREAMS[number]) if laid_over is None else laid_over
 

@@ -3,7 +3,7 @@
 `_thread.start_new_thread` (from Python 3.13 on `start_joinable_thread`) begins a task when a task calls it, and
 `threading.Thread` does all the rest by itself. What `threading` keeps once per interpreter and a process has for itself
 is asked for per process: the main thread, who is there, the numbers in names, what is called before the interpreter
-ends. At its end a process does what the interpreter does: idle workers of pools are told to end, threads that are not
+ends. At its end a process does what the interpreter does: idle workers of pools are asked to end, threads that are not
 daemons are waited for, the functions of `atexit` are called, and then whatever still runs is stopped.
 """
 

@@ -95,7 +95,7 @@ class Sim:
 
         `fn` is an ordinary program: it calls `init_process_group` itself, unless `init=True` is given, here or to the
         marker. With `check`, the first failure on a rank is raised here, as the same exception, and a fault that never
-        struck is one as well; with `check=False` the result tells.
+        struck is one as well; with `check=False` the result says so.
 
         Raises:
             SimdistError: the keywords make no sense, or another world is under way.
@@ -181,7 +181,7 @@ class Sim:
 
     def partition(self, *groups: Sequence[int], **span: Unpack[SpanWords]) -> FaultHandle:
         """Nothing passes between different groups of ranks, until `heal`: `sim.partition([0, 1], [2, 3])`."""
-        # What is no group is told with all else that is wrong with the fault.
+        # What is no group is reported with all else that is wrong with the fault.
         return self.give(Partition(groups=groups, **fields_from("partition", span, SpanWords)))  # type: ignore[arg-type]
 
     def hold(self, src: int, dst: int, *, both_ways: bool = False, **span: Unpack[SpanWords]) -> FaultHandle:

@@ -1,4 +1,4 @@
-"""Did a world do what its test wants: which rank failed first, and the exception that tells it."""
+"""Did a world do what its test wants: which rank failed first, and the exception that says so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> Ba
     """What to raise for a world; None if it did well.
 
     A rank that an injected fault killed or stopped did not fail. A fault that never struck is a failure, unless it is
-    optional; what a judge found is one too. `tracebacks` tell where the ranks stand that did not end by themselves.
+    optional; what a judge found is one too. `tracebacks` show where the ranks stand that did not end by themselves.
     """
     for rank in result.ranks:
         if isinstance(rank.exception, _ENDS_ALL):

@@ -1,7 +1,7 @@
 """Gloo, exactly: its words, schedules, order of additions and closed forms (torch 2.13).
 
 `_arguments.py` refuses calls in ProcessGroupGloo's words, `_schedules.py` says which messages each rank sends and
-receives, `_folds.py` adds up bit for bit, `_words.py` tells of timeouts and closed connections, `_ring.py` follows
+receives, `_folds.py` adds up bit for bit, `_words.py` reports timeouts and closed connections, `_ring.py` follows
 large rings in arrays, `_monitored.py` is the monitored barrier.
 """
 

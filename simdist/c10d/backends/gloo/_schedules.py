@@ -149,7 +149,7 @@ def scatter(rank: int, ranks: int, block: int, root: int) -> Program:
 
 
 def barrier(rank: int, ranks: int) -> Program:
-    """Dissemination: in round d the rank hears from r - d and tells r + d."""
+    """Dissemination: in round d the rank hears from r - d and informs r + d."""
     program = ProgramBuilder()
     distance = 1
     while distance < ranks:

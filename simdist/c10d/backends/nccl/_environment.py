@@ -29,12 +29,12 @@ class Environment:
     check_ns: int = 1_000_000_000  # how often the monitor looks for a signal to dump
     pause_ns: int = 60_000_000_000  # of a watchdog that has found something, before it acts
     nan_check: bool = False
-    desync: bool = False  # a timeout tells how far each rank has come
+    desync: bool = False  # a timeout reports how far each rank has come
     timing: bool = False  # works know what they took
-    propagates: bool = False  # an error is told to the other ranks
+    propagates: bool = False  # an error is reported to the other ranks
     rethrows: bool = True  # what ends a watchdog ends the process
     reports_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
-    # What is only told, at level INFO.
+    # Only reported, at level INFO.
     handling_raised: bool = False  # the handling was 0, and desync debug needs one
     registers_tensors: bool = False
     recorded: int = 2000  # calls that the flight recorder keeps

@@ -50,7 +50,7 @@ def refused() -> dist.DistBackendError:
 
 
 def async_error(kind: str, warning: str) -> str:
-    """An error that NCCL tells of a communicator beside all calls, as torch repeats it."""
+    """An error that NCCL reports for a communicator beside all calls, as torch repeats it."""
     return f"NCCL error: {_said(kind, warning)}"
 
 

@@ -103,7 +103,7 @@ class NcclMember(WatchedMember):
         self.preferences: Preferences | None = None  # what NCCL's variables leave of its choice, if they say something
         self._used: list[int] = []  # devices, in the order of their first use
         self._numbers = 0, 0  # collectives and messages so far
-        self.errors: dict[Connection, str] = {}  # what NCCL has told of communicators, in torch's words
+        self.errors: dict[Connection, str] = {}  # what NCCL has reported of communicators, in torch's words
         self.dead: dict[Connection, str] = {}  # those that were aborted, and why, if that was said
         self.informer = Informer(self)
         self.informer.made(size)

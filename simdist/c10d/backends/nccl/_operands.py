@@ -124,7 +124,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def _reduction_and_factor(operands: Operands) -> tuple[str, Factor | None]:
-    """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form tells."""
+    """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form has."""
     opts, op = operands.opts, operands.op
     if op is None and type(opts) in _OPTIONS and opts.reduceOp == _SUM:  # hot
         return "sum", None

@@ -58,7 +58,7 @@ class Hook:
             raise ValueError(_NEEDS_TIMING)
         self._group = group
         self._function = function
-        self._due: dict[NcclWork, None] = {}  # over, and not told of yet
+        self._due: dict[NcclWork, None] = {}  # over, and not reported yet
 
     def over(self, work: NcclWork) -> None:
         """A work is over."""

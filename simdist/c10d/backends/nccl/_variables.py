@@ -17,7 +17,7 @@ _OLD = {"string": Place.OLD_STRING, "number": Place.OLD_NUMBER, "truth": Place.O
 
 
 class Variables:
-    """The variables of a process. `warn` is told what torch warns of: a key for what it says once, text, place.
+    """The variables of a process. `warn` gets what torch warns of: a key for what it says once, text, place.
 
     A variable may have had other names; the newest comes first and goes before the others, which have to be right too.
     """
@@ -70,7 +70,7 @@ class Variables:
         return default
 
     def flag(self, name: str) -> bool | None:
-        """0 or 1 (`check_env`); what says neither is told of, and does not count."""
+        """0 or 1 (`check_env`); another value is reported, and does not count."""
         value = self._environ.get(name)
         if value in (None, "0", "1"):
             return None if value is None else value == "1"

@@ -106,15 +106,15 @@ class NcclFailure:
         return work.error
 
     def peer_left(self, connection: Connection, rank: int, parts: Sequence[Part]) -> None:
-        """Those who wait for something from it may be told by the network."""
+        """Those who wait for something from it may hear of it from the network."""
         peer_left(connection, rank, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
-        """Who is connected by InfiniBand is told when its card has given up."""
+        """A rank that is connected by InfiniBand hears of it when its card has given up."""
         cut_off(connection, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def cut_short(self, connection: Connection, part: Part, source: int, size: int, room: int) -> None:
-        """Sockets tell the rank that is sent more than it has room for."""
+        """Sockets report to a rank that it is sent more than it has room for."""
         cut_short(connection, part, source, (size, room), functools.partial(async_error, "ncclInvalidUsage"))
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:

@@ -61,7 +61,7 @@ class NcclWork(StreamWork):
         )
 
     def error_text(self, error: str) -> str:
-        """What is said when NCCL has told of an error in its communicator."""
+        """What is said when NCCL has reported an error of its communicator."""
         return f"{self._prefix()}Collective {self} raised the following async exception: {error}"
 
     def _prefix(self) -> str:
@@ -75,7 +75,7 @@ class NcclWork(StreamWork):
             self.stash.clear()
 
     def check(self) -> None:
-        """Look whether NCCL has told of an error in its communicator."""
+        """Look whether NCCL has reported an error of its communicator."""
         error = self.group.errors.get(self.connection)
         if self.done or self.error is not None or error is None or self.connection in self.group.dead:
             return

@@ -2,7 +2,7 @@
 
 Torch keys plans of redistribution, and what follows from them, by the mesh; and since a process is one rank, two meshes
 of the same shape are equal although the plan depends on where in the mesh the rank is. For its own threaded tests torch
-has a member of `DeviceMesh` that tells threads apart (`_thread_id`); on a rank it is a number of that rank's process.
+has a member of `DeviceMesh` that distinguishes threads (`_thread_id`); on a rank it is a number of that rank's process.
 
 What draws its random numbers on devices is one object for a process, which begins with a broadcast; a rank that finds
 one there does not. A rule by which an operator shards is that of the rank that registers it. `context_parallel` puts a

@@ -1,4 +1,4 @@
-"""Files that `torch.save` writes: torch's writer for a path is C++, and nothing else tells when it has written."""
+"""Files that `torch.save` writes: torch's writer for a path is C++, and nothing else shows when it has written."""
 
 from __future__ import annotations
 

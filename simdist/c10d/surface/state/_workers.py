@@ -149,7 +149,7 @@ def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
                 code = child.exit_code
                 if not code:
                     continue
-                workers.clear()  # tell it once
+                workers.clear()  # report it once
                 if code > 0:
                     raise RuntimeError(
                         f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. Details are lost "

@@ -19,8 +19,8 @@ __all__ = ["IoError"]
 class IoError(RankFault):
     """An effect on the disk fails: the program gets an OSError with `error`, and nothing is done.
 
-    As Linux has it, a failed fsync (the default `op`) is told once: the next one returns, and the bytes that the first
-    was to bring to the disk are still not there, unless they are written again.
+    As Linux has it, a failed fsync (the default `op`) is reported once: the next one returns, and the bytes that the
+    first was to bring to the disk are still not there, unless they are written again.
     """
 
     op: Annotated[str | None, OPERATION] = "fsync"

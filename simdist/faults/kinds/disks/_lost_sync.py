@@ -19,7 +19,7 @@ class LostSync(RankFault):
     """A sync returns, and nothing was made durable by it: a disk that confirms flushes which it has not made.
 
     The program sees no difference until its host loses power. `op` is "fsync", "fdatasync", "fsync_dir" or "sync"; with
-    `every=1` the disk never tells the truth.
+    `every=1` the disk never keeps what it confirms.
     """
 
     drops: ClassVar[bool] = True

@@ -19,7 +19,7 @@ class Partition(LinkFault):
     """Nothing passes between different `groups` of ranks; ranks in no group reach everyone. Heals at `until_ns`.
 
     With `one_way` nothing passes from the first group to the others; all that goes the other way does, and so does
-    what a receiver tells a sender before it sends. With `period_ns` the network splits and heals in turn until
+    what a receiver answers a sender before it sends. With `period_ns` the network splits and heals in turn until
     `until_ns`: each period it is split at first, and whole for its last `up_ns`. What does not pass arrives as soon
     as it can; a real TCP waits for its next retransmission, which may find the network split again.
 

@@ -31,7 +31,7 @@ class HostCrash(DeathFault):
     In the middle of a write (`op="write", when="during"`) `bytes_written` says how many of its bytes the host has seen;
     None: half of them. Which of them are on the disk is for the outcome to say.
 
-    No packet tells the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
+    No packet informs the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
     again. A restart waits until then. The launcher's store lives on the first host.
     """
 

@@ -18,7 +18,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 
 
 class DeviceWrong(LastingFault):
-    """The device of the rank computes wrongly while it lasts, and nobody is told: silent data corruption.
+    """The device of the rank computes wrongly while it lasts, and nobody hears of it: silent data corruption.
 
     Each result of a matrix product, or of the operator that `kernel` names ("exp", "convolution"), has one element that
     is `factor` times what it should be; which one is drawn from the run's seed. Results of other types than
@@ -52,7 +52,7 @@ class DeviceWrong(LastingFault):
             yield "factor", "1 changes nothing"
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Change results from the start on, and tell of it with the first."""
+        """Change results from the start on, and report it with the first."""
         kernels = PRODUCTS if self.kernel is None else (self.kernel,)
         reported: list[int] = []
 

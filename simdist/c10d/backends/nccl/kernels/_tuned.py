@@ -7,7 +7,7 @@ time; its bytes are a load on the links of all channels, which leave a host by o
 Rings go from rank to rank, hosts in the order of the ranks; trees have a chain in each host, whose first GPU talks to
 the parent and the second child and whose second GPU to the first child (graph/connect.cc, trees.cc). In doubt: real
 channels begin with different GPUs of a host. Here that is so for what they put on the links, not for the order of
-additions, which only the topology's search would tell.
+additions, which only the topology's search would show.
 
 Circle of imports: it is an algorithm like the plain one, which makes it for a cluster that has a model of NCCL.
 """

@@ -2,7 +2,7 @@
 
 A time is a latency, and bytes over a bandwidth, for ring and tree and for each of the protocols LL, LL128 and Simple;
 the least is taken. In doubt: NVLink SHARP, CollNet and PAT are left out, in which switches add up, in an order that
-nobody tells; the graph is that of one channel after the other, as published ones are, and not searched for.
+is published nowhere; the graph is that of one channel after the other, as published ones are, and not searched for.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class DesyncDebugger:
                 log(group.nccl.process, "E", text, Place.TRACE_STORE_GONE)
 
     def run(self) -> None:
-        """The watchdog has found a timeout: it tells who has come how far."""
+        """The watchdog has found a timeout: it reports how far each rank has come."""
         if not self._enabled:
             return
         group, place = self._group, Place.DESYNC_REPORT

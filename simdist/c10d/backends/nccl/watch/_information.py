@@ -1,6 +1,6 @@
 """What ProcessGroupNCCL says of itself at level INFO, which TORCH_CPP_LOG_LEVEL=INFO shows (torch 2.13).
 
-Left out are the lines that tell addresses of C++ objects or C++ stacks. The destructor's lines come right after the
+Left out are the lines with addresses of C++ objects or C++ stacks. The destructor's lines come right after the
 group was destroyed, or when the program ends, no matter who still holds the group.
 """
 
@@ -33,7 +33,7 @@ class Informer:
             log(self._process, "I", f"{self._group._prefix()}{text}" if prefixed else text, place)
 
     def made(self, size: int) -> None:
-        """The group was made; the first of a process tells the environment as well."""
+        """The group was made; the first of a process reports the environment as well."""
         if not shows(self._process, "I"):
             return
         group, environment = self._group, self._group.environment

@@ -2,7 +2,7 @@
 
 That of a process's first group looks every second whether a watchdog of the job has asked for dumps, and into the
 process's pipe; every monitor looks, every eight minutes, whether its group's watchdog still goes round. What it finds
-it tells, and some minutes later it ends the process, if the group has not been shut down by then. It is a thread in
+it reports, and some minutes later it ends the process, if the group has not been shut down by then. It is a thread in
 torch, and timers here: they begin with the first thing that there is to see.
 """
 

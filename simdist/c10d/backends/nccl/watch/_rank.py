@@ -52,7 +52,7 @@ class RankNccl:
             log(self.process, "W", f"Warning: {text} {function}", place)
 
     def write_dump(self, say: Callable[..., None], *, frames: bool, active: bool) -> bool:
-        """Write the flight record, if a file is named; False if nothing is recorded. `say` tells of it."""
+        """Write the flight record, if a file is named; False if nothing is recorded. `say` reports it."""
         if not self.recorder.limit:
             return False
         variables = self.variables()

@@ -1,4 +1,4 @@
-"""Errors that ranks of a group tell each other by its store, with TORCH_NCCL_PROPAGATE_ERROR (torch 2.13).
+"""Errors that ranks of a group report to each other by its store, with TORCH_NCCL_PROPAGATE_ERROR (torch 2.13).
 
 The watchdog that finds a failure leaves the rank's number in the group's store, under `remote_error:<group>`; that of
 every other rank asks for it each time that it goes round, says so, and does no more. Without a store each of its rounds

@@ -1,8 +1,9 @@
 """What a rank's NCCL sees of a peer that is gone, by what the two talked over.
 
 Ranks of a host share memory, or talk from device to device: nobody looks whether the other still lives. Over sockets
-the kernel closes the connection, and who waits for something from there is told at once; without power nobody does.
-InfiniBand's cards send again and again what is not acknowledged, and give up after a while, over a cut link as well.
+the kernel closes the connection, and a rank that waits for something from there hears of it at once; a host without
+power closes nothing. InfiniBand's cards send again and again what is not acknowledged, and give up after a while, over
+a cut link as well.
 
 A cluster does not say which cards its hosts have: they talk over sockets, unless NCCL_NET says IB.
 """
@@ -60,7 +61,7 @@ def problem_of_networks(process: SimProcess, config: NcclConfig) -> str:
 
 
 def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: Callable[[str], str]) -> None:
-    """A rank's end of a connection is gone: tell those who wait for something from it, if the network does.
+    """A rank's end of a connection is gone: inform those who wait for something from it, if the network does.
 
     `error` makes torch's words of a warning of NCCL.
     """

@@ -1,6 +1,6 @@
 """The watchdog of a group: what becomes of an operation that does not end (torch 2.13).
 
-It looks every 100 ms. When a work is older than its timeout, or NCCL has told of an error, it says so, asks all
+It looks every 100 ms. When a work is older than its timeout, or NCCL has reported an error, it says so, asks all
 processes of the job to dump (`_monitor`), sleeps for a minute and takes its process down, whatever the program does
 meanwhile. It is a thread in torch, and timers here: they begin with the first thing that there is to do.
 
@@ -128,7 +128,7 @@ class Watchdog:
         when_it_runs(self._process, self._look)
 
     def notice(self) -> None:
-        """NCCL has told of an error in a communicator: the watchdog sees it when it next looks."""
+        """NCCL has reported an error of a communicator: the watchdog sees it when it next looks."""
         simulation = self._process.simulation
         simulation.call_at(self.tick_after(simulation.now_ns), lambda: when_it_runs(self._process, self._look))
 
@@ -211,7 +211,7 @@ class Watchdog:
             self._look()
 
     def _terminate(self, what: str) -> None:
-        """The watchdog's thread ends by an exception, and takes the process with it unless it is told not to."""
+        """The watchdog's thread ends by an exception, and takes the process with it unless a variable forbids that."""
         process = self._process
         self._group.dump_extra()
         log(process, "E", what, Place.WATCHDOG_ENDED)

@@ -47,7 +47,7 @@ class WatchedMember(GroupBackend):
     informer: Informer
     hook: Hook | None  # called for each work that is over
     closed: bool  # it was shut down, or the program has aborted it
-    errors: dict[Connection, str]  # what NCCL has told of communicators, in torch's words
+    errors: dict[Connection, str]  # what NCCL has reported of communicators, in torch's words
     dead: dict[Connection, str]  # those that were aborted, and why, if that was said
     _is_joined: bool  # somebody has waited for the end of its watchdog
     _error: str  # what has happened to the group first
@@ -89,7 +89,7 @@ class WatchedMember(GroupBackend):
         log(self._member.process, level, f"{self._prefix()}{text}", place)
 
     def keep_begun(self, work: NcclWork) -> None:
-        """A collective was launched, in a group that tells how far it has come."""
+        """A collective was launched, in a group that reports how far it has come."""
         if self.timing:
             now_ns = self._communicator.simulation.now_ns
             over = [each for each in self._begun if each.done]
@@ -228,7 +228,7 @@ class WatchedMember(GroupBackend):
         self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
     def report_error(self, connection: Connection, text: str) -> None:
-        """NCCL tells of an error in a communicator: a caller that asks learns of it, the watchdog when it looks."""
+        """NCCL reports an error of a communicator: a caller that asks learns of it, the watchdog when it looks."""
         self.errors.setdefault(connection, text)
         self._member.process.wake()
         self.watchdog.notice()
