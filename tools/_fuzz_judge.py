@@ -123,7 +123,7 @@ def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding 
                     functools.partial(perform, case.program), record_results=True, **case.plan.arguments()
                 )
         except LivelockError as error:
-            # A rank that polls for what never comes; the verdict has to be the same each time.
+            # A rank that polls for what never arrives; the verdict has to be the same each time.
             seen: tuple[Any, ...] = ("livelock", str(error).splitlines()[0])
         except Exception as error:
             return Finding(f"{type(error).__name__} of the run", "".join(traceback.format_exception(error))[-6000:])

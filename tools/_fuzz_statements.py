@@ -512,7 +512,7 @@ def _date(s: Statement, state: _Rank) -> None:
 
 
 def _uneven_work(s: Statement, state: _Rank) -> None:
-    """Some ranks come much later than others."""
+    """Some ranks arrive much later than others."""
     time.sleep((state.rank * s.number % 5) / 10)
     dist.barrier()
 

@@ -203,7 +203,7 @@ def never_calls(absent: int = 1, operation: str = "all_reduce", timeout_seconds:
 
 
 def misses_monitored_barrier(absent: int = 1, wait_all_ranks: bool = False, limit_seconds: float = 1.0) -> None:
-    """One rank does not come to a monitored barrier."""
+    """One rank does not arrive at a monitored barrier."""
     rank, _ = start()
     dist.barrier()
     if rank == absent:

@@ -1,6 +1,6 @@
 """Faults of the links between ranks.
 
-They are rules laid on the network, and no judges on the bus, because a link is asked about moments that have not come.
+They are rules laid on the network, and no judges on the bus, because a link is asked about moments that lie ahead.
 A collective in trouble is worked out ahead, message by message, and anew whenever something changes: each time for the
 latency of a message that would leave at some later moment, and from when it gets through. An announcement happens once,
 at the moment of its effect, and a verdict may draw, count or kill. A rule is a pure function of two ranks and a moment:

@@ -38,7 +38,7 @@ def problems_of(
 ) -> list[str]:
     """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
 
-    With `max_restarts`, a fault of a life that never comes does not fit either; with `has_disk`, `has_local_disks` or
+    With `max_restarts`, a fault of a life that never begins does not fit either; with `has_disk`, `has_local_disks` or
     `has_devices` False, one of what is not there; without `moves_payloads`, one that changes them.
     `others` are in the world already, and `names` are of faults that may still come.
     """

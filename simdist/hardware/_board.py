@@ -106,7 +106,7 @@ class Board:
             return self._wait(lambda: self._entered.issuperset(whats), limit_s)
 
     def wait_entered_or_ended(self, what: object, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
-        """Wait until this has been entered, or the rank is gone; which of the two has come."""
+        """Wait until this has been entered, or the rank is gone; which of the two has happened."""
         with self._changed:
             self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
             return what in self._entered, rank in self._ended.get(life, ())
@@ -141,7 +141,7 @@ class Board:
             self._changed.notify_all()
 
     def take(self, nodes: int, limit_s: float) -> dict[int, Any]:
-        """Wait for what all nodes have to give; what has come when the limit passes."""
+        """Wait for what all nodes have to give; what has arrived when the limit passes."""
         with self._changed:
             self._wait(lambda: len(self._given) >= nodes, limit_s)
             return dict(self._given)

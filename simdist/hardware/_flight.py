@@ -88,7 +88,7 @@ def save_record(job: Job, rank: int, life: int) -> None:
         return
     try:
         _own_path(Path(job.out), rank, life).write_bytes(dump())
-    except Exception as error:  # whatever it is, the rank has come to its own end
+    except Exception as error:  # whatever it is, the rank has reached its own end
         sys.stderr.write(f"simdist: rank {rank} could not write its flight record: {error!r}\n")
 
 

@@ -1,6 +1,6 @@
 """A tensor that is on its way is left alone: what an operation takes is what was there when it was called.
 
-A backend reads the memory of a send when the receiver is ready, and that of a collective when the others have come,
+A backend reads the memory of a send when the receiver is ready, and that of a collective when the others have arrived,
 which may be long after `isend` or a call with `async_op=True` has returned. What the program writes there meanwhile
 goes out instead, on some schedules only. Of sends strict worlds make an error themselves; there this judge says nothing
 of them.

@@ -1,4 +1,4 @@
-"""What is left over when all ranks have come to their end: collectives that some called more often, groups that some
+"""What is left over when all ranks have reached their end: collectives that some called more often, groups that some
 never joined, works that nobody waited for, messages that nobody received. And, as soon as it happens, gradients that
 are reduced twice (`_twice_reduced.py`), and threads that use one group in no order (`_thread_order.py`).
 

@@ -109,7 +109,7 @@ class Simulation(Turns):
 
         The calling thread may then look at the world and act on it, and go on with another `run_until` or `run`. The
         stop leaves no mark: the world goes on as if there had been none. Returns False if every task has ended, and
-        time stands still at the last end; while tasks wait for what never comes, time still moves to `time_ns`.
+        time stands still at the last end; while tasks wait for what never arrives, time still moves to `time_ns`.
 
         Raises:
             SimdistError: `time_ns` has passed.

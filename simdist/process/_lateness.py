@@ -58,6 +58,6 @@ class Shown:
 
 
 def seen(process: SimProcess, clock: int, shown_s: float) -> float:
-    """What a clock shows that has come to so many seconds."""
+    """What a clock shows that has reached so many seconds."""
     shown_s = process.seen_s[clock] = max(shown_s, process.least_s[clock])
     return shown_s

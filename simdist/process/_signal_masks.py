@@ -68,7 +68,7 @@ class SignalMasks:
         self._masks[task] = self.mask_of(starter)
 
     def kept_for(self, task: Task) -> set[int]:
-        """The signals that have come and that the task blocks."""
+        """The signals that have arrived and that the task blocks."""
         return {number for number, of, _ in self._kept if of in (None, task)} & self.mask_of(task)
 
     def keeps(self, number: int, thread: Task | None, origin: Origin) -> bool:

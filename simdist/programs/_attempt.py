@@ -62,7 +62,7 @@ class EndlessError(SimdistError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a run may be: so many events, as a program that asks for ever for what never comes has no end."""
+    """How long a run may be: so many events, as a program that asks for ever for what never arrives has no end."""
 
     events: int
     settled_ns: int = 0  # virtual time from which on everything has healed

@@ -46,7 +46,7 @@ class Cause:
 
 
 def outcome_of(result: RunResult) -> str:
-    """How each rank ended, in one line; ranks that came to the same stand together."""
+    """How each rank ended, in one line; ranks that ended alike stand together."""
     ends: dict[str, list[int]] = {}
     for rank in result.ranks:
         ends.setdefault(_end_of(rank), []).append(rank.rank)

@@ -50,7 +50,7 @@ def verdict_of(ran: Ran, attempt: Attempt, plain: RunResult) -> Verdict:
     result = ran.result
     if result is None:
         mortal = any(fault.kind in DEADLY for fault in attempt.faults)
-        asks = isinstance(ran.error, LivelockError | EndlessError)  # for ever, for what never comes
+        asks = isinstance(ran.error, LivelockError | EndlessError)  # for ever, for what never arrives
         return Verdict("explained" if cause is None or (mortal and asks) else "found", cause)
     corrupted = any(fault.struck and fault.kind in CORRUPTING for fault in result.faults)
     if cause is None and result.restarts == 0:

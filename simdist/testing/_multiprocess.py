@@ -321,7 +321,7 @@ class SimulatedProcesses:
         if raised:
             raise raised[0]
         if launcher is not None and not reported:
-            self._judge(self._tested, result.virtual_time_ns / 1e9)  # it waits for what never comes
+            self._judge(self._tested, result.virtual_time_ns / 1e9)  # it waits for what never arrives
             raise AssertionError(f"the main process of the test waits for what never comes\n{result.deadlock or ''}")
 
     def _hand_over(self, ranks: Iterable[SimProcess]) -> None:

@@ -59,7 +59,7 @@ class MembersAwaited:
 
 @dataclass(frozen=True, slots=True)
 class MembersMet:
-    """Reported: all of them have come. The fields are those of `MembersAwaited`."""
+    """Reported: all of them have arrived. The fields are those of `MembersAwaited`."""
 
     process: SimProcess
     communicator: Communicator

@@ -71,7 +71,7 @@ class WorkWaited:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class CollectiveRead:
-    """Reported: the tensors of a collective, of all its ranks that have come, are about to be read."""
+    """Reported: the tensors of a collective, of all its ranks that have arrived, are about to be read."""
 
     works: Sequence[SimWork]
 

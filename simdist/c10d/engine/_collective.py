@@ -25,9 +25,9 @@ Invariants:
   came. At zero the collective ends and is forgotten; its timers, its deadline and its bytes on the wires go with it.
 - `arrivals` is in the order of the calls, which decides ties; a settled arrival stays in it, since its messages may be
   what others still wait for. Only the fast path empties it, when everyone has settled at once.
-- The deadline of the fast path is the earliest of those who have come, as if each waited from its call on for somebody
-  who is missing. That may be too early, never too late: when it comes, the collective is followed, and that shows who
-  waits since when.
+- The deadline of the fast path is the earliest of those that have arrived, as if each waited from its call on for
+  somebody who is missing. That may be too early, never too late: when it comes, the collective is followed, and that
+  shows who waits since when.
 - What the closed form gives equals what following gives, to a few per cent: a property of the backends' algorithms,
   held by tests, and the reason why an operation may begin one way and end the other.
 
@@ -96,7 +96,7 @@ class Arrival:
         self.work = work  # settled together with the arrival, unless the member's process is gone
         self.operation = operation  # what this member called; the collective's own unless ranks disagree
         self.payload = payload  # a copy once a reduce has let the member go early
-        self.time_ns = time_ns  # when it came; later if it was stopped inside and its messages leave only now
+        self.time_ns = time_ns  # when it arrived; later if it was stopped inside and its messages leave only now
         self.timeout_ns = timeout_ns  # for each wait of its part
         self.settled: Failed | Done | None = None  # how its part ended; set once, and not before it has
         self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; "" until a mismatch asks for it
@@ -137,12 +137,12 @@ class Collective:
 
     def __init__(self, communicator: Communicator, operation: Operation, sequence: int) -> None:
         self.communicator = communicator
-        self._set_operation(operation)  # what the first to come called: the others are compared with it
+        self._set_operation(operation)  # what the first to arrive called: the others are compared with it
         self.sequence = sequence  # the same on all members
         self.phase = _GATHERING  # changes in `_enter` only
         self.arrivals: dict[int, Arrival] = {}  # by group rank, in the order of the calls
         self.unsettled = communicator.size  # members whose part has not ended; falls, and never below 0
-        self.begin_ns = -1  # when the last of all members came; -1 before
+        self.begin_ns = -1  # when the last of all members arrived; -1 before
         self.mismatched = False  # not strict, and calls differ: each rank's messages are those of its own call
         self.deadline_ns: int | None = None  # watched by the kernel while it is not None
         self.strikes: Strikes | None = None  # faults that strike inside; None: none ever did
@@ -154,7 +154,7 @@ class Collective:
 
     def _set_operation(self, operation: Operation) -> None:
         self.operation = operation
-        # A rank may be done before all have come.
+        # A rank may be done before all have arrived.
         self._one_by_one = operation.name in ROOTED and self.communicator.lets_some_go(operation)
 
     def _enter(self, phase: Phase) -> None:
@@ -253,7 +253,7 @@ class Collective:
         return True
 
     def _fail_disagreeing(self) -> None:
-        """Fail everyone who has come with an error that names all calls; a rank that arrives later gets it at once."""
+        """Fail all that have arrived with an error that names all calls; a rank that arrives later gets it at once."""
         text = describe_mismatch(self)
         for arrival in list(self.arrivals.values()):
             if arrival.settled is None:
@@ -289,7 +289,7 @@ class Collective:
                 self.strikes.strike_at(rank, now + duration_ns // 2)
 
     def _move_end(self) -> None:
-        """Other flows have come to its links, or have left them."""
+        """Other flows have arrived at its links, or have left them."""
         assert self._wire is not None
         assert self._timer is not None
         self._timer.cancel()

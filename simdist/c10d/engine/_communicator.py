@@ -306,7 +306,7 @@ class Communicator:
         return self.network.load([(self._global(source), self._global(target), 1.0)])
 
     def lets_some_go(self, operation: Operation) -> bool:
-        """True if a rank may be done before all have come."""
+        """True if a rank may be done before all have arrived."""
         found = self._lets_some_go.get(operation)
         if found is None:
             found = self._lets_some_go[operation] = self.algorithm.lets_some_go(operation, self.size)

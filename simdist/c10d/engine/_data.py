@@ -66,7 +66,7 @@ def _reduce(algorithm: Algorithm, operation: Operation, payloads: Sequence[Flat]
 def leave_reduce(
     algorithm: Algorithm, operation: Operation, rank: int, ranks: int, tensor: Tensor, inputs: Mapping[int, Tensor]
 ) -> None:
-    """Put into `tensor` what a reduce leaves with a rank that is done before all have come."""
+    """Put into `tensor` what a reduce leaves with a rank that is done before all have arrived."""
     algorithm.leave_reduce(tensor, inputs, _reduction(algorithm, operation), rank, ranks, paired=_is_complex(operation))
 
 

@@ -93,7 +93,7 @@ class Followed:
         self._communicator = communicator
         self.hand_over = self._communicator.hand_over(collective)
         self.outdated = False  # see the top of the file
-        self.everyone_inside = False  # all members have come, and the flow knows
+        self.everyone_inside = False  # all members have arrived, and the flow knows
         self._wire = wire
         # Its bytes count on the network. The same for its life, but for ranks that disagree after a light first call.
         self._heavy = (
@@ -101,7 +101,7 @@ class Followed:
         )
         self._wire_since_ns: int | None = None  # the pace has changed since then, and the flow has not been retimed
         self._same_load = False  # what is on the wires now does not change: only the pace does
-        self._arriving: list[int] = []  # ranks that came at this instant, and that a ring does not know of yet
+        self._arriving: list[int] = []  # ranks that arrived at this instant, and that a ring does not know of yet
         self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
         self.timers: dict[int, Timer] = {}  # by rank: when its part ends; `Collective.settle` takes one out
 
@@ -255,7 +255,7 @@ class Followed:
 
     @unseen
     def arrive(self, rank: int) -> None:
-        """A member has come, and is among the arrivals."""
+        """A member has arrived, and is among the arrivals."""
         flow, collective = self._flow, self._collective
         if isinstance(flow, Recalled):
             undisturbed = not (self.outdated or collective.mismatched or self._communicator.troubled)
@@ -458,7 +458,7 @@ class Followed:
         return self._communicator.followed_load.of(self._worked_out())
 
     def _change_pace(self) -> None:
-        """Others have come to its links, or left them: all that is still to come takes another time."""
+        """Others have arrived at its links, or left them: all that is still to come takes another time."""
         if self._wire is None:
             return  # everyone is done with it
         self._same_load = True

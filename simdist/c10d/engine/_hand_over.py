@@ -1,15 +1,15 @@
 """Who gets which bytes of a collective whose ranks end one by one.
 
 When all end at once, `_data.execute` does the whole operation for everyone. A rank that ends by itself gets its part
-then, for its program goes on and may change its tensors; a rank whose part fails keeps what had come by then. There are
-four ways, in this order:
+then, for its program goes on and may change its tensors; a rank whose part fails keeps what had arrived by then. There
+are four ways, in this order:
 
 - Its bytes are followed, and what the copies hold is put into its tensors, be it done or failed. See `Movement`, and
   `RingFlow` for large rings.
 - Ranks disagree and the bytes are not followed: only gather and scatter give what fits to those that call the same
   with the same root; the rest is left as it was.
 - A rooted operation moves a transfer's data when the first of its two ends is done (`Rooted`).
-- All have come: the first one to end does it for everyone. Or they have not, which only a reduce lets happen: see
+- All have arrived: the first one to end does it for everyone. Or they have not, which only a reduce lets happen: see
   `leave_reduce`.
 
 Invariants: bytes are followed from the first rank's end on, or never, since later the tensors of those that are done
@@ -150,7 +150,7 @@ class HandOver:
         return 0
 
     def leave_partial(self, rank: int) -> None:
-        """Put into the tensors of a rank whose part failed what had come."""
+        """Put into the tensors of a rank whose part failed what had arrived."""
         operation = self._collective.arrivals[rank].operation
         if operation.name == "all_to_all" and operation.extra is not None and len(operation.extra.inputs) > 1:
             return  # of a list, which torch fills at the end

@@ -316,7 +316,7 @@ class Mailbox:
         return word_ns
 
     def _move_end(self, send: P2PWork, receive: P2PWork) -> None:
-        """Others have come to its links, or left them: it and what waits behind it end at another moment."""
+        """Others have arrived at its links, or left them: it and what waits behind it end at another moment."""
         communicator = self._communicator
         simulation = communicator.simulation
         assert receive.left_ns is not None

@@ -13,7 +13,7 @@ __all__ = ["describe_mismatch"]
 
 
 def describe_mismatch(collective: Collective) -> str:
-    """Every call of those who have come, each with the line of the program that made it.
+    """Every call of those that have arrived, each with the line of the program that made it.
 
     The line is looked for when it is first asked for, while the rank still stands in its call.
     """

@@ -2,7 +2,7 @@
 
 Real Gloo exchanges addresses through the store and connects every pair, which is quadratic; here the members meet in a
 communicator that belongs to the store's server and is named by the store's prefix, and each parks once until all have
-come. What is visible of the exchange (a key per rank, the error of a rank whose peers never come) is kept.
+come. What is visible of the exchange (a key per rank, the error of a rank whose peers never arrive) is kept.
 
 Invariants:
 - The groups that ever met at a prefix stand in the server's `groups`, in the order of their first members. A member

@@ -119,7 +119,7 @@ class Algorithm(ABC):
         return None
 
     def lets_some_go(self, operation: Operation, ranks: int) -> bool:
-        """True if a rank may be done before all have come."""
+        """True if a rank may be done before all have arrived."""
         return operation.name in COPIES
 
     def leave_reduce(
@@ -132,9 +132,9 @@ class Algorithm(ABC):
         *,
         paired: bool = False,
     ) -> None:
-        """Put into `tensor` what a reduce leaves with a rank that is done before all have come; by default what it had.
+        """Put into `tensor` what a reduce leaves with a rank that is done before all have arrived.
 
-        `inputs` are the flat tensors of those that have.
+        By default that is what it had. `inputs` are the flat tensors of those that have.
         """
         tensor.copy_(inputs[rank])
 
@@ -149,7 +149,7 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Collision:
-    """How calls end that do not fit: those of `done` ranks do, with what has come to them.
+    """How calls end that do not fit: those of `done` ranks do, with what has arrived for them.
 
     `cut` are messages that a network's card has no room for: from whom, to whom, their bytes, the room that there is.
     """
@@ -242,11 +242,11 @@ class StreamFailure(Failure, Protocol):
         ...
 
     def first_is_missing(self, connection: Connection, rank: int, why: int | str) -> BaseException:
-        """The rank that all others need for a connection has not come in `why` ns, or why nobody can know; an error."""
+        """The error where the rank that all others need has not arrived: after `why` ns, or for the reason `why`."""
         ...
 
     def others_are_missing(self, connection: Connection) -> BaseException:
-        """Some other rank has not come, and there is a limit to that; the error of those that have."""
+        """Some other rank has not arrived, and there is a limit to that; the error of those that have."""
         ...
 
     def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
@@ -310,7 +310,7 @@ class Backend:
         """Pass a monitored barrier.
 
         Raises:
-            RuntimeError: the backend has none; or ranks did not come.
+            RuntimeError: the backend has none; or ranks did not arrive.
         """
         if self.monitored_barrier is None:
             raise RuntimeError(f"Backend {self.name} does not support monitoredBarrier")

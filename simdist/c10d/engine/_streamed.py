@@ -2,8 +2,8 @@
 
 A group makes *connections*: of all members, or of two. A rank's call is a `Part` of something: of a collective, which
 its n-th call on a connection meets the n-th of every other; or of a message, which meets the first one of the other end
-that waits. A part begins when the stream that it was given to has come there, and the whole when all parts have. Then
-the bytes move at once, and the time that they take passes on the streams: each part has a mark at which it ends.
+that waits. A part begins when the stream that it was given to has arrived there, and the whole when all parts have.
+Then the bytes move at once, and the time that they take passes on the streams: each part has a mark at which it ends.
 
 Nothing is compared between ranks, no part of the others ends when one is missing, and nobody sees that a peer is gone:
 a waiting rank waits until the watchdog or the program ends the wait.
@@ -83,7 +83,7 @@ class Connection:
         return self.ends[rank][2]
 
     def meet(self, member: Member) -> None:
-        """Park until all ranks of the connection have come to a meeting as often as this one has."""
+        """Park until all ranks of the connection have arrived at a meeting as often as this one has."""
         mine = self.meetings[member.rank] = self.meetings[member.rank] + 1
         for rank in self.ranks:
             other = self.communicator.members[rank]
@@ -339,7 +339,7 @@ class _Meeting:
         self._number = number
 
     def missing(self) -> list[int]:
-        """Those who have not come."""
+        """Those that have not arrived."""
         return [rank for rank, number in self._connection.meetings.items() if number < self._number]
 
     def describe(self) -> str:
@@ -376,7 +376,7 @@ class StreamCommunicator(Communicator):
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
-        """The ranks in the world of its members, whether they have come or not."""
+        """The ranks in the world of its members, whether they have arrived or not."""
         return self.ranks
 
     def connection(
@@ -421,7 +421,7 @@ class StreamCommunicator(Communicator):
         wait = _Joining(connection)
         deadline_ns = simulation.now_ns + limit_ns + self.failure.late_ns
         rest_limit_ns: int | None = None
-        unknown = any(maker != member.rank for maker in makers)  # at first it does not even know that they have come
+        unknown = any(maker != member.rank for maker in makers)  # at first it does not even know that they have arrived
         while not connection.made:
             if unknown:
                 try:

@@ -59,11 +59,11 @@ class Strikes:
                 arrival.work.error = error
 
     def ranks_during(self) -> list[int]:
-        """Whom something strikes during it, whether they have come or not."""
+        """Whom something strikes during it, whether they have arrived or not."""
         return [rank for rank, (when, _) in self._pending.items() if when == "during"]
 
     def hold_back(self) -> bool:
-        """Keep back the messages of those who have come and will be struck; True if there are any."""
+        """Keep back the messages of those that have arrived and will be struck; True if there are any."""
         collective = self._collective
         if collective.operation.size >= UNDER_WAY:
             return False

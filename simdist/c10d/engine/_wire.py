@@ -19,7 +19,7 @@ _WINDOWS = 8  # into which more of them are cut, each with the average load
 
 
 class WireCost:
-    """A collective of one group, all of whose members have come and nothing is wrong: one flow.
+    """A collective of one group, all of whose members have arrived and nothing is wrong: one flow.
 
     `duration_ns` from the last arrival to completion when nothing else is on the links, of which bytes move in the last
     `wire_ns`. `load` is worked out when it is first asked for.

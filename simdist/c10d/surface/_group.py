@@ -83,7 +83,7 @@ class SimProcessGroup(Reductions, Copies):
         there = [members[rank] for rank in ranks if 0 <= rank < self._size]
         world_ranks = [member.process.rank for member in there if member is not None]
         if len(world_ranks) < len(ranks):
-            world_ranks = []  # some have not come yet, in a group that connects when it is first used
+            world_ranks = []  # some have not arrived yet, in a group that connects when it is first used
         options.global_ranks_in_group = world_ranks
         return self.maker.make_child(self, store, ranks.index(self.rank()), len(ranks), options, world_ranks)
 

@@ -8,7 +8,8 @@ A client that a rank makes of a real server in this process is a real one, too (
 parent process that holds the server hands out its port. What a TCPStore sends without waiting for an answer (`set`)
 is followed by a question, so that the server's thread, which runs in real time, has it before the next rank looks.
 
-In doubt: what a view says of a key that never comes lacks the view's prefix, which torch's `PrefixStore` does not give.
+In doubt: what a view says of a key that never arrives lacks the view's prefix, which torch's `PrefixStore` does not
+give.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedel
     """Let virtual time pass until the keys are there.
 
     Raises:
-        DistStoreError, RuntimeError: they do not come in time, in the store's own words.
+        DistStoreError, RuntimeError: they do not arrive in time, in the store's own words.
     """
     limit = store.timeout if timeout is None else timeout
     kind = {HashStore: "hash", FileStore: "file"}.get(type(_innermost(store)), "tcp")

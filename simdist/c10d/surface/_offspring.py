@@ -122,7 +122,7 @@ def merge_remote_group(
     They are numbered in the order in which they come there.
 
     Raises:
-        RuntimeError: more ranks come than it has.
+        RuntimeError: more ranks arrive than it has.
         UnsupportedError: real ranks would meet by chance.
     """
     if size > 1:

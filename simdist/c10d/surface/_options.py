@@ -2,8 +2,8 @@
 
 `torch.distributed.all_reduce` makes an `AllreduceOptions` for each call and sets what it says, and the group reads it
 again. Each of these is a call of C++, and together they are a sixth of a small all-reduce. So the function gets code
-that makes an object of Python there; all else about it stays. What a program makes itself is torch's own
-(`dist.AllreduceOptions()`), and torch's own is what methods of C++ are given, whatever calls them.
+that makes an object of Python there on a rank; all else about it stays. What a program makes itself is torch's own
+(`dist.AllreduceOptions()`), and methods of C++ get torch's own, whatever calls them.
 
 Invariant: what torch's class refuses is refused, in its words: `real` asks it.
 """
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from simdist.c10d.surface._compat import REDUCE_NAMES, ProcessGroup
 from simdist.inside.python import Make, Redirection, code_with, looks_up
 from simdist.inside.torch import c10d_bindings, c10d_module
-from simdist.process import Patches
+from simdist.process import Patches, current_runtime
 
 __all__ = ["AllReduceOptions", "BroadcastOptions", "install", "real_options"]
 
@@ -119,7 +119,16 @@ def _redirections() -> list[Redirection]:
 
 
 def _making_light(function: FunctionType) -> CodeType:
-    return code_with(function, {light.of.__name__: light for light in _LIGHT if light.by == function.__name__})
+    return code_with(function, {light.of.__name__: _maker(light) for light in _LIGHT if light.by == function.__name__})
+
+
+def _maker(light: type[_Options]) -> Callable[[], object]:
+    """Makes a light object on a rank; a thread of the host may give it to C++ when the world is over."""
+
+    def make() -> object:
+        return light.of() if current_runtime() is None else light()
+
+    return make
 
 
 def _taking(name: str) -> Make:

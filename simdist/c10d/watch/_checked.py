@@ -80,7 +80,7 @@ class CheckedProcessGroup(SimProcessGroup):
         """Meet everyone, and see that all call the same.
 
         Raises:
-            RuntimeError: a rank does not come, the helper's connections are closed, or a rank calls something else.
+            RuntimeError: a rank does not arrive, the helper's connections are closed, or a rank calls something else.
         """
         fingerprint = Fingerprint.of(operation, self.wrapped_pg._get_sequence_number_for_group(), tensors)
         text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {fingerprint}. Error: \n"

@@ -56,7 +56,7 @@ def recorders(matches: Sequence[Match]) -> tuple[Point, ...]:
 def _outcomes(simulated: Account, real: Account) -> Iterator[Point]:
     for rank in sorted(simulated.outcomes):
         one, other = simulated.outcomes[rank], real.outcomes.get(rank, _NOTHING)
-        # Whom the launcher stopped at the end might have come to its own end a moment later.
+        # Whom the launcher stopped at the end might have reached its own end a moment later.
         cut = any(key[0] == rank and key[1] == simulated.restarts for key in simulated.cut | real.cut)
         yield Point("outcome", rank, one == other or cut, one, other)
 

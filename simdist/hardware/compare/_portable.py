@@ -41,7 +41,7 @@ def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed,
 
 
 def _comes_after(after: str | None, left_out: Sequence[NotReplayed], plan: Plan) -> str:
-    """A fault that comes after one that is left out never comes."""
+    """A fault that comes after one that is left out never strikes."""
     names = {f"faults[{i}] ({type(fault).__name__})": fault.name for i, fault in enumerate(plan.faults)}
     missing = after is not None and any(names.get(each.what) == after for each in left_out)
     return f"it comes after {after!r}, which is not replayed" if missing else ""

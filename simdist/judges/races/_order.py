@@ -54,7 +54,7 @@ class _Meeting:
     root: int = -1  # of the world; -1: all hear of all
     to_root: bool = False
     news: dict[int, News] = field(default_factory=dict)  # by rank
-    all_news: News | None = None  # of all members that have come
+    all_news: News | None = None  # of all members that have arrived
     left: int = 0  # how many members have gone on
 
     def arrive(self, rank: int, news: News) -> None:

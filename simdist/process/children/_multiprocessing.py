@@ -351,7 +351,7 @@ def _replacements(made: _Made) -> tuple[Replacement, ...]:
     return tuple(Replacement(owner, name, make) for owner, name, make in made if hasattr(owner, name))
 
 
-# With one of these a rank begins; most worlds never come to the others.
+# With one of these a rank begins; most worlds never reach the others.
 _BEGINNINGS = _replacements(
     (
         (processes.BaseProcess, "__init__", _separating),

@@ -330,9 +330,9 @@ def _reduce(tensors: Sequence[Tensor], reduction: str, root: int, cut: tuple[int
 def leave_reduce(
     tensor: Tensor, inputs: Mapping[int, Tensor], reduction: str, rank: int, ranks: int, *, paired: bool = False
 ) -> None:
-    """Put into `tensor` what a reduce leaves with a rank that owns no chunk and is done before all ranks have come.
+    """Put into `tensor` what a reduce leaves with a rank that owns no chunk and is done before all ranks have arrived.
 
-    `inputs` are the flat tensors of those that have, as they came; the one that `rank` hears from is among them.
+    `inputs` are the flat tensors of those that have, as they arrived; the one that `rank` hears from is among them.
     """
     length = tensor.numel()
     element = tensor.element_size()

@@ -16,7 +16,7 @@ _MANY_QUESTIONS = 10_000
 
 class GlooMessage(P2PWork):
     """Not completed before it has been waited for, however long its data has arrived; and a second wait after
-    it was a success waits for a transfer that never comes.
+    it was a success waits for a transfer that never arrives.
     """
 
     __slots__ = ()

@@ -30,7 +30,7 @@ def monitored_barrier(
     `strike` is what the call's announcement left to strike.
 
     Raises:
-        RuntimeError: on rank 0, naming the rank that did not come (all of them with `wait_all_ranks`); on the others,
+        RuntimeError: on rank 0, naming the rank that did not arrive (all of them with `wait_all_ranks`); on the others,
             pointing to rank 0; on any whose connections are closed already, `prefix` and the connection's own words.
     """
     if not member.communicator.counted:  # a group that serves another one

@@ -1,7 +1,7 @@
 """The backends that torch knows: class attributes of `dist.Backend`, of which a rank may register its own.
 
 What a rank registers in a call of its own is the rank's. What a module registers when it is imported is there for all
-ranks, in this world and afterwards: the module is imported once, by whichever rank comes first, and stays.
+ranks, in this world and afterwards: the module is imported once, by whichever rank arrives first, and stays.
 """
 
 from __future__ import annotations

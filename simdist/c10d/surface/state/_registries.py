@@ -3,7 +3,7 @@
 Torch keeps these in tables of its modules, and refuses what is there already. A rank that registers something in a call
 of its own does so for itself: from then on each process has the tables to itself, and the host's stand again when the
 world has ended. What a shared module registers when it is imported is there for all, in this world and afterwards: it
-is imported once, by whichever rank comes first.
+is imported once, by whichever rank arrives first.
 """
 
 from __future__ import annotations
