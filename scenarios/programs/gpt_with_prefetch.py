@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tells the next token, and how wrong it is."""
+    """Predicts the next token, and says how wrong that is."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,20 +52,20 @@ def reduce_with_retries(steps: int) -> dict[str, float]:
 
 def leave_together(steps: int = 6) -> dict[str, int]:
     """Count steps until any rank has got SIGTERM; all of them agree on it, and leave in the same step."""
-    told = torch.zeros(())
+    got = torch.zeros(())
 
     def note(number: int, frame: object) -> None:
-        told.fill_(1.0)
+        got.fill_(1.0)
 
     signal.signal(signal.SIGTERM, note)
     dist.init_process_group("gloo")
     done = 0
     for step in range(steps):
         simdist.step(step)
-        anyone = told.clone()
+        anyone = got.clone()
         dist.all_reduce(anyone, op=dist.ReduceOp.MAX)
         if anyone.item():
             break
         done += 1
     dist.destroy_process_group()
-    return {"steps": done, "told": int(told.item())}
+    return {"steps": done, "signals": int(got.item())}

@@ -67,7 +67,7 @@ class Clients:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def hides(self, process: SimProcess, place: str, *, there: bool) -> bool:
-        """True if a name that is on the server's disk is not for this host yet. Tell it if it was not there."""
+        """True if a name that is on the server's disk is not for this host yet. Let it know if it was not there."""
         if not self.names_late_ns or not place:
             return False
         key, now = (process.host.name, place), self._simulation.now_ns

@@ -177,7 +177,7 @@ class _Steps:
 
 
 def _report(process: SimProcess, event: object) -> None:
-    """Tell of an event; no mode of the program sees what listeners do."""
+    """Report an event; no mode of the program sees what listeners do."""
     bus = process.simulation.bus
     if count_dispatch_modes() or count_function_modes():
         with without_modes(), without_functions():
@@ -286,7 +286,7 @@ def _reporting_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
 
 
 def hear_of_files(bus: Bus, listener: Callable[[FileUsed], None]) -> Callable[[], None]:
-    """Tell `listener` of every file that a rank uses; what is returned ends that."""
+    """Call `listener` for every file that a rank uses; the function that is returned ends that."""
     instruments = Instruments()
     if not bus.hears(FileUsed):  # otherwise a judge has them reported
         instruments.prepare(FileUsed)

@@ -140,7 +140,8 @@ class Bus:
         return answer
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> Callable[[], None]:
-        """Tell `listener` of every event of exactly the type `kind`; what is returned ends that, and may be repeated.
+        """Call `listener` for every event of exactly the type `kind`; the function that is returned ends that, at each
+        call.
 
         With a class of records: of every record of its kind. `Record` stands for all kinds.
         """
@@ -163,7 +164,7 @@ class Bus:
         return end
 
     def report(self, event: object) -> None:
-        """Tell those who listen to events of its type."""
+        """Call those that listen to events of its type."""
         for listener in self._listeners.get(type(event), ()):
             listener(event)
 

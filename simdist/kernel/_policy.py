@@ -26,7 +26,7 @@ class Policy(Protocol):
 
     @property
     def touch(self) -> Callable[..., None] | None:
-        """Told, if it is there, of what the running task reads or changes that other ranks may, too: see `Guide`."""
+        """Called, if it is there, with what the running task reads or changes and others may, too: see `Guide`."""
         ...
 
     def push(self, task: Task) -> None:

@@ -44,7 +44,7 @@ def when_imported(
 
 
 def install(patches: Patches) -> None:
-    """Tell those that are imported; and the others when they are."""
+    """Change those that are imported; and the others when they are."""
     reported: dict[str, None] = {}
     again = []
     while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in reported]:
@@ -61,7 +61,7 @@ def install(patches: Patches) -> None:
 
 
 def report_own(name: str) -> None:
-    """Tell a module that a rank has just imported for itself, if it is one of those that look behind ranks."""
+    """Change a module that a rank has just imported for itself, if it is one of those that look behind ranks."""
     report = _OF_RANKS.get(name)
     if report is not None:
         report(_ForGood())

@@ -71,7 +71,7 @@ class SharedWrites:
 
 @contextmanager
 def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
-    """Tell what ranks of the worlds that run inside leave in state that they share; `everything`: caches too.
+    """Report what ranks of the worlds that run inside leave in state that they share; `everything`: caches too.
 
     Example:
         >>> import json

@@ -14,7 +14,7 @@ __all__ = ["samples", "state"]
 
 
 def state(**parts: object) -> None:
-    """Tell what the rank's state is, at the end of a step, as in `state(model=model, optimizer=optimizer)`.
+    """Report the rank's state at the end of a step, as in `state(model=model, optimizer=optimizer)`.
 
     A part is a tensor, a generator, whatever has a `state_dict` (a module, an optimizer, a gradient scaler), a dict or
     a list of these, or a plain value. A hash of each tensor is kept, so that expectations can say which one differs:
@@ -31,7 +31,7 @@ def state(**parts: object) -> None:
 
 
 def samples(indices: Iterable[int], *, epoch: int = 0) -> None:
-    """Tell which samples of the data set the present step uses on this rank.
+    """Report which samples of the data set the present step uses on this rank.
 
     The expectation `samples_once` counts them. Call it after `step`, once or more in each step. Does nothing outside a
     simulation.

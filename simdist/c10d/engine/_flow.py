@@ -52,7 +52,7 @@ from simdist.cluster import Pace
 
 __all__ = ["ABORTED", "Blocked", "ChangingCosts", "Connections", "Costs", "Done", "Failed", "Flow", "Overrun", "Slowed"]
 
-# Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Told by identity.
+# Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Known by identity.
 ABORTED = "the process aborts: it was sent more than it has room for"
 
 

@@ -180,7 +180,7 @@ class Followed:
         return flow
 
     def _limit(self, flow: Flow | RingFlow) -> None:
-        """Tell the flow who does not go on, and since when."""
+        """Give the flow the ranks that do not go on, and since when."""
         held_back = self._held_back
         for rank, arrival in self._collective.arrivals.items():
             if rank in held_back:

@@ -344,7 +344,7 @@ class SimStore(Store):
         return key
 
     def _enter(self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None) -> SimProcess:
-        """Tell everyone who wants to know, and reach the server; the caller does not wait longer than `limit`."""
+        """Announce the request, and reach the server; the caller does not wait longer than `limit`."""
         process = current_process()
         if process is None:
             raise SimdistError("a simulated store can only be used by simulated ranks")
@@ -411,7 +411,7 @@ class SimStore(Store):
             touch(("key", server, part), writes=writes)
 
     def _report(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
-        """Tell who listens of a request that is being served, or is on its way."""
+        """Report a request that is being served, or is on its way."""
         bus = process.simulation.bus
         if not bus.hears(StoreServed) or result is False:
             return

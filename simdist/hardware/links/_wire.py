@@ -117,7 +117,7 @@ class _Switch:
 
 
 def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Conditions) -> None:
-    """Tell the switch when the run has begun, and the journal when each fault begins and ends."""
+    """Let the switch know when the run has begun, and the journal when each fault begins and ends."""
     origin_ns = board.call("wait_begun", job.limit_s)
     if origin_ns is None:
         return

@@ -457,7 +457,7 @@ def _wrap(patches: Patches, owner: object, name: str, make: Make) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Tell ranks virtual times of what they write."""
+    """Give ranks virtual times of what they write."""
     for owner, name, make in _OPENS:
         _wrap(patches, owner, name, make)
     for name, make in _IN_OS.items():

@@ -68,7 +68,7 @@ class Hook:
         process.simulation.call_at(seen_ns, lambda: process.deliver(functools.partial(self._report, work)))
 
     def flush(self) -> None:
-        """Tell of all that is over, on the calling thread."""
+        """Report all that is over, on the calling thread."""
         for work in list(self._due):
             self._report(work)
 

@@ -41,7 +41,7 @@ class RemoteErrors(Poller):
             self.notice()
 
     def report(self) -> None:
-        """Tell the others that this rank has failed."""
+        """Report to the others that this rank has failed."""
         group = self._group
         broadcast(group, group._store, self._key, group.rank())
         for monitor in group._store.server.monitors:
