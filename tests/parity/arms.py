@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 import simdist
@@ -21,11 +22,10 @@ __all__ = [
     "Case",
     "Entry",
     "Log",
-    "Realities",
-    "assert_same_story",
     "differences_between",
     "digest",
     "simulated",
+    "story_test",
     "template",
 ]
 
@@ -181,6 +181,17 @@ def assert_same_story(case: Case, realities: Realities) -> None:
     while differences := differences_between(simulation, runs):
         assert len(runs) < _RUNS, "\n".join(["simulation and reality differ:", *differences])
         runs.append(realities.again(case))
+
+
+def story_test(cases: Sequence[Case]) -> Callable[[Case], None]:
+    """The test of a module that each of its cases ends alike in both arms."""
+    realities = Realities(cases)
+
+    @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+    def test(case: Case) -> None:
+        assert_same_story(case, realities)
+
+    return test
 
 
 def differences_between(simulation: Sequence[RealOutcome], runs: Sequence[Sequence[RealOutcome]]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed
 
-from tests.parity.arms import Case, Log, Realities, assert_same_story, simulated
+from tests.parity.arms import Case, Log, simulated, story_test
 from tests.real_gloo import run_real
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
@@ -275,14 +275,7 @@ STORIES: dict[str, tuple[Callable[[], Log], int]] = {
 CASES = [Case(name, body, size) for name, (body, size) in STORIES.items()]
 
 
-@pytest.fixture(scope="module")
-def realities() -> Realities:
-    return Realities(CASES)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_same_story(case: Case, realities: Realities) -> None:
-    assert_same_story(case, realities)
+test_the_same_story = story_test(CASES)
 
 
 def test_ddp_on_a_checked_group_takes_the_process_with_it() -> None:

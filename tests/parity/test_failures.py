@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from tests.parity.arms import Case, Log, Realities, assert_same_story, simulated
+from tests.parity.arms import Case, Log, simulated, story_test
 from tests.real_gloo import run_real
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
@@ -424,14 +424,7 @@ def _cases() -> list[Case]:
 CASES = _cases()
 
 
-@pytest.fixture(scope="module")
-def realities() -> Realities:
-    return Realities(CASES)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_same_story(case: Case, realities: Realities) -> None:
-    assert_same_story(case, realities)
+test_the_same_story = story_test(CASES)
 
 
 def endless_large_all_reduces() -> Log:

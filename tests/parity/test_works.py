@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed
 
-from tests.parity.arms import Case, Log, Realities, assert_same_story
+from tests.parity.arms import Case, Log, story_test
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
@@ -193,11 +193,4 @@ STORIES: dict[str, tuple[Callable[[], Log], int]] = {
 CASES = [Case(name, body, size) for name, (body, size) in STORIES.items()]
 
 
-@pytest.fixture(scope="module")
-def realities() -> Realities:
-    return Realities(CASES)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_same_story(case: Case, realities: Realities) -> None:
-    assert_same_story(case, realities)
+test_the_same_story = story_test(CASES)
