@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,7 @@ def case_accumulate_gradients_module(self: Case, view: bool = False) -> None:
         data = data[torch.randperm(self.world_size)]
 
 
-def case_accumulate_gradients_module_with_grad_is_view(self: Case) -> None:
-    case_accumulate_gradients_module(self, view=True)
+case_accumulate_gradients_module_with_grad_is_view = partial(case_accumulate_gradients_module, view=True)
 
 
 def case_failure_recovery(self: Case) -> None:
@@ -213,16 +213,9 @@ def all_reduce_hook(self: Case, **settings: Any) -> None:
     hooked(self, lambda state, bucket: reduced(bucket), **settings)
 
 
-def case_ddp_comm_hook_allreduce_with_future(self: Case) -> None:
-    all_reduce_hook(self)
-
-
-def case_ddp_comm_hook_allreduce_with_future_grad_is_view(self: Case) -> None:
-    all_reduce_hook(self, gradient_as_bucket_view=True)
-
-
-def case_ddp_comm_hook_allreduce_with_future_static_graph(self: Case) -> None:
-    all_reduce_hook(self, static_graph=True)
+case_ddp_comm_hook_allreduce_with_future = all_reduce_hook
+case_ddp_comm_hook_allreduce_with_future_grad_is_view = partial(all_reduce_hook, gradient_as_bucket_view=True)
+case_ddp_comm_hook_allreduce_with_future_static_graph = partial(all_reduce_hook, static_graph=True)
 
 
 def case_default_ddp_comm_hooks(self: Case, view: bool = False) -> None:
@@ -231,8 +224,7 @@ def case_default_ddp_comm_hooks(self: Case, view: bool = False) -> None:
         hooked(self, hook, group, gradient_as_bucket_view=view)
 
 
-def case_default_ddp_comm_hooks_is_view(self: Case) -> None:
-    case_default_ddp_comm_hooks(self, view=True)
+case_default_ddp_comm_hooks_is_view = partial(case_default_ddp_comm_hooks, view=True)
 
 
 def wrapped(self: Case, wrapper: Any, view: bool = False) -> None:
@@ -242,20 +234,10 @@ def wrapped(self: Case, wrapper: Any, view: bool = False) -> None:
         hooked(self, wrapper(hook), given, gradient_as_bucket_view=view)
 
 
-def case_fp16_compress_hook_wrapper(self: Case) -> None:
-    wrapped(self, default.fp16_compress_wrapper)
-
-
-def case_fp16_compress_wrapper_is_view(self: Case) -> None:
-    wrapped(self, default.fp16_compress_wrapper, view=True)
-
-
-def case_bf16_compress_hook_wrapper(self: Case) -> None:
-    wrapped(self, default.bf16_compress_wrapper)
-
-
-def case_bf16_compress_wrapper_is_view(self: Case) -> None:
-    wrapped(self, default.bf16_compress_wrapper, view=True)
+case_fp16_compress_hook_wrapper = partial(wrapped, wrapper=default.fp16_compress_wrapper)
+case_fp16_compress_wrapper_is_view = partial(wrapped, wrapper=default.fp16_compress_wrapper, view=True)
+case_bf16_compress_hook_wrapper = partial(wrapped, wrapper=default.bf16_compress_wrapper)
+case_bf16_compress_wrapper_is_view = partial(wrapped, wrapper=default.bf16_compress_wrapper, view=True)
 
 
 def case_builtin_ddp_comm_hooks(self: Case, view: bool = False) -> None:
@@ -264,8 +246,7 @@ def case_builtin_ddp_comm_hooks(self: Case, view: bool = False) -> None:
         hooked(self, hook, gradient_as_bucket_view=view)
 
 
-def case_builtin_ddp_comm_hooks_grad_is_view(self: Case) -> None:
-    case_builtin_ddp_comm_hooks(self, view=True)
+case_builtin_ddp_comm_hooks_grad_is_view = partial(case_builtin_ddp_comm_hooks, view=True)
 
 
 def case_powerSGD_ddp_comm_hook(self: Case, view: bool = False) -> None:  # torch's name
@@ -282,8 +263,7 @@ def case_powerSGD_ddp_comm_hook(self: Case, view: bool = False) -> None:  # torc
             hooked(self, hook, state, gradient_as_bucket_view=view)
 
 
-def case_powerSGD_ddp_comm_hook_grad_is_view(self: Case) -> None:  # torch's name
-    case_powerSGD_ddp_comm_hook(self, view=True)
+case_powerSGD_ddp_comm_hook_grad_is_view = partial(case_powerSGD_ddp_comm_hook, view=True)  # torch's name
 
 
 def case_comm_hook_allreduce_with_then(self: Case) -> None:

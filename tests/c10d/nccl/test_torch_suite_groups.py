@@ -13,6 +13,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,12 +240,8 @@ def case_nccl_warn_not_in_group_debug_off(self: Case, level: str = "OFF") -> Non
         assert all(name in each for each in told)
 
 
-def case_nccl_warn_not_in_group_debug_info(self: Case) -> None:
-    case_nccl_warn_not_in_group_debug_off(self, "INFO")
-
-
-def case_nccl_warn_not_in_group_debug_detail(self: Case) -> None:
-    case_nccl_warn_not_in_group_debug_off(self, "DETAIL")
+case_nccl_warn_not_in_group_debug_info = partial(case_nccl_warn_not_in_group_debug_off, level="INFO")
+case_nccl_warn_not_in_group_debug_detail = partial(case_nccl_warn_not_in_group_debug_off, level="DETAIL")
 
 
 def case_nncl_rank_membership(self: Case) -> None:

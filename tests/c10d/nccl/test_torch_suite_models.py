@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +87,10 @@ def case_nccl_backend_multi_device_ids_not_allowed(self: Case) -> None:
     )
 
 
-def case_nccl_backend_single_device_module_device_ids_None(self: Case) -> None:  # torch's name
-    one_device(self, lambda device: None)
-
-
-def case_nccl_backend_single_device_module_empty_device_ids(self: Case) -> None:
-    one_device(self, lambda device: [])
-
-
-def case_nccl_backend_1gpu_module_device_ids_integer_list(self: Case) -> None:
-    one_device(self, lambda device: [device.index])
-
-
-def case_nccl_backend_1gpu_module_device_ids_torch_device_list(self: Case) -> None:
-    one_device(self, lambda device: [device])
+case_nccl_backend_single_device_module_device_ids_None = partial(one_device, ids=lambda device: None)  # torch's name
+case_nccl_backend_single_device_module_empty_device_ids = partial(one_device, ids=lambda device: [])
+case_nccl_backend_1gpu_module_device_ids_integer_list = partial(one_device, ids=lambda device: [device.index])
+case_nccl_backend_1gpu_module_device_ids_torch_device_list = partial(one_device, ids=lambda device: [device])
 
 
 def case_nccl_backend_2gpu_module(self: Case) -> None:
@@ -142,8 +133,7 @@ def case_fp16(self: Case, view: bool = False) -> None:
     assert not any(torch.isinf(each.grad).any() for each in model.parameters() if each.grad is not None)
 
 
-def case_fp16_grad_is_view(self: Case) -> None:
-    case_fp16(self, view=True)
+case_fp16_grad_is_view = partial(case_fp16, view=True)
 
 
 class Boxed(nn.Module):
@@ -176,8 +166,7 @@ def case_arbitrary_forward_return_value(self: Case, view: bool = False) -> None:
         nn.CrossEntropyLoss()(unbox(model(data, fn=box)), target).backward()
 
 
-def case_arbitrary_forward_return_value_grad_is_view(self: Case) -> None:
-    case_arbitrary_forward_return_value(self, view=True)
+case_arbitrary_forward_return_value_grad_is_view = partial(case_arbitrary_forward_return_value, view=True)
 
 
 def case_ddp_with_lazy_parameters(self: Case) -> None:
@@ -220,24 +209,17 @@ def case_find_unused_parameters_kwarg_debug_off(self: Case, level: str = "OFF", 
     backward()
 
 
-def case_find_unused_parameters_kwarg_debug_detail(self: Case) -> None:
-    case_find_unused_parameters_kwarg_debug_off(self, "DETAIL")
-
-
-def case_find_unused_parameters_kwarg_debug_info(self: Case) -> None:
-    case_find_unused_parameters_kwarg_debug_off(self, "INFO")
-
-
-def case_find_unused_parameters_kwarg_grad_is_view_debug_detail(self: Case) -> None:
-    case_find_unused_parameters_kwarg_debug_off(self, "DETAIL", view=True)
-
-
-def case_find_unused_parameters_kwarg_grad_is_view_debug_info(self: Case) -> None:
-    case_find_unused_parameters_kwarg_debug_off(self, "INFO", view=True)
-
-
-def case_find_unused_parameters_kwarg_grad_is_view_debug_off(self: Case) -> None:
-    case_find_unused_parameters_kwarg_debug_off(self, "OFF", view=True)
+case_find_unused_parameters_kwarg_debug_detail = partial(case_find_unused_parameters_kwarg_debug_off, level="DETAIL")
+case_find_unused_parameters_kwarg_debug_info = partial(case_find_unused_parameters_kwarg_debug_off, level="INFO")
+case_find_unused_parameters_kwarg_grad_is_view_debug_detail = partial(
+    case_find_unused_parameters_kwarg_debug_off, level="DETAIL", view=True
+)
+case_find_unused_parameters_kwarg_grad_is_view_debug_info = partial(
+    case_find_unused_parameters_kwarg_debug_off, level="INFO", view=True
+)
+case_find_unused_parameters_kwarg_grad_is_view_debug_off = partial(
+    case_find_unused_parameters_kwarg_debug_off, level="OFF", view=True
+)
 
 
 def case_multiple_outputs_multiple_backward(self: Case) -> None:
