@@ -89,18 +89,21 @@ def test_a_failure_of_a_systematic_search_is_a_token_a_scenario_and_a_test(tmp_p
     assert "simdist explore" in (tmp_path / "out" / "test_scenario_1.py").read_text()
 
 
-def test_a_systematic_search_has_no_seed_of_schedules(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--systematic", "--schedules", "3")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--schedules", "3"), "--schedules: a systematic search draws none"),
+        (("--workers", "2"), "--workers: a systematic search tries one order after the other"),
+    ],
+    ids=["schedules", "workers"],
+)
+def test_a_systematic_search_draws_no_schedules_and_has_one_worker(
+    tmp_path: Path, words: tuple[str, str], text: str
+) -> None:
+    result = _explore(tmp_path, "--systematic", *words)
 
     assert result.exit_code == 2
-    assert "--schedules: a systematic search draws none" in result.output
-
-
-def test_a_systematic_search_has_one_worker(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--systematic", "--workers", "2")
-
-    assert result.exit_code == 2
-    assert "--workers: a systematic search tries one order after the other" in result.output
+    assert text in result.output
 
 
 def test_failures_are_written_as_tests_of_junit(tmp_path: Path) -> None:

@@ -61,59 +61,27 @@ def test_a_lone_flow_takes_its_own_time_and_needs_no_timer() -> None:
     assert wire.clock.asked == 1  # the test's own
 
 
-def test_flows_one_after_the_other_do_not_touch_each_other() -> None:
-    wire = local(2)
+Message = tuple[int, int, int] | tuple[int, int, int, int] | tuple[int, int, int, int, int]
+MESSAGES: dict[str, tuple[list[Message], list[int]]] = {  # source, target, bytes, moment, latency; when each ends
+    "one after the other": ([(0, 1, KB), (0, 1, KB, KB), (0, 1, KB, 2 * KB, 5)], [KB, 2 * KB, 3 * KB + 5]),
+    "two from one rank share its way out": ([(0, 1, 4 * KB), (0, 2, 4 * KB)], [8 * KB, 8 * KB]),
+    "two to one rank share its way in": ([(0, 2, 4 * KB), (1, 2, KB)], [5 * KB, 2 * KB]),
+    "both ways are ways of their own": ([(0, 1, 4 * KB), (1, 0, 4 * KB)], [4 * KB, 4 * KB]),
+    "a later one slows what is left": ([(0, 1, 4 * KB), (0, 2, 4 * KB, 3 * KB)], [5 * KB, 8 * KB]),
+    "latency uses nothing": ([(0, 1, 4 * KB), (0, 2, 2 * KB, 0, 3 * KB)], [5 * KB, 6 * KB]),
+}
 
-    wire.send(0, 1, KB)
-    wire.send(0, 1, KB, at=KB)
-    wire.send(0, 1, KB, at=2 * KB, latency_ns=5)
 
-    assert wire.ends() == [KB, 2 * KB, 3 * KB + 5]
-
-
-def test_two_from_one_rank_share_its_way_out() -> None:
+@pytest.mark.parametrize("case", MESSAGES)
+def test_flows_of_a_host_share_the_ways_out_of_and_into_their_ranks(case: str) -> None:
+    messages, ends = MESSAGES[case]
     wire = local(3)
 
-    wire.send(0, 1, 4 * KB)
-    wire.send(0, 2, 4 * KB)
+    for source, target, size, *when in messages:
+        at, latency_ns = (*when, 0, 0)[:2]
+        wire.send(source, target, size, at=at, latency_ns=latency_ns)
 
-    assert wire.ends() == [8 * KB, 8 * KB]
-
-
-def test_two_to_one_rank_share_its_way_in() -> None:
-    wire = local(3)
-
-    wire.send(0, 2, 4 * KB)
-    wire.send(1, 2, KB)
-
-    assert wire.ends() == [5 * KB, 2 * KB]
-
-
-def test_both_ways_between_two_ranks_are_ways_of_their_own() -> None:
-    wire = local(2)
-
-    wire.send(0, 1, 4 * KB)
-    wire.send(1, 0, 4 * KB)
-
-    assert wire.ends() == [4 * KB, 4 * KB]
-
-
-def test_one_that_comes_later_slows_what_is_left() -> None:
-    wire = local(3)
-
-    wire.send(0, 1, 4 * KB)
-    wire.send(0, 2, 4 * KB, at=3 * KB)
-
-    assert wire.ends() == [5 * KB, 8 * KB]
-
-
-def test_latency_uses_nothing() -> None:
-    wire = local(3)
-
-    wire.send(0, 1, 4 * KB)
-    wire.send(0, 2, 2 * KB, at=0, latency_ns=3 * KB)
-
-    assert wire.ends() == [5 * KB, 6 * KB]
+    assert wire.ends() == ends
 
 
 def test_one_that_goes_faster_elsewhere_leaves_the_rest_to_others() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -17,11 +17,27 @@ import simdist
 from tests.judges.programs import grouped, line_of, net, only_finding, run
 
 
+def training(model: nn.Module, steps: int) -> Iterator[int]:
+    """Steps of an optimizer, each of them between its gradients and their use."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().sum().backward()
+        yield step
+        optimizer.step()
+
+
 def average(model: nn.Module) -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
+
+
+def average_parameters(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
 
 
 def by_hand(rank: int, *, but: Callable[[int, int], bool] = lambda rank, step: False, skips: bool = False) -> None:
@@ -44,13 +60,9 @@ def by_hand(rank: int, *, but: Callable[[int, int], bool] = lambda rank, step: F
 
 def in_ddp(rank: int, *, spoil: Callable[[int, int, DistributedDataParallel], None] | None = None) -> None:
     model = DistributedDataParallel(net(rank))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).sum().backward()
+    for step in training(model, 4):
         if spoil is not None:
             spoil(rank, step, model)
-        optimizer.step()
 
 
 def test_replicas_that_are_averaged_by_hand_are_equal() -> None:
@@ -88,14 +100,10 @@ def test_a_rank_that_leaves_the_last_step_out_is_found_at_the_end() -> None:
 def test_of_two_ranks_the_one_that_left_its_parameters_as_they_were_is_named() -> None:
     def body(rank: int) -> None:
         model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(3, 4)).sum().backward()
+        for step in training(model, 3):
             average(model)
             if (rank, step) == (0, 1):
-                optimizer.zero_grad()
-            optimizer.step()
+                model.zero_grad()
 
     found = only_finding(run(body, world_size=2))
 
@@ -119,9 +127,7 @@ def test_what_is_loaded_on_one_rank_after_ddp_was_made_is_found_before_the_first
         model = DistributedDataParallel(net(rank))
         if rank == 0:
             model.module.load_state_dict(net(7).state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
+        list(training(model, 1))
 
     found = only_finding(run(body))
 
@@ -216,9 +222,7 @@ def test_ranks_that_average_their_parameters_now_and_then_are_left_alone() -> No
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
             if step % 2:
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.data)
-                    parameter.data /= dist.get_world_size()
+                average_parameters(model)
 
     assert run(body).ok
 
@@ -242,14 +246,8 @@ def test_stages_of_a_pipeline_that_begin_with_one_seed_are_left_alone() -> None:
 
 def test_ranks_that_never_exchange_a_gradient_are_found() -> None:
     def body(rank: int) -> None:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss = model(torch.randn(3, 4)).sum()
-            loss.backward()
-            optimizer.step()
-            dist.all_reduce(loss.detach())
+        for _ in training(net(), 2):
+            dist.all_reduce(torch.ones(1))  # the loss, perhaps
 
     found = only_finding(run(body))
 
@@ -259,12 +257,8 @@ def test_ranks_that_never_exchange_a_gradient_are_found() -> None:
 def test_weights_that_begin_apart_and_share_their_gradients_are_found() -> None:
     def body(rank: int) -> None:
         model = net(rank)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(3, 4)).square().sum().backward()
+        for _ in training(model, 2):
             average(model)
-            optimizer.step()
 
     found = only_finding(run(body))
 
@@ -275,17 +269,13 @@ def test_weights_that_begin_apart_and_share_their_gradients_are_found() -> None:
 def packed(rank: int, *, order: Callable[[list[nn.Parameter]], list[nn.Parameter]]) -> None:
     """Reduces all gradients as one tensor."""
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).square().sum().backward()
+    for _ in training(model, 3):
         gradients = [each.grad for each in order(list(model.parameters())) if each.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         for gradient in gradients:
             gradient.copy_(flat[: gradient.numel()].view_as(gradient))
             flat = flat[gradient.numel() :]
-        optimizer.step()
 
 
 def test_gradients_that_ranks_pack_in_other_orders_are_found() -> None:
@@ -306,9 +296,8 @@ def test_ranks_that_were_equal_again_may_end_apart() -> None:
             if step < 2:  # as ranks do that take local steps only later
                 average(model)
             optimizer.step()
-            for parameter in model.parameters() if step in (4, 6) else ():
-                dist.all_reduce(parameter.data)
-                parameter.data /= dist.get_world_size()
+            if step in (4, 6):
+                average_parameters(model)
 
     assert run(body).ok
 
@@ -331,12 +320,8 @@ def test_an_optimizer_inside_another_is_a_part_of_it() -> None:
 def test_uneven_inputs_under_join_are_left_alone() -> None:
     def body(rank: int) -> None:
         model = DistributedDataParallel(net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with model.join():
-            for _ in range(2 + rank):
-                optimizer.zero_grad()
-                model(torch.randn(3, 4)).sum().backward()
-                optimizer.step()
+            list(training(model, 2 + rank))
 
     assert run(body).ok
 

@@ -258,49 +258,35 @@ def interrupts(now_ns: int, events: int) -> None:
     raise Interrupt
 
 
-def test_an_interrupt_ends_a_world_of_sleepers_and_leaves_no_thread() -> None:
-    simulation = Simulation(progress=interrupts)
-
-    def forever() -> None:
-        while True:
-            simulation.sleep(1)
-
-    for index in range(3):
-        simulation.spawn(forever, f"task {index}")
-    with pytest.raises(Interrupt):
-        simulation.run()
-
-    assert simulation.close() == []
+def sleeps(simulation: Simulation) -> None:
+    while True:
+        simulation.sleep(1)
 
 
-def test_an_interrupt_ends_a_world_that_never_leaves_its_instant() -> None:
-    simulation = Simulation(progress=interrupts)
-
-    def ping(other: int) -> None:
-        while True:
-            simulation.wake(simulation.tasks[other])
-            simulation.park(Waiting())
-
-    simulation.spawn(lambda: ping(1), "task 0")
-    simulation.spawn(lambda: ping(0), "task 1")
-    with pytest.raises(Interrupt):
-        simulation.run()
-
-    assert simulation.close() == []
-
-
-def test_an_interrupt_ends_a_task_that_only_computes() -> None:
-    simulation = Simulation(progress=interrupts)
-
-    def spins() -> None:
-        while True:
-            pass
-
-    def waits() -> None:
+def wakes(simulation: Simulation) -> None:
+    """Never leaves its instant."""
+    while True:
+        for task in simulation.tasks:
+            simulation.wake(task)
         simulation.park(Waiting())
 
-    simulation.spawn(waits, "waits")
-    simulation.spawn(spins, "spins")
+
+def waits(simulation: Simulation) -> None:
+    simulation.park(Waiting())
+
+
+def spins(simulation: Simulation) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    "bodies", [[sleeps, sleeps, sleeps], [wakes, wakes], [waits, spins]], ids=["sleep", "wake", "spin"]
+)
+def test_an_interrupt_ends_a_world_and_leaves_no_thread(bodies: list[Callable[[Simulation], None]]) -> None:
+    simulation = Simulation(progress=interrupts)
+    for index, body in enumerate(bodies):
+        simulation.spawn(partial(body, simulation), f"task {index}")
     with pytest.raises(Interrupt):
         simulation.run()
 

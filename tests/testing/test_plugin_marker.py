@@ -9,8 +9,6 @@ import pytest
 from tests.testing.runs import SAMPLES, PytestRun, Run, run_pytest, run_samples, section
 from tests.warm import Interpreters
 
-HEADER = "import pytest, torch, torch.distributed as dist\n"
-
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
@@ -30,22 +28,16 @@ def test_every_sample_ends_as_its_name_tells(marked: PytestRun) -> None:
     assert wrong == {}, marked.text
 
 
-def test_a_partial_skip_is_told_with_its_ranks(marked: PytestRun) -> None:
-    assert "rank 1 of 3 skipped (nothing to do), the others went on" in section(
-        marked, "test_fails_where_only_some_skip"
-    )
-
-
-def test_a_fault_that_never_struck_is_named_by_what_was_given(marked: PytestRun) -> None:
-    text = section(marked, "test_fails_because_the_fault_never_struck")
-
-    assert "Crash(rank=0, op='all_reduce', nth=5) never struck" in text
-
-
-def test_a_group_that_is_there_already_comes_with_a_hint(marked: PytestRun) -> None:
-    text = section(marked, "test_fails_because_the_group_is_there")
-
-    assert "simdist has done so already; init=False leaves it to the test" in text
+@pytest.mark.parametrize(
+    ("test", "text"),
+    [
+        ("where_only_some_skip", "rank 1 of 3 skipped (nothing to do), the others went on"),
+        ("because_the_fault_never_struck", "Crash(rank=0, op='all_reduce', nth=5) never struck"),
+        ("because_the_group_is_there", "simdist has done so already; init=False leaves it to the test"),
+    ],
+)
+def test_a_failure_says_what_is_wrong(marked: PytestRun, test: str, text: str) -> None:
+    assert text in section(marked, f"test_fails_{test}")
 
 
 def test_an_async_test_is_refused_in_one_line(marked: PytestRun) -> None:
@@ -66,13 +58,11 @@ def test_a_returned_value_is_warned_about(marked: PytestRun) -> None:
 
 
 def test_bad_keywords_are_told_together_at_collection(run: Run) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest
 @pytest.mark.simdist(4, world_siz=2, seeds=0, faults=[1], policy="lifo", timeout="soon", strict="yes", env={1: 2})
 def test_it(): ...
 """
-    )
     done = run(files={"test_it.py": source})
 
     assert done.code == 2
@@ -84,9 +74,8 @@ def test_it(): ...
 
 
 def test_what_cannot_run_on_ranks_is_refused(run: Run) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest
 import unittest
 from hypothesis import given, strategies as st
 
@@ -101,7 +90,6 @@ def test_with_hypothesis(number): ...
 def test_without_the_marker(rank): ...
 
 """
-    )
     done = run(files={"test_it.py": source})
 
     assert "simdist.testing.MultiProcessTestCase instead" in done.text
@@ -117,16 +105,14 @@ def test_x_stops_after_the_first_failure(run: Run) -> None:
 
 
 def test_post_mortem_debugging_stands_in_the_failing_ranks_frame(tmp_path: Path, interpreters: Interpreters) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest, torch.distributed as dist
 @pytest.mark.simdist(world_size=3)
 def test_it(rank):
     local = rank * 10
     dist.barrier()
     assert rank != 1
 """
-    )
     typed = "p 'found', local, rank\nq\n"
     run = run_pytest(tmp_path, "--pdb", files={"test_it.py": source}, typed=typed, start=interpreters.run)
 
@@ -136,9 +122,8 @@ def test_it(rank):
 
 @pytest.mark.real
 def test_a_rank_can_be_stopped_at_a_breakpoint(tmp_path: Path) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest, torch.distributed as dist
 @pytest.mark.simdist(world_size=2, stall_s=0.3)
 def test_it(rank):
     local = rank + 41
@@ -150,7 +135,6 @@ def test_it(rank):
     else:
         dist.barrier()
 """
-    )
     run = run_pytest(
         tmp_path,
         files={"test_it.py": source},
@@ -164,9 +148,8 @@ def test_it(rank):
 
 @pytest.mark.real
 def test_a_rank_that_blocks_for_real_is_shown_at_its_line(tmp_path: Path) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest
 import os
 @pytest.mark.simdist(world_size=2, stall_s=0.3)
 def test_it(rank):
@@ -174,7 +157,6 @@ def test_it(rank):
         reader, writer = os.pipe()
         os.read(reader, 1)
 """
-    )
     run = run_pytest(tmp_path, files={"test_it.py": source})
     text = section(run, "test_it")
 
@@ -184,9 +166,8 @@ def test_it(rank):
 
 
 def test_a_lock_that_nobody_releases_is_shown_at_its_line(run: Run) -> None:
-    source = (
-        HEADER
-        + """
+    source = """
+import pytest
 import threading
 @pytest.mark.simdist(world_size=2)
 def test_it(rank):
@@ -195,7 +176,6 @@ def test_it(rank):
         lock.acquire()
         lock.acquire()
 """
-    )
 
     text = run(files={"test_it.py": source}).text
 
@@ -205,7 +185,7 @@ def test_it(rank):
 
 
 def test_live_output_names_the_rank(run: Run) -> None:
-    source = HEADER + "@pytest.mark.simdist(world_size=2)\ndef test_it(rank): print('mine is', rank)\n"
+    source = "import pytest\n@pytest.mark.simdist(world_size=2)\ndef test_it(rank): print('mine is', rank)\n"
 
     done = run("-s", files={"test_it.py": source})
 
