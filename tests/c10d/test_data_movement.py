@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -126,34 +125,6 @@ def test_all_to_all_refuses_parts_of_different_shapes() -> None:
         assert "ProcessGroupGloo::alltoall: invalid tensor size at index 1" in str(rank.exception)
 
 
-def test_coalesced_reductions_are_one_ring_over_all_tensors() -> None:
-    def body(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = [torch.full((3,), float(rank)), torch.full((2, 2), 10.0 * rank)]
-        dist.all_reduce_coalesced(tensors)
-        return tensors[0], tensors[1]
-
-    for first, second in in_group(body, 3):
-        assert torch.equal(first, torch.full((3,), 3.0))
-        assert torch.equal(second, torch.full((2, 2), 30.0))
-
-
-def test_coalesced_gathers_give_everyone_every_tensor() -> None:
-    def body(rank: int) -> list[list[list[float]]]:
-        outputs = [[torch.zeros(2), torch.zeros(1)] for _ in range(2)]
-        dist.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.full((1,), 5.0 + rank)])
-        return [[tensor.tolist() for tensor in row] for row in outputs]
-
-    assert in_group(body, 2) == [[[[0, 0], [5]], [[1, 1], [6]]]] * 2
-
-
-def test_an_asynchronous_coalesced_call_returns_a_future_of_its_tensors() -> None:
-    def body(rank: int) -> list[list[float]]:
-        future: Any = dist.all_reduce_coalesced([ones(4), ones(2)], async_op=True)
-        return [tensor.tolist() for tensor in future.wait()]
-
-    assert in_group(body, 2) == [[[2.0] * 4, [2.0] * 2]] * 2
-
-
 def test_the_coalescing_manager_runs_what_was_called_inside_it() -> None:
     def body(rank: int) -> list[float]:
         from torch.distributed.distributed_c10d import _coalescing_manager
@@ -166,16 +137,6 @@ def test_the_coalescing_manager_runs_what_was_called_inside_it() -> None:
         return [tensor[0].item() for tensor in tensors]
 
     assert in_group(body, 2) == [[1, 3, 5]] * 2
-
-
-def test_multi_dimensional_tensors_keep_their_shape() -> None:
-    def body(rank: int) -> torch.Tensor:
-        whole = torch.zeros(4, 3)
-        dist.all_gather_into_tensor(whole, torch.full((2, 3), float(rank)))
-        return whole
-
-    for result in in_group(body, 2):
-        assert result[:, 0].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -264,68 +225,6 @@ def test_payloads_that_do_not_fit_are_a_mismatch(tensor: torch.Tensor) -> None:
     result = simdist.run(main, world_size=2, strict=True)
 
     assert all(isinstance(rank.exception, MismatchError) for rank in result.ranks)
-
-
-# -- objects -----------------------------------------------------------------------------------------------------------
-
-
-def test_objects_are_gathered_everywhere() -> None:
-    def body(rank: int) -> list[Any]:
-        gathered: list[Any] = [None] * 3
-        dist.all_gather_object(gathered, {"rank": rank, "text": "x" * 10 * rank})
-        return gathered
-
-    assert in_group(body, 3) == [[{"rank": rank, "text": "x" * 10 * rank} for rank in range(3)]] * 3
-
-
-def test_objects_are_broadcast() -> None:
-    def body(rank: int) -> list[Any]:
-        objects = [{"a": 1}, [2, 3], "four"] if rank == 1 else [None, None, None]
-        dist.broadcast_object_list(objects, 1)
-        return objects
-
-    assert in_group(body, 3) == [[{"a": 1}, [2, 3], "four"]] * 3
-
-
-def test_objects_are_gathered_on_a_root() -> None:
-    def body(rank: int) -> list[Any] | None:
-        gathered = [None] * 3 if rank == 2 else None
-        dist.gather_object((rank,), gathered, 2)
-        return gathered
-
-    assert in_group(body, 3) == [None, None, [(0,), (1,), (2,)]]
-
-
-def test_objects_are_scattered() -> None:
-    def body(rank: int) -> list[Any]:
-        received: list[Any] = [None]
-        dist.scatter_object_list(received, ["a", {"b": 1}, 3] if rank == 0 else None, 0)
-        return received
-
-    assert in_group(body, 3) == [["a"], [{"b": 1}], [3]]
-
-
-def test_objects_are_sent() -> None:
-    def body(rank: int) -> list[Any]:
-        objects = ["hello", {"n": 1}] if rank == 0 else [None, None]
-        if rank == 0:
-            dist.send_object_list(objects, 1)
-        else:
-            dist.recv_object_list(objects, 0)
-        return objects
-
-    assert in_group(body, 2)[1] == ["hello", {"n": 1}]
-
-
-def test_objects_in_a_sub_group() -> None:
-    def body(rank: int) -> list[Any]:
-        group = dist.new_group([0, 2])
-        gathered: list[Any] = [None, None]
-        if rank != 1:
-            dist.all_gather_object(gathered, rank, group=group)
-        return gathered
-
-    assert in_group(body, 3) == [[0, 2], [None, None], [0, 2]]
 
 
 def test_ranks_that_disagree_give_each_other_what_fits() -> None:

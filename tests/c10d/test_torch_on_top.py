@@ -5,20 +5,24 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
+from torch.distributed import _functional_collectives
+from torch.distributed.device_mesh import init_device_mesh
 
-from tests.c10d.worlds import in_group
+from tests.c10d.worlds import in_group, values
 from tests.warm import Interpreters
 
 # torch 2.13 renames some collectives and deprecates torch.distributed.nn's
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
 distributed: Any = torch.distributed.nn.functional  # without annotations
+functional: Any = _functional_collectives  # likewise
 
 
 def row(rank: int, count: int = 4) -> torch.Tensor:
@@ -31,74 +35,44 @@ def world() -> Any:
 
 def plain(tensor: Any) -> list[Any]:
     """The values of a tensor that may still be on its way."""
-    from torch.distributed import _functional_collectives as functional
-
-    wait: Any = functional.wait_tensor
-    values: list[Any] = wait(tensor).tolist()
+    values: list[Any] = functional.wait_tensor(tensor).tolist()
     return values
 
 
 def test_functional_all_reduce_leaves_its_input_alone() -> None:
     def body(rank: int) -> tuple[list[float], list[float]]:
-        from torch.distributed import _functional_collectives as functional
-
         tensor = row(rank)
         return plain(functional.all_reduce(tensor, "sum", world())), tensor.tolist()
 
     assert in_group(body, 2) == [([10, 12, 14, 16], [0, 1, 2, 3]), ([10, 12, 14, 16], [10, 11, 12, 13])]
 
 
-def test_functional_all_reduce_averages() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-
-        return plain(functional.all_reduce(row(rank), "avg", world()))
-
-    assert in_group(body, 2) == [[5, 6, 7, 8]] * 2
-
-
-def test_functional_all_gather_concatenates() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-
-        return plain(functional.all_gather_tensor(row(rank, 2), 0, world()))
-
-    assert in_group(body, 3) == [[0, 1, 10, 11, 20, 21]] * 3
-
-
-def test_functional_reduce_scatter_keeps_the_rank_s_part() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-
-        return plain(functional.reduce_scatter_tensor(row(rank), "sum", 0, world()))
-
-    assert in_group(body, 2) == [[10, 12], [14, 16]]
+SPLITS = [[1, 3], [2, 2]]  # what each of two ranks sends to each
+FUNCTIONAL: dict[str, tuple[Callable[[int], Any], list[list[float]]]] = {  # the call, and the values of each rank
+    "average": (lambda rank: functional.all_reduce(row(rank), "avg", world()), [[5, 6, 7, 8]] * 2),
+    "gather": (lambda rank: functional.all_gather_tensor(row(rank, 2), 0, world()), [[0, 1, 10, 11, 20, 21]] * 3),
+    "scatter": (lambda rank: functional.reduce_scatter_tensor(row(rank), "sum", 0, world()), [[10, 12], [14, 16]]),
+    "broadcast": (lambda rank: functional.broadcast(row(rank, 2), 1, world()), [[10, 11]] * 2),
+    "uneven": (
+        lambda rank: functional.all_to_all_single(row(rank), [[1, 2], [3, 2]][rank], SPLITS[rank], world()),
+        [[0, 10, 11], [1, 2, 3, 12, 13]],
+    ),
+    "permute": (
+        lambda rank: functional.permute_tensor(row(rank, 2), [1, 2, 0], world()),
+        [[20, 21], [0, 1], [10, 11]],
+    ),
+}
 
 
-def test_functional_broadcast_returns_the_root_s() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_a_functional_collective_has_the_values_of_its_collective(name: str) -> None:
+    call, values = FUNCTIONAL[name]
 
-        return plain(functional.broadcast(row(rank, 2), 1, world()))
-
-    assert in_group(body, 2) == [[10, 11]] * 2
-
-
-def test_functional_all_to_all_takes_uneven_splits() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-
-        sent = [[1, 3], [2, 2]][rank]
-        received = [[1, 2], [3, 2]][rank]
-        return plain(functional.all_to_all_single(row(rank), received, sent, world()))
-
-    assert in_group(body, 2) == [[0, 10, 11], [1, 2, 3, 12, 13]]
+    assert in_group(lambda rank: plain(call(rank)), len(values)) == values
 
 
 def test_functional_coalesced_calls_take_several_tensors() -> None:
     def body(rank: int) -> list[list[float]]:
-        from torch.distributed import _functional_collectives as functional
-
         inputs = [row(rank, 2), row(rank, 4)]
         reduced = functional.all_reduce_coalesced(inputs, "sum", world())
         gathered = functional.all_gather_into_tensor_coalesced(inputs, world())
@@ -114,15 +88,6 @@ def test_functional_coalesced_calls_take_several_tensors() -> None:
             [[10], [12]][rank],
             [[10, 12], [14, 16]][rank],
         ]
-
-
-def test_functional_permute_sends_along_a_table() -> None:
-    def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-
-        return plain(functional.permute_tensor(row(rank, 2), [1, 2, 0], world()))
-
-    assert in_group(body, 3) == [[20, 21], [0, 1], [10, 11]]
 
 
 def test_autograd_flows_through_an_all_reduce() -> None:
@@ -179,31 +144,8 @@ for _ in range(2):
     assert done.stdout.splitlines() == ["[2.0, 2.0]", "[2.0, 2.0]"], done.stderr
 
 
-def test_a_mesh_of_two_dimensions_reduces_along_each() -> None:
-    def body(rank: int) -> tuple[tuple[int, ...], list[int], float, float]:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        along_dp, along_tp = torch.tensor([2.0**rank]), torch.tensor([2.0**rank])
-        dist.all_reduce(along_dp, group=mesh["dp"].get_group())
-        dist.all_reduce(along_tp, group=mesh.get_group("tp"))
-        coordinate = mesh.get_coordinate()
-        assert coordinate is not None
-        return tuple(mesh.shape), list(coordinate), along_dp.item(), along_tp.item()
-
-    assert in_group(body, 4) == [
-        ((2, 2), [0, 0], 5, 3),
-        ((2, 2), [0, 1], 10, 3),
-        ((2, 2), [1, 0], 5, 12),
-        ((2, 2), [1, 1], 10, 12),
-    ]
-
-
 def test_functional_collectives_take_a_mesh_and_a_dimension() -> None:
     def body(rank: int) -> list[float]:
-        from torch.distributed import _functional_collectives as functional
-        from torch.distributed.device_mesh import init_device_mesh
-
         mesh = init_device_mesh("cpu", (2, 2))
         return plain(functional.all_reduce(torch.tensor([2.0**rank]), "sum", (mesh, 1)))
 
@@ -211,11 +153,7 @@ def test_functional_collectives_take_a_mesh_and_a_dimension() -> None:
 
 
 def test_a_mesh_makes_its_own_world_if_there_is_none() -> None:
-    from tests.c10d.worlds import values
-
     def body() -> float:
-        from torch.distributed.device_mesh import init_device_mesh
-
         mesh = init_device_mesh("cpu", (3,))
         tensor = torch.ones(1)
         dist.all_reduce(tensor, group=mesh.get_group())

@@ -61,21 +61,6 @@ def test_two_async_calls_in_opposite_order_are_matched_by_their_number() -> None
     assert in_group(body, 2) == [[11, 11], [11, 11]]
 
 
-def test_a_polling_loop_ends() -> None:
-    def body(rank: int) -> tuple[int, bool]:
-        sleep_s(0.001 * rank)
-        _, work = reduced(rank)
-        polls = 0
-        while not work.is_completed():
-            polls += 1
-        return polls, work.is_success()
-
-    polls = in_group(body, 2)
-
-    assert polls[0][0] > polls[1][0] > 0
-    assert [success for _, success in polls] == [True, True]
-
-
 def test_polling_a_future_ends_too() -> None:
     def body(rank: int) -> float:
         sleep_s(0.001 * rank)
@@ -238,15 +223,6 @@ def test_wait_all_waits_for_every_future() -> None:
     def body(rank: int) -> list[float]:
         futures = [reduced(rank + index)[1].get_future() for index in range(3)]
         return [value[0][0].item() for value in torch.futures.wait_all(futures)]
-
-    assert in_group(body, 2) == [[3, 5, 7]] * 2
-
-
-def test_collect_all_joins_futures_into_one() -> None:
-    def body(rank: int) -> list[float]:
-        futures = [reduced(rank + index)[1].get_future() for index in range(3)]
-        joint = torch.futures.collect_all(futures)
-        return [done.value()[0][0].item() for done in joint.wait()]
 
     assert in_group(body, 2) == [[3, 5, 7]] * 2
 

@@ -73,16 +73,6 @@ def test_a_task_killed_before_its_first_turn_never_starts() -> None:
     assert script.run() == []
 
 
-def test_a_world_ends_when_everyone_left_is_killed() -> None:
-    script = Script()
-    task = script.task("victim", lambda: script.simulation.sleep(1_000_000))
-    script.simulation.call_at(7, lambda: script.simulation.kill(task))
-
-    script.run()
-
-    assert script.simulation.now_ns == 7
-
-
 def test_a_killed_task_does_not_wait_for_its_deadline() -> None:
     script = Script()
     task = script.task("victim", lambda: script.park(deadline_ns=500))

@@ -159,16 +159,3 @@ def test_a_deadline_is_waited_for_if_it_is_near(deadline_ns: int, reached: bool)
     done: list[bool] = []
 
     assert (ended_ns(polls, waits) > 0) is reached
-
-
-def test_two_runs_stop_at_the_same_moment() -> None:
-    texts = []
-    for _ in range(2):
-        simulation = Simulation(idle_turns=1_000)
-        simulation.spawn(partial(sleep_for_ever, simulation), "a")
-        with pytest.raises(LivelockError) as caught:
-            simulation.run()
-        simulation.close()
-        texts.append(str(caught.value))
-
-    assert texts[0] == texts[1]

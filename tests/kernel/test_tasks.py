@@ -145,19 +145,6 @@ def test_what_has_no_deadline_cannot_be_watched() -> None:
         script.simulation.watch_deadline(limit)
 
 
-def test_a_task_can_start_tasks() -> None:
-    script = Script()
-
-    def parent() -> None:
-        script.simulation.sleep(5)
-        script.sleepers(child=2)
-        script.note("parent")
-
-    script.task("parent", parent)
-
-    assert script.run() == [(5, "parent"), (7, "child")]
-
-
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3)])
 def test_what_escapes_from_a_task_is_kept_and_the_others_go_on(error: BaseException) -> None:
     script = Script()
@@ -221,27 +208,6 @@ def test_check_returns_the_running_task() -> None:
     script.run()
 
     assert found == [task]
-
-
-def test_exactly_one_task_runs_at_a_time() -> None:
-    simulation = Simulation()
-    running = 0
-    most = 0
-
-    def body() -> None:
-        nonlocal running, most
-        for _ in range(50):
-            running += 1
-            most = max(most, running)
-            running -= 1
-            simulation.sleep(1)
-
-    for index in range(8):
-        simulation.spawn(body, f"task {index}")
-
-    finish(simulation)
-
-    assert most == 1
 
 
 def test_a_bug_in_a_timer_is_an_internal_error_and_no_task_is_left() -> None:

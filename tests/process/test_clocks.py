@@ -378,15 +378,3 @@ def test_what_runs_out_of_time_ends_a_little_late_always_the_same() -> None:
         return ended
 
     assert simdist.run(body, world_size=1).values == [[300_100_000] * 3]
-
-
-def test_sleeps_of_threads_side_by_side_do_not_add_up() -> None:
-    def body() -> list[float]:
-        threads = [threading.Thread(target=time.sleep, args=(seconds,)) for seconds in (0.3, 0.7, 1.1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [time.monotonic(), time.perf_counter(), time.time() - BEGIN_S]
-
-    assert simdist.run(body, world_size=1).values == [pytest.approx([1.1] * 3, abs=1e-6)]

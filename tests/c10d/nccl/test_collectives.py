@@ -195,33 +195,6 @@ def test_coalesced_calls_are_one() -> None:
     assert results(body) == [[1, 3, 1, [2, 2], [0, 1]]] * 2
 
 
-def test_objects_travel_over_the_current_device() -> None:
-    def body() -> list[Any]:
-        rank = join()
-        everything: list[Any] = [None, None]
-        dist.all_gather_object(everything, {"rank": rank})
-        listed = [f"of {rank}"]
-        dist.broadcast_object_list(listed, src=1)
-        own: list[Any] = [None]
-        dist.scatter_object_list(own, ["a", "b"] if rank == 0 else None, src=0)
-        return [everything, listed, own]
-
-    assert results(body) == [[[{"rank": 0}, {"rank": 1}], ["of 1"], [each]] for each in "ab"]
-
-
-def test_groups_of_some_ranks() -> None:
-    def body() -> float | None:
-        rank = join()
-        group = dist.new_group([0, 2])
-        tensor = of(rank)
-        if rank != 1:
-            dist.all_reduce(tensor, group=group)
-            dist.barrier(group, device_ids=[rank])
-        return tensor.item()
-
-    assert results(body, 3) == [2, 1, 2]
-
-
 def test_what_has_no_elements_waits_for_nobody() -> None:
     def body() -> float:
         rank = join()

@@ -181,22 +181,6 @@ def test_groups_that_never_met_merge_at_a_store(named: bool) -> None:
     assert found[0][4:] == [name, description]
 
 
-def test_a_group_is_destroyed_and_made_again() -> None:
-    def body() -> list[Any]:
-        found: list[Any] = []
-        for _ in range(2):
-            rank = join()
-            group: Any = dist.group.WORLD
-            tensor = of(rank)
-            dist.all_reduce(tensor)
-            found.append(tensor.item())
-            dist.destroy_process_group()
-        return [*found, said(lambda: group.allreduce(of(1)))]
-
-    aborted = "DistBackendError: NCCL communicator was aborted on rank {}. "
-    assert results(body) == [[1, 1, aborted.format(rank)] for rank in range(2)]
-
-
 def test_the_default_is_the_backend_of_the_accelerator() -> None:
     def body() -> list[Any]:
         rank = join(None)

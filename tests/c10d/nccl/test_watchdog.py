@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import time
@@ -342,76 +341,6 @@ def test_a_bad_variable_is_refused_in_torchs_words() -> None:
     assert str(result.ranks[0].exception) == "Invalid value for environment variable: TORCH_NCCL_BLOCKING_WAIT"
     name = "Environment variable NCCL_BLOCKING_WAIT is deprecated; use TORCH_NCCL_BLOCKING_WAIT instead"
     assert name in old.ranks[0].stderr
-
-
-def test_timeouts_of_works() -> None:
-    def body() -> list[Any]:
-        join(timeout=timedelta(seconds=9))
-        group: Any = dist.group.WORLD
-        backend = group._get_backend(torch.device("cuda"))
-        first = dist.all_reduce(of(1), async_op=True)
-        backend._set_default_timeout(timedelta(seconds=4))
-        second = dist.all_reduce(of(1), async_op=True)
-        torch.cuda.synchronize()
-        backend._add_ephemeral_timeout(timedelta(seconds=2))
-        third = dist.all_reduce(of(1), async_op=True)
-        torch.cuda.synchronize()
-        fourth = dist.all_reduce(of(1), async_op=True)
-        options = _nccl.AllreduceOptions()
-        options.timeout = timedelta(seconds=1)
-        fifth = backend.allreduce([of(1)], options)  # which has no effect
-        seconds = (9, 4, 6, 4, 4)
-        works = (first, second, third, fourth, fifth)
-        return [
-            backend._verify_work_timeout(each, timedelta(seconds=limit))
-            for each, limit in zip(works, seconds, strict=True)
-        ]
-
-    assert results(body) == [[True] * 5] * 2
-
-
-def test_the_recorder_tells_what_was_called() -> None:
-    def body() -> list[Any]:
-        rank = join()
-        tensor = of(rank, 1)
-        dist.all_reduce(tensor)
-        torch.cuda.synchronize()
-        time.sleep(1)
-        if rank == 0:
-            dist.send(tensor, 1)
-        else:
-            dist.recv(tensor, 0)
-        torch.cuda.synchronize()
-        dump = pickle.loads(_nccl._dump_nccl_trace())
-        as_json = json.loads(_nccl._dump_nccl_trace_json())
-        _nccl._reset_fr_recording_nccl()
-        empty = pickle.loads(_nccl._dump_nccl_trace())
-        return [dump, as_json["entries"][0]["state"], as_json["pg_status"], empty["entries"]]
-
-    (dump, state, status, empty), _ = results(body)
-
-    assert dump["version"] == "2.10"
-    assert dump["comm_lib_version"] == NCCL
-    assert dump["pg_config"] == {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    assert dump["pg_status"]["0"]["last_completed_collective"] == 1
-    first, second = dump["entries"]
-    assert [first[name] for name in ("profiling_name", "collective_seq_id", "p2p_seq_id", "op_id", "record_id")] == [
-        *("nccl:all_reduce", 1, 0, 1, 0)
-    ]
-    assert (first["state"], first["retired"], first["input_sizes"], first["input_dtypes"]) == (
-        *("completed", True, [[2]]),
-        ["Float"],
-    )
-    assert (second["profiling_name"], second["is_p2p"], second["p2p_seq_id"], second["retired"]) == (
-        *("nccl:send 0->1", True, 1),
-        False,
-    )
-    assert first["frames"][-1]["name"] == "body"
-    assert state == "completed"
-    assert status == {
-        "0": {"last_completed_collective": "1", "last_enqueued_collective": "1", "last_started_collective": "-1"}
-    }
-    assert empty == []
 
 
 def test_futures_of_results_tell_how_works_end() -> None:
