@@ -17,7 +17,6 @@ import torch.distributed as dist
 import simdist
 from simdist.cluster import build
 from simdist.errors import (
-    ArgumentError,
     DeadlockError,
     FaultError,
     InternalError,
@@ -86,49 +85,6 @@ class Callable_:
 @pytest.mark.parametrize("fn", [Callable_(), functools.partial(Callable_()), functools.partial(lambda a, b: b, 0)])
 def test_whatever_can_be_called_can_be_run(fn: Callable[..., Any]) -> None:
     assert simdist.run(fn, world_size=1, args=(5,)).values == [5]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"world_size": 0}, ArgumentError, "simdist.run: world_size: 0 is too small; the least is 1"),
-        ({"world_size": -2}, ArgumentError, "simdist.run: world_size: -2 is too small; the least is 1"),
-        (
-            {"world_size": 1, "backend": "mpi"},
-            ArgumentError,
-            "simdist.run: backend: unknown 'mpi'; known: gloo, nccl, sim",
-        ),
-        (
-            {"world_size": 1, "max_restarts": -1},
-            ArgumentError,
-            "simdist.run: max_restarts: -1 is too small; the least is 0",
-        ),
-        (
-            {"world_size": 1, "policy": "lifo"},
-            ArgumentError,
-            "simdist.run: policy: unknown 'lifo'; did you mean 'fifo'?",
-        ),
-        (
-            {"world_size": 2, "cluster": build(3)},
-            TopologyError,
-            "the cluster places 3 ranks, the world has 2",
-        ),
-        (
-            {"world_size": 2, "faults": [Crash(rank=2, at_ns=0)]},
-            FaultError,
-            "faults[0].rank: rank 2 is outside the world of 2 ranks",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], error: type, text: str) -> None:
-    started: list[int] = []
-
-    with pytest.raises(error) as caught:
-        simdist.run(started.append, args=(1,), **arguments)
-
-    assert type(caught.value) is error
-    assert str(caught.value) == text
-    assert started == []
 
 
 def test_settings_are_keywords() -> None:
@@ -363,16 +319,6 @@ def test_a_long_list_of_failures_is_cut() -> None:
         "ranks 1-11, at 0 ns",
     ]
     assert len(lines) < 12
-
-
-def test_the_replay_repeats_every_argument_that_matters() -> None:
-    faults = [Crash(rank=0, at_ns=5)]
-    result = simdist.run(mixed, world_size=4, seed=3, policy="random", max_restarts=2, faults=faults, backend="sim")
-
-    assert result.replay == (
-        "simdist.run(mixed, world_size=4, seed=3, backend='sim', policy='random', max_restarts=2, "
-        "faults=[simdist.faults.Crash(rank=0, at_ns=5)])"
-    )
 
 
 # -- deadlocks ------------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def refusal(**arguments: Any) -> str:
         ({"args": "ab"}, "args: expected a sequence, found the text 'ab'"),
         ({"kwargs": [1]}, "kwargs: expected a mapping with names as keys, found the list [1]"),
         ({"kwargs": {1: 2}}, "kwargs: expected a mapping with names as keys, found the dict {1: 2}"),
+        ({"world_size": 0}, "world_size: 0 is too small; the least is 1"),
+        ({"world_size": -2}, "world_size: -2 is too small; the least is 1"),
         ({"world_size": "4"}, "world_size: expected a whole number, found the text '4'"),
         ({"world_size": True}, "world_size: expected a whole number, found True"),
         ({"world_size": 2.0}, "world_size: expected a whole number, found the number 2.0"),
@@ -58,6 +60,8 @@ def refusal(**arguments: Any) -> str:
         ({"seed": 2**64}, "seed: 18446744073709551616 is too large; the most is 18446744073709551615"),
         ({"seed": -(10**5000)}, "seed: -(more than 4,300 digits) is too small; the least is 0"),
         ({"backend": 3}, "backend: expected 'gloo' or 'nccl' or 'sim', found the number 3"),
+        ({"backend": "mpi"}, "backend: unknown 'mpi'; known: gloo, nccl, sim"),
+        ({"max_restarts": -1}, "max_restarts: -1 is too small; the least is 0"),
         ({"cluster": 3}, "cluster: expected a Cluster from simdist.cluster, found the number 3"),
         ({"faults": "crash"}, "faults: expected a sequence of faults from simdist.faults, found the text 'crash'"),
         ({"faults": None}, "faults: expected a sequence of faults from simdist.faults, found None"),
@@ -69,6 +73,7 @@ def refusal(**arguments: Any) -> str:
         ({"env": {"A": "\ud800"}}, "env.A: its value has a character that no environment can hold"),
         ({"argv": "x"}, "argv: expected a sequence of texts, found the text 'x'"),
         ({"argv": ["x", 1]}, "argv[1]: expected a text, found the number 1"),
+        ({"policy": "lifo"}, "policy: unknown 'lifo'; did you mean 'fifo'?"),
         ({"policy": None}, "policy: expected 'fifo' or 'random', found None"),
         ({"strict": "yes"}, "strict: expected True or False, found the text 'yes'"),
         ({"record_results": 1}, "record_results: expected True or False, found the number 1"),
@@ -243,6 +248,10 @@ def test_the_replay_has_every_argument_that_determines_the_run() -> None:
         world_size=2,
         args=(1, "two", torch.ones(2)),
         kwargs={"rate": 0.5},
+        seed=3,
+        backend="sim",
+        policy="random",
+        max_restarts=2,
         cluster=build(2, hosts=2, latency_ns=1000),
         env={"A": "b"},
         argv=["train.py", "--fast"],
@@ -252,9 +261,10 @@ def test_the_replay_has_every_argument_that_determines_the_run() -> None:
     )
 
     assert result.replay == (
-        "simdist.run(nothing, world_size=2, seed=0, args=(1, 'two', tensor([1., 1.])), kwargs={'rate': 0.5}, "
-        "cluster=simdist.cluster.build(2, hosts=2, latency_ns=1000), env={'A': 'b'}, argv=('train.py', '--fast'), "
-        "strict=True, record_results=True, faults=[simdist.faults.Hang(rank=1, at_ns=5)])"
+        "simdist.run(nothing, world_size=2, seed=3, args=(1, 'two', tensor([1., 1.])), kwargs={'rate': 0.5}, "
+        "backend='sim', policy='random', max_restarts=2, cluster=simdist.cluster.build(2, hosts=2, latency_ns=1000), "
+        "env={'A': 'b'}, argv=('train.py', '--fast'), strict=True, record_results=True, "
+        "faults=[simdist.faults.Hang(rank=1, at_ns=5)])"
     )
 
 
