@@ -79,10 +79,15 @@ def test_a_strict_run_names_it_and_an_ordinary_one_does_not_mind(program: Callab
     assert ordinary.ranks[0].ok
 
 
-def test_ranks_that_disagree_are_named_with_their_calls() -> None:
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [(dist.barrier, "barrier()"), (lambda: dist.broadcast(torch.ones(2), 0), "broadcast(float32[2], root=0)")],
+    ids=["barrier", "broadcast"],
+)
+def test_ranks_that_disagree_are_named_with_their_calls(call: Callable[[], object], named: str) -> None:
     def main() -> None:
         if start() == 0:
-            dist.barrier()
+            call()
         else:
             dist.all_reduce(torch.ones(2))
 
@@ -90,7 +95,8 @@ def test_ranks_that_disagree_are_named_with_their_calls() -> None:
 
     for rank in result.ranks:
         assert isinstance(rank.exception, MismatchError)
-        assert "rank 0 called barrier() at test_strict.py:" in str(rank.exception)
+        assert "ranks do not agree on collective #0" in str(rank.exception)
+        assert f"rank 0 called {named} at test_strict.py:" in str(rank.exception)
         assert "rank 1 called all_reduce(float32[2], sum) at test_strict.py:" in str(rank.exception)
 
 

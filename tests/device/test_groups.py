@@ -15,9 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import simdist
@@ -240,32 +238,6 @@ def test_ddp_trains_on_devices_to_the_bits_of_the_cpu(backend: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(everything[0], numbers, strict=True))
 
 
-def test_fsdp_shards_and_trains_on_devices() -> None:
-    def body() -> None:
-        rank = join()
-        mesh = init_device_mesh("cuda", (2,))
-        module: Any = model(rank)
-        for layer in module:
-            if isinstance(layer, nn.Linear):
-                policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(module, mesh=mesh)
-        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
-        before = [each.full_tensor().clone() for each in module.parameters()]
-        for _ in range(2):
-            optimizer.zero_grad()
-            module(torch.randn(3, 4, device="cuda")).square().mean().backward()
-            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            optimizer.step()
-        weight = next(module.parameters())
-        assert weight.device == weight.full_tensor().device == cuda(rank)
-        assert weight.to_local().shape == (4, 4)
-        after = [each.full_tensor() for each in module.parameters()]
-        assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-    values(body, world_size=2)
-
-
 def test_fsdp_takes_the_device_of_the_local_rank_by_itself() -> None:
     def body() -> None:
         dist.init_process_group("cpu:gloo,cuda:gloo")
@@ -315,27 +287,6 @@ def test_a_sharded_checkpoint_is_loaded_with_another_layout(tmp_path: Path) -> N
     assert all(torch.equal(saved, each) for each in loaded)
 
 
-def test_tensor_parallel_computes_what_one_device_does() -> None:
-    def body() -> None:
-        rank = join()
-        mesh = init_device_mesh("cuda", (2,))
-        torch.manual_seed(0)
-        whole: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(cuda(rank))
-        torch.manual_seed(0)
-        sharded: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(cuda(rank))
-        parallelize_module(sharded, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        data = torch.arange(12.0, device="cuda").view(3, 4)
-
-        whole(data).square().sum().backward()
-        sharded(data).square().sum().backward()
-
-        assert sharded[0].weight.to_local().shape == (4, 4)
-        assert torch.allclose(whole(data), sharded(data))
-        assert torch.allclose(whole[0].weight.grad, sharded[0].weight.grad.full_tensor())
-
-    values(body, world_size=2)
-
-
 def test_a_distributed_tensor_draws_other_numbers_on_each_shard() -> None:
     def body() -> list[float]:
         join()
@@ -351,21 +302,6 @@ def test_a_distributed_tensor_draws_other_numbers_on_each_shard() -> None:
 
     assert first == second
     assert len(set(first)) == 16
-
-
-def test_a_run_on_devices_repeats_itself() -> None:
-    def body() -> list[float]:
-        rank = join()
-        torch.manual_seed(rank)
-        tensor = torch.randn(100, device="cuda")
-        dist.all_reduce(tensor)
-        return tensor.tolist()
-
-    cluster = simdist.cluster.build(2, devices_per_host="ranks")
-    first, second = (simdist.run(body, world_size=2, cluster=cluster, record_results=True) for _ in range(2))
-
-    assert first.digest == second.digest
-    assert first.values == second.values
 
 
 def test_a_sum_over_gloo_keeps_no_memory_of_its_device() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from datetime import timedelta
@@ -14,8 +13,6 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 
 import simdist
 from simdist.cluster import build
@@ -73,28 +70,6 @@ def test_torch_finds_its_nccl() -> None:
 
     found = [tuple(map(int, NCCL.split("."))), "nccl", True, "nccl", True, ["cuda"], timedelta(minutes=10)]
     assert results(body, 1) == [found]
-
-
-def test_options_are_taken_and_copied() -> None:
-    def body() -> list[Any]:
-        options = _nccl.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options.config.min_ctas = 4
-        options._timeout = timedelta(seconds=7)
-        other = copy.deepcopy(options)
-        other.config.min_ctas = 5
-        join(pg_options=options, timeout=timedelta(seconds=7))
-        group: Any = dist.group.WORLD
-        kept = group._get_backend(torch.device("cuda")).options
-        return [
-            kept.config.min_ctas,
-            kept.config.max_ctas,
-            kept.is_high_priority_stream,
-            kept._timeout.total_seconds(),
-            said(lambda: dist.new_group([0], pg_options=object())),
-        ]
-
-    wrong = "AssertionError: Expected backend_options argument to be of type ProcessGroupNCCL.Options"
-    assert results(body, 1) == [[4, -2147483648, True, 7, wrong]]
 
 
 def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_forward() -> None:
@@ -250,28 +225,6 @@ def test_ddp_on_devices_over_nccl_ends_with_the_bits_of_gloo_on_the_cpu() -> Non
 
     for numbers in everything[1:]:
         assert all(torch.equal(one, other) for one, other in zip(everything[0], numbers, strict=True))
-
-
-def test_fsdp_and_distributed_tensors_over_a_mesh_of_devices() -> None:
-    def body() -> list[Any]:
-        rank = int(os.environ["RANK"])
-        mesh = init_device_mesh("cuda", (2,))
-        module: Any = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()
-        fully_shard(module, mesh=mesh)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        before = module[0].weight.full_tensor().clone()
-        module(torch.ones(3, 4, device="cuda")).sum().backward()
-        optimizer.step()
-        whole: Any = distribute_tensor(torch.arange(4.0, device="cuda"), mesh, [Shard(0)])
-        after = module[0].weight.full_tensor()
-        return [
-            mesh.get_group()._get_backend(torch.device("cuda")).name(),
-            bool((before != after).any()),
-            after.device.index == rank,
-            (whole + 1).full_tensor().tolist(),
-        ]
-
-    assert results(body) == [["nccl", True, True, [1, 2, 3, 4]]] * 2
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4, 4)])

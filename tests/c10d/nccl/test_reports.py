@@ -203,28 +203,6 @@ def test_a_duration_is_that_of_the_kernel_with_its_wait_for_others() -> None:
     assert 0 < quick < 1
 
 
-def test_with_timing_the_flight_record_knows_what_has_started_and_how_long_it_took() -> None:
-    def body() -> tuple[Any, Any]:
-        rank = join()
-        dist.all_reduce(of(1))
-        torch.cuda.synchronize()
-        if rank == 0:
-            dist.all_reduce(of(1))
-        time.sleep(1)
-        record = pickle.loads(_nccl._dump_nccl_trace())
-        if rank:
-            dist.all_reduce(of(1))
-        return [(each["state"], each.get("duration_ms", 0) > 0) for each in record["entries"]], record["pg_status"]["0"]
-
-    (first, status), _ = results(body, env={"TORCH_NCCL_ENABLE_TIMING": "1"})
-    (plain, untimed), _ = results(body)
-
-    assert first == [("completed", True), ("started", False)]
-    assert status["last_started_collective"] == 2
-    assert plain == [("completed", False), ("scheduled", False)]
-    assert untimed["last_started_collective"] == -1
-
-
 def test_a_hook_is_told_of_each_work_that_is_over() -> None:
     def body() -> list[Any]:
         join()

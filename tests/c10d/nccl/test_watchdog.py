@@ -343,28 +343,6 @@ def test_a_bad_variable_is_refused_in_torchs_words() -> None:
     assert name in old.ranks[0].stderr
 
 
-def test_futures_of_results_tell_how_works_end() -> None:
-    def body() -> list[str]:
-        rank = join(timeout=timedelta(seconds=1))
-        good: Any = dist.all_reduce(of(1), async_op=True)
-        future = good.get_future_result()
-        torch.cuda.synchronize()
-        found = [str(_nccl.WorkResult(future.wait()))]
-        if rank == 0:
-            bad: Any = dist.all_reduce(of(1), async_op=True)
-            result = bad.get_future_result()
-            late = result.then(lambda future: f"{future.value()}, by a callback")
-            found += [str(_nccl.WorkResult(result.wait())), late.wait()]
-            group: Any = dist.group.WORLD
-            found.append(str(group.get_error()))
-        return found
-
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    assert results(body, env=env)[0] == [
-        *("WorkResult.SUCCESS", "WorkResult.TIMEOUT", "1, by a callback", "ErrorType.TIMEOUT")
-    ]
-
-
 def test_a_hang_repeats_itself() -> None:
     first, second = (simdist.run(skips, world_size=2, backend="nccl") for _ in range(2))
 
