@@ -389,16 +389,6 @@ def test_the_digest_is_the_same_in_another_process_with_another_hash_seed(interp
 # -- errors and pickles ---------------------------------------------------------------------------------------------
 
 
-def test_worlds_do_not_nest() -> None:
-    result = simdist.run(lambda: simdist.run(reduces, world_size=2), world_size=2)
-
-    error = result.ranks[0].exception
-    assert type(error) is SimdistError
-    assert str(error) == (
-        "another simulated world is running in this process; run one after the other, or in separate processes"
-    )
-
-
 def test_a_result_pickles() -> None:
     result = simdist.run(mixed, world_size=5, faults=MIXED, seed=4)
 

@@ -14,10 +14,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import simdist
 from simdist.cluster import build
 from simdist.inside.torch import Place
-from tests.builds import BUILT_FOR_CUDA, NCCL, NO_NCCL, VERSION
+from tests.builds import BUILT_FOR_CUDA, NCCL, VERSION
 from tests.c10d.nccl.worlds import SAME_DEVICE, join, of, results, run, said
 from tests.device.worlds import trained
 
@@ -35,16 +34,6 @@ def test_a_world_over_nccl_has_a_device_for_each_rank() -> None:
     assert results(body, 1, cluster=build(1, devices_per_host=4)) == [(4, True)]
     assert dist.is_nccl_available() is BUILT_FOR_CUDA
     assert hasattr(dist, "ProcessGroupNCCL") is BUILT_FOR_CUDA
-
-
-@pytest.mark.filterwarnings("ignore:Attempted to get default timeout")
-def test_a_world_without_devices_names_the_way_to_some() -> None:
-    result = simdist.run(lambda: dist.init_process_group("nccl"), world_size=1)
-
-    error = result.ranks[0].exception
-    assert str(error) == NO_NCCL
-    assert "devices_per_host in its cluster" in result.ranks[0].stderr
-    assert 'backend="nccl"' in result.ranks[0].stderr
 
 
 def test_a_rank_that_sees_no_device_is_told() -> None:
