@@ -146,20 +146,6 @@ def test_a_mode_may_answer_in_the_operator_s_place() -> None:
     assert in_group(body, 2) == [[1.0, 1.0]] * 2
 
 
-def test_comm_debug_mode_counts_calls() -> None:
-    from torch.distributed.tensor import debug
-
-    watching: Any = debug.CommDebugMode  # not typed
-
-    def body(rank: int) -> dict[str, int]:
-        with watching() as mode:
-            dist.all_reduce(torch.ones(2))
-            dist.all_gather_into_tensor(torch.empty(4), torch.ones(2))
-        return {str(op): count for op, count in mode.get_comm_counts().items()}
-
-    assert in_group(body, 2) == [{"c10d.allreduce_": 1, "c10d._allgather_base_": 1}] * 2
-
-
 def test_flags_of_modes_are_each_ranks_own_and_go_with_the_world() -> None:
     flags = ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode")
     modes: Any = _python_dispatch

@@ -47,15 +47,6 @@ def test_an_unwritable_output_is_told_before_anything_runs(job: Job, simdist: Si
     assert problem.endswith("x.json: cannot be written: No such file or directory")
 
 
-def test_two_outputs_in_one_file_are_refused(job: Job, simdist: Simdist, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-
-    assert "  --json and --trace: two outputs in one file" in refused(
-        simdist("run", job("total"), "--json", out, "--trace", out)
-    )
-    assert not out.exists()
-
-
 @pytest.mark.parametrize("command", ["run", "validate"])
 def test_a_missing_file_is_bad_input(simdist: Simdist, tmp_path: Path, command: str) -> None:
     path = tmp_path / "none.toml"

@@ -77,16 +77,6 @@ def test_a_condition_that_was_lifted_is_nothing_to_what_comes_later() -> None:
     assert [net.disturbed_after(now) for now in (499, 500)] == [True, False]
 
 
-def test_cuts_in_a_row_are_waited_for_one_after_the_other() -> None:
-    net = network()
-
-    net.cut([(0,), (1,)], start_ns=0, until_ns=100)
-    net.cut([(0,), (1,)], start_ns=100, until_ns=250)
-    net.cut([(0,), (1,)], start_ns=50, until_ns=120)
-
-    assert net.open_from_ns(1, 0, 10) == 250
-
-
 def test_a_cut_for_good_behind_one_that_heals_never_opens() -> None:
     net = network()
 
