@@ -165,6 +165,21 @@ def add_up(value: Any, array: Any, barrier: Any) -> None:
         array[0] += 1.0
 
 
+def put_back(end: Any) -> None:
+    end.send(end.recv())
+
+
+def a_pipe_that_its_maker_drops(method: str) -> Any:
+    """The child has the only other end, so that the pipe ends with the child."""
+    context: Any = multiprocessing.get_context(method)
+    own, other = context.Pipe()
+    child = context.Process(target=put_back, args=(other,), daemon=True)
+    child.start()
+    del other
+    own.send(1)
+    return own.recv(), own.poll(10), failure_of(own.recv)
+
+
 def shared_values(method: str) -> Any:
     context: Any = mp.get_context(method)
     value, array, barrier = context.Value("i", 5), context.Array("d", 2), context.Barrier(3)
@@ -193,6 +208,7 @@ PROGRAMS: dict[Callable[[str], Any], Callable[[str], Any]] = {
     more_than_a_pipe_holds: lambda method: ([300_000, 300_001, 300_002], [0, 0, 0]),
     exit_codes: lambda method: ([3, 0, 7, -9, -15, (True, None, None)], -15, 1),
     children_of_children: lambda method: ((0, "Process-1:1"), 1),
+    a_pipe_that_its_maker_drops: lambda method: (1, True, ("EOFError", "")),
     shared_values: lambda method: (8, [3.0, 0.0]),
 }
 

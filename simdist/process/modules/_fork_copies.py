@@ -108,6 +108,10 @@ class _Fork:
             if is_users(holder):
                 self._waiting.append(holder)
 
+    def end(self) -> None:
+        """Let go of all that was copied: a pipe that the parent drops is closed now, not when garbage is collected."""
+        del self._copies
+
     def take(self, earlier: _Copy | None) -> None:
         """Copy all that has been found, and what that leads to; what a parent that was forked itself has too."""
         if earlier is not None:
@@ -189,6 +193,7 @@ class ForkCopies:
         for module in _running_modules(sys._getframe(1)):
             fork.found(module)
         fork.take(self._present)
+        fork.end()
         self._of[child] = fork.copy
         child.end_listeners[self._forget] = None
         return mine
