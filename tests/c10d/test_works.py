@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -247,6 +248,64 @@ def test_a_plain_future_works_on_a_rank() -> None:
         return chained.wait()
 
     assert in_group(body, 2) == [1, 2]
+
+
+def completed_later(value: object, delay_s: float = 0.5) -> Any:
+    """A plain future that another thread of the rank completes."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+
+    def complete() -> None:
+        sleep_s(delay_s)
+        if isinstance(value, Exception):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+    threading.Thread(target=complete).start()
+    return future
+
+
+def test_a_plain_future_that_a_thread_completes_is_waited_for() -> None:
+    def body(rank: int) -> list[Any]:
+        found = [completed_later(3).wait(), completed_later(3).then(lambda done: done.value() + 1).wait()]
+        found.append(torch.futures.wait_all([completed_later(index, 0.3 - 0.1 * index) for index in range(3)]))
+        joint = torch.futures.collect_all([completed_later(index, 0.1 + index) for index in range(2)])
+        found.append([done.value() for done in joint.wait()])
+        shared, seen = completed_later("both"), []
+        threads = [threading.Thread(target=lambda: seen.append(shared.wait())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [*found, seen, attempt(lambda: completed_later(ValueError("no")).wait())]
+
+    assert in_group(body, 1) == [[3, 4, [0, 1, 2], [0, 1], ["both", "both"], "ValueError: no"]]
+
+
+def test_a_wait_for_a_plain_future_waits_for_no_other() -> None:
+    def body(rank: int) -> tuple[float, float]:
+        dist.barrier()
+        zero = now_ns()
+        sleep_s(2.0 * rank)
+        _, work = reduced(rank)
+        future = work.get_future()
+        begin = now_ns()
+        completed_later(rank).wait()
+        took = now_ns() - begin
+        future.wait()
+        return round(took / 1e9, 3), round((now_ns() - zero) / 1e9)
+
+    assert in_group(body, 2) == [(0.5, 2), (0.5, 2)]
+
+
+def test_a_plain_future_that_nobody_completes_is_a_deadlock() -> None:
+    def body() -> None:
+        torch.futures.Future().wait()
+
+    result = simdist.run(body, world_size=1)
+
+    assert "rank 0, first to fail, at 0 ns, test_works.py" in str(result)
+    assert "hangs for good in wait for a future" in str(result)
 
 
 def test_an_unwaited_work_still_completes() -> None:

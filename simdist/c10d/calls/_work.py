@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from simdist.c10d.calls._payload import Outputs
 
 __all__ = ["Blockers", "CollectiveRead", "Future", "PassingWork", "SimFuture", "SimWork", "WorkIssued", "WorkWaited"]
-__all__ += ["safe_for_backward", "wait_for_futures"]
+__all__ += ["safe_for_backward", "wait_for_future"]
 
 Work = inside.Work
 Future: Any = torch.futures.Future
@@ -390,7 +390,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         """Fail it; on its rank's thread only."""
         self._error = error
         if not self._children:
-            self._process.torch_state.failed.append(error)  # until somebody looks; see `wait_for_futures`
+            self._process.torch_state.failed.append(error)  # until somebody looks; see `_wait_for_futures`
 
         # Through C++: a value that raises when it is read, as `torch.futures.Future.set_exception` does, but for
         # every exception type.
@@ -457,7 +457,7 @@ def _pending(process: SimProcess) -> dict[SimFuture, None]:
     return futures
 
 
-def wait_for_futures(process: SimProcess) -> None:
+def _wait_for_futures(process: SimProcess) -> None:
     """Park until every future of the rank is done, those that their callbacks create included.
 
     Raises what the first failed one failed with, unless Python code has seen it: C++ would take the exception object
@@ -472,6 +472,17 @@ def wait_for_futures(process: SimProcess) -> None:
     if failed:
         error, process.torch_state.failed = failed[0], []
         raise error
+
+
+def wait_for_future(process: SimProcess, future: Any) -> None:
+    """Park until a future is done that is none of ours: a thread of the rank completes it, or what it follows does."""
+    if not isinstance(future, Future):
+        _wait_for_futures(process)  # of C++: in most cases it follows ours
+        if _torch._C.Future.done(future):
+            return
+    made = SimFuture(process)
+    _torch._C.Future.add_done_callback(future, lambda _: made.set_result(None))
+    made._settle()
 
 
 def safe_for_backward(process: SimProcess, future: object) -> object:
@@ -514,4 +525,4 @@ def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
         raise future._error
     if not future._settled and process.torch_state.graph_task != graph:
         process.torch_state.graph_task = graph
-        _execution_engine.queue_callback(lambda: wait_for_futures(process))
+        _execution_engine.queue_callback(lambda: _wait_for_futures(process))
