@@ -38,7 +38,7 @@ from simdist.c10d import _makers, _replacements
 from simdist.c10d._makers import Makers
 from simdist.c10d._rank_state import RankState
 from simdist.c10d.calls import _unseen
-from simdist.c10d.surface import _functional_outputs, _host_stores, _memory, _options
+from simdist.c10d.surface import _composed, _functional_outputs, _host_stores, _memory, _options
 from simdist.c10d.surface._store_server import StoreServer
 from simdist.c10d.surface.state import (
     _flags,
@@ -293,6 +293,7 @@ def _install_levels(patches: Patches) -> None:
 
 _ALWAYS = (
     _makers.install,
+    _composed.install,
     _install_levels,
     _flags.install,
     _scopes.install,

@@ -31,6 +31,7 @@ from simdist.c10d.surface._host_stores import client_of_host, is_hosts, refusal
 from simdist.c10d.surface._identity import (
     Device,
     GroupOptions,
+    close_when_dropped,
     create_default_device,
     create_device,
     lazy_by_default,
@@ -95,7 +96,10 @@ class Makers:
         member = self._connected(store, rank, size, limit_ns, backend, lazy=lazy, ranks=ranks)
         group = self._group_class(member, store, size, timeout, options)
         group.maker = self
-        flight_record_of(process).enter(group)
+        held_by_torch = process.torch_state.making is not None
+        flight_record_of(process).enter(group, held=held_by_torch)
+        if not held_by_torch:
+            close_when_dropped(group)
         return group
 
     def _connected(

@@ -6,7 +6,9 @@ backend behind it.
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -16,15 +18,15 @@ import torch
 from simdist.c10d.surface._compat import ProcessGroup, is_duration, said_by, whole_ms
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import c10d_bindings
-from simdist.process import SimProcess, current_process, variable_of
+from simdist.process import SimProcess, current_process, current_runtime, variable_of
 from simdist.records import new_group
 
 if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._store import SimStore
 
-__all__ = ["Device", "DeviceLike", "GroupBackend", "GroupOptions", "create_default_device", "create_device"]
-__all__ += ["lazy_by_default"]
+__all__ = ["Device", "DeviceLike", "GroupBackend", "GroupOptions", "close_when_dropped", "create_default_device"]
+__all__ += ["create_device", "lazy_by_default"]
 
 DeviceLike: TypeAlias = torch.device | str | int
 """What torch takes for a device."""
@@ -133,6 +135,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
     on_leave: Callable[[], None] | None = None  # of who keeps the group in a list
+    recorded_as: Any = None  # what the flight record keeps of it instead of the group, to be renamed with it
 
     supports_splitting = True
     supports_coalescing = False
@@ -207,12 +210,19 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
             raise UnsupportedError(f"a simulated {self.name()} group cannot be bound to {device}")
 
     @property
+    def is_bare(self) -> bool:
+        """True for a backend that no group has: its methods do not go through torch's dispatcher."""
+        return not self._name
+
+    @property
     def group_name(self) -> str:
         """Torch's name of the group."""
         return self._name
 
     def _set_group_name(self, name: str) -> None:
         self._name = str(name)
+        if self.recorded_as is not None:
+            self.recorded_as._name = self._name
 
     def getGroupName(self) -> str:
         """As `group_name`, for C++."""
@@ -227,6 +237,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     def _set_group_desc(self, description: str) -> None:
         self._description = str(description)
+        if self.recorded_as is not None:
+            self.recorded_as._description = self._description
         if self._member.rank == 0:
             communicator = self._member.communicator
             simulation = communicator.simulation
@@ -292,7 +304,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         return self._member.number
 
     def _set_sequence_number_for_group(self) -> None:
-        self._member.number = 0
+        """Nothing to do: Gloo and NCCL begin with 0, and go on counting when they are told to begin."""
 
     def _set_default_timeout(self, timeout: timedelta | float) -> None:
         self.options._timeout = timeout
@@ -328,6 +340,32 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         self._communicator.leave(self._member)
         if self.on_leave is not None:
             self.on_leave()
+
+
+_TURN_NS = 10_000_000  # measured, on loopback
+
+
+def close_when_dropped(group: GroupBackend) -> None:
+    """Let the connections of a group that the program alone holds close when it has dropped the group.
+
+    As the destructor of ProcessGroupGloo (torch 2.13), after the operations that are under way, and one more turn of
+    the loop that looks at the sockets.
+    """
+    weakref.finalize(group, _close, group._member).atexit = False
+    runtime = current_runtime()
+    assert runtime is not None
+    runtime.collect_in_rounds()  # a group in a cycle is dropped by the collector, and its peers see that
+
+
+def _close(member: Member) -> None:
+    if member.left or not member.process.running:
+        return
+    last = next(reversed(member.pending), None)
+    if last is None:
+        simulation = member.communicator.simulation
+        simulation.call_at(simulation.now_ns + _TURN_NS, functools.partial(member.communicator.leave, member))
+    else:
+        last.after = [*(last.after or ()), functools.partial(_close, member)]
 
 
 # -- what groups have since torch 2.14, as far as this torch has it ---------------------------------------------------

@@ -134,7 +134,7 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
         if through is None or (plain and not dispatch_modes()):
             with without_functions():
                 return method(self, *args, **kwargs)
-        if not self.group_name and not _has_classes((*args, *kwargs.values())):  # a bare backend: no dispatcher
+        if self.is_bare and not _has_classes((*args, *kwargs.values())):  # no dispatcher
             with _memory.odd_tensors():
                 return method(self, *args, **kwargs)
         runtime = current_runtime()

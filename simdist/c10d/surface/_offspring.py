@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simdist.c10d.surface._several_backends import SeveralBackends
 from simdist.c10d.surface._store import SimPrefixStore, SimStore
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import group_world
@@ -43,8 +44,12 @@ def _own_device(group: Any) -> str:
 
 def _require_one_meeting(group: GroupBackend, call: str) -> None:
     """Refuse a group that torch would connect twice at the same place."""
-    config = str(group_world().pg_backend_config.get(group, ""))
-    if group.size() > 1 and len([each for each in config.split(",") if each.endswith(":gloo")]) > 1:
+    config = group_world().pg_backend_config.get(group)
+    if config is None:  # the program has put it together itself
+        names = [part.name() for part in parts_of(group).values()]
+    else:
+        names = [each.partition(":")[2] for each in str(config).split(",")]
+    if group.size() > 1 and names.count("gloo") > 1:
         raise UnsupportedError(_BY_CHANCE.format(call))
 
 
@@ -140,7 +145,7 @@ def merge_remote_group(
 def _one_of(group: Any, made: dict[str, GroupBackend], name: str, description: str) -> GroupBackend | None:
     if not made:
         return None
-    found = next(iter(made.values())) if len(made) == 1 else type(group)(made, None)
+    found = next(iter(made.values())) if len(made) == 1 else SeveralBackends(made, None)
     found._set_group_name(name)
     found._set_group_desc(description)
     return found

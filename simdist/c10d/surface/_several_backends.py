@@ -53,8 +53,12 @@ class SeveralBackends(GroupBackend):
         self.options = self._main.options
         self._bound = bound
         for device, part in self.parts.items():
-            if part is not self._main:  # both have numbers of their own, and a log would mix them up
-                part._member.communicator.name = f"{self._communicator.name}/{device}"
+            if part is not self._main:
+                self._tell_apart(device, part)
+
+    def _tell_apart(self, device: str, part: GroupBackend) -> None:
+        """Name a part after the main one: both have numbers of their own, and a log would mix them up."""
+        part._member.communicator.name = f"{self._communicator.name}/{device}"
 
     @property
     def main_part(self) -> GroupBackend:
@@ -138,6 +142,10 @@ class SeveralBackends(GroupBackend):
     def _coalescing(self, device: DeviceLike | None) -> GroupBackend:
         return self._main if device is None else self._get_backend(device)
 
+    def _part_for(self, kind: str | None) -> GroupBackend:
+        """The part for tensors of a type of device; None if a call has no tensors."""
+        return self._main if kind is None else self._get_backend(kind)
+
     def shutdown(self) -> None:
         """All parts."""
         for part in self.parts.values():
@@ -171,9 +179,7 @@ def _device_of(value: object) -> str | None:
 
 def _forwarding(name: str) -> Callable[..., object]:
     def forward(self: SeveralBackends, *args: object, **kwargs: object) -> object:
-        kind = _device_of(args)
-        part = self._main if kind is None else self._get_backend(kind)
-        return getattr(part, name)(*args, **kwargs)
+        return getattr(self._part_for(_device_of(args)), name)(*args, **kwargs)
 
     forward.__name__ = name
     forward.__doc__ = "Of the part of the tensors' device."

@@ -42,9 +42,9 @@ _Recorded = tuple[Any, ...]  # what a `Queued` holds, and frames behind it
 Frame = tuple[str, int, str]  # file, line, function
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Former:
-    """A group that was destroyed, as far as it is recorded."""
+    """A group that was destroyed, or that the program may drop at any time, as far as it is recorded."""
 
     _member: Member
     _size: int
@@ -55,6 +55,10 @@ class _Former:
     def name(self) -> str:
         """The backend's name."""
         return self._backend_name
+
+
+def _as_recorded(group: GroupBackend | _Former) -> _Former:
+    return _Former(group._member, group._size, group._name, group._description, group.name())
 
 
 def _forget(record: weakref.ref[FlightRecord], number: int) -> None:
@@ -78,10 +82,14 @@ class FlightRecord:
         ] = []  # name and ranks of each group as it was made, before both are recorded
         self._add = self._add_with_frames if frames else self._ring.append
 
-    def enter(self, group: GroupBackend) -> None:
-        """Take note of a new group, and of what is called in it from now on."""
+    def enter(self, group: GroupBackend, *, held: bool = True) -> None:
+        """Take note of a new group, and of what is called in it from now on; not `held`: the program may drop it."""
         number = len(self._groups)
-        self._groups.append(group)
+        if held:
+            self._groups.append(group)
+        else:
+            group.recorded_as = _as_recorded(group)
+            self._groups.append(group.recorded_as)
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
         group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: groups go when torch lets go
@@ -90,8 +98,7 @@ class FlightRecord:
 
     def forget(self, number: int) -> None:
         """A group was destroyed: the record keeps what it says of it, and not its store."""
-        group = self._groups[number]
-        self._groups[number] = _Former(group._member, group._size, group._name, group._description, group.name())
+        self._groups[number] = _as_recorded(self._groups[number])
 
     def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
         """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
