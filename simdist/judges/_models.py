@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from simdist.inside.torch import group_world
 from simdist.judges._events import ModelWrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
+
+    from simdist.c10d.engine import Communicator
+    from simdist.process import SimProcess
 
 __all__ = ["Modes", "WrappedModel", "wrapped_model"]
 
@@ -69,5 +73,12 @@ def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
         if name not in ignored
     }
     modules = {weakref.ref(module): name for name, module in model.module.named_modules()}
-    ranks = tuple(dist.get_process_group_ranks(model.process_group))
-    return WrappedModel(weakref.ref(model), number, ranks, names, modules)
+    return WrappedModel(weakref.ref(model), number, _ranks_of(model.process_group, event.process), names, modules)
+
+
+def _ranks_of(group: dist.ProcessGroup, process: SimProcess) -> tuple[int, ...]:
+    """The ranks of a group; only the process's own, of a group that neither torch nor the simulation has made."""
+    if group in group_world().pg_group_ranks:
+        return tuple(dist.get_process_group_ranks(group))
+    communicator: Communicator | None = getattr(group, "_communicator", None)
+    return (process.rank,) if communicator is None else tuple(dict.fromkeys(communicator.world_ranks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -120,6 +121,53 @@ def test_gradients_of_ddp_are_compared_before_they_are_used() -> None:
 
     assert (found.rank, found.step, found.subject) == (1, 2, "2.bias")
     assert found.problem == "gradient of 2.bias differs from ranks 0, 2 after optimizer step 2"
+
+
+def by_program(rank: int) -> dist.ProcessGroup:
+    """A group that the program has put together itself, and of which torch knows nothing."""
+    store: Any = dist.PrefixStore("own", dist.group.WORLD.get_group_store())  # type: ignore[attr-defined, union-attr]
+    size, kind = dist.get_world_size(), dist.ProcessGroup.BackendType.GLOO
+    group: Any = dist.ProcessGroup(store, rank, size)
+    group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size))  # type: ignore[call-arg]
+    return group  # type: ignore[no-any-return]
+
+
+class Wrapped(dist.ProcessGroup):
+    """A group of a class of the program's, which passes on what DDP calls."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._group: Any = group
+
+    def getBackendName(self) -> str:
+        return "wrapped"
+
+    def allreduce(self, *args: Any) -> Any:
+        return self._group.allreduce(*args)
+
+    def allgather(self, *args: Any) -> Any:
+        return self._group.allgather(*args)
+
+    def broadcast(self, *args: Any) -> Any:
+        return self._group.broadcast(*args)
+
+
+@pytest.mark.parametrize("wrap", [lambda group: group, Wrapped], ids=["by_hand", "of_own_class"])
+def test_ddp_over_a_group_that_torch_does_not_know_is_judged(wrap: Callable[[Any], Any]) -> None:
+    def body(rank: int, *, spoils: bool) -> None:
+        group = wrap(by_program(rank))
+        model = DistributedDataParallel(net(rank), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            if spoils and (rank, step) == (1, 2):
+                model.module[2].bias.grad += 1
+            optimizer.step()
+
+    assert run(partial(body, spoils=False)).ok
+    found = only_finding(run(partial(body, spoils=True), "replicas"))
+    assert (found.rank, found.step, found.subject) == (1, 2, "2.bias")
 
 
 def test_what_is_loaded_on_one_rank_after_ddp_was_made_is_found_before_the_first_step() -> None:

@@ -26,7 +26,7 @@ from simdist.c10d.calls import MESSAGES
 from simdist.hardware._journal import Journal
 from simdist.hardware.rank._scaling import scaled
 from simdist.hardware.rank._strikes import Strikes
-from simdist.inside.torch import DispatchKey, Work, c10d_module
+from simdist.inside.torch import DispatchKey, Work, c10d_module, group_world
 from simdist.records import completed, failed, message_issued, new_group, result_noted
 
 __all__ = ["Recorder"]
@@ -179,12 +179,13 @@ class Recorder:
     def _issue(self, call: _Call, group: dist.ProcessGroup) -> _Ticket:
         ticket = _Ticket(self, call, group.group_name)
         self._strikes.before(call.op, ticket.group)
-        ranks = dist.get_process_group_ranks(group)
+        known = group_world().pg_group_ranks.get(group)  # None of a group that the program puts together itself
+        ranks = list(range(group.size()) if known is None else known)
         with self._lock:
             key = (ticket.group, call.kind)
             ticket.sequence = self._counts.get(key, 0)
             self._counts[key] = ticket.sequence + 1
-            if self._known.get(ticket.group) != ranks:
+            if known is not None and self._known.get(ticket.group) != ranks:
                 self._known[ticket.group] = ranks
                 self._journal.record(new_group, ticket.group, tuple(ranks), group.group_desc)
         self._journal.record(
