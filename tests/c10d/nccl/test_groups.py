@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +106,27 @@ def test_two_ranks_may_share_a_device_if_their_nccl_lets_them() -> None:
         assert [SAME_DEVICE[0] in values[0][0], SAME_DEVICE[1] in values[1][0]] == [True, True]
     else:
         assert values == [("nothing", 2)] * 2
+
+
+def _of_job(number: int, dumps: str) -> tuple[int, float]:
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", MASTER_PORT="29777")
+    os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = dumps
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    join()
+    dist.barrier()  # without a device: torch guesses one by the rank
+    tensor = of(number + 1.0)
+    dist.all_reduce(tensor)
+    return tensor.device.index, tensor.item()
+
+
+@pytest.mark.filterwarnings("ignore:barrier")
+def test_a_job_that_a_rank_starts_guesses_devices_by_its_own_ranks(tmp_path: Path) -> None:
+    def body() -> list[tuple[int, float]]:
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(_of_job, range(2), [f"{tmp_path}/dump"] * 2))
+
+    assert results(body, 1, cluster=build(1, devices_per_host=2)) == [[(0, 3.0), (1, 3.0)]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump0.pipe", "dump1.pipe"]
 
 
 def test_another_device_than_the_bound_one_is_refused() -> None:

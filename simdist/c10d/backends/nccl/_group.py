@@ -195,7 +195,7 @@ class NcclProcessGroup(NcclReductions):
             return int(self._bound.index)
         if self._used:
             return min(self._used)
-        index = self._member.process.rank % max(1, len(devices_of_this_process().accounts))
+        index = self._nccl.global_rank % max(1, len(devices_of_this_process().accounts))
         if index == 0:
             self._warn(
                 "W",

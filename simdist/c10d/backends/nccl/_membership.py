@@ -228,7 +228,7 @@ class NcclMember(WatchedMember):
             return int(self._bound.index)
         if self._used:
             return min(self._used)
-        return int(self._member.process.rank % max(1, len(devices_of_this_process().accounts)))
+        return int(self._nccl.global_rank % max(1, len(devices_of_this_process().accounts)))
 
     def count_split(self, index: int) -> None:
         """All ranks split the communicator of a device, each as often as this one."""

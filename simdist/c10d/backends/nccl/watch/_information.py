@@ -61,7 +61,7 @@ class Informer:
         parent = options.split_from
         address = "0" if parent is None else hex((parent.uid + 1) << 12)  # as good as any
         self.say(
-            f"ProcessGroupNCCL initialization options: size: {size}, global rank: {group.nccl.groups[0].rank()}, "
+            f"ProcessGroupNCCL initialization options: size: {size}, global rank: {group.nccl.global_rank}, "
             f"TIMEOUT(ms): {round(options._timeout.total_seconds() * 1e3)}, USE_HIGH_PRIORITY_STREAM: "
             f"{bool(options.is_high_priority_stream):d}, SPLIT_FROM: {address}, "
             f"SPLIT_COLOR: {options.split_color}, PG Name: {options.group_name}",

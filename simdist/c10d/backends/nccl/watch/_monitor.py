@@ -64,7 +64,7 @@ def ask_for_dumps(group: WatchedMember) -> None:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     server = store.server
-    broadcast(group, store, _KEY, nccl.process.rank)
+    broadcast(group, store, _KEY, nccl.global_rank)
     if not nccl.dump_is_due:
         log(nccl.process, "E", f"{group._prefix()}First PG on this rank to signal dumping.", Place.DUMP_FIRST)
         nccl.dump_is_due = True
@@ -164,7 +164,7 @@ class Monitor(Poller):
             store.server.monitors.append(self)
         path = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
         if self._group.uid == 0 and path and self._nccl.recorder.limit:
-            self._open(f"{path}{self._process.rank}.pipe")
+            self._open(f"{path}{self._nccl.global_rank}.pipe")
 
     def retire(self) -> None:
         """The group is shut down."""

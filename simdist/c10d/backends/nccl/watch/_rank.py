@@ -41,6 +41,11 @@ class RankNccl:
         self._prefix: str | None = None  # of the files of dumps, once one was written
         process.at_exit.append((self._leave, (), {}))
 
+    @property
+    def global_rank(self) -> int:
+        """What torch takes for the rank of the process: that in the first group over NCCL, in `globalRank` of C++."""
+        return self.groups[0].rank()
+
     def variables(self) -> Variables:
         """Those of the process, as they are now; at any moment, on any thread."""
         found = {os.fsdecode(name): os.fsdecode(value) for name, value in self.process.environ.items()}
@@ -59,7 +64,7 @@ class RankNccl:
         if self._prefix is None or variables.truth(False, "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"):
             self._prefix = variables.text("", *_PREFIX)
         if self._prefix:
-            path = Path(f"{self._prefix}{self.process.rank}")
+            path = Path(f"{self._prefix}{self.global_rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
             say(f"ProcessGroupNCCL dumping nccl trace to {path}", Place.DUMP_BEGUN)
             path.write_bytes(self.recorder.dump_bytes(self.process.simulation.now_ns, frames=frames, active=active))
