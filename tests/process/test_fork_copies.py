@@ -7,6 +7,7 @@ import json
 import multiprocessing as mp
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +304,47 @@ def test_what_can_not_be_copied_is_shared() -> None:
     simdist.run(main, world_size=1).raise_for_failure()
 
     assert (held.calls, next(text), closed) == (["a"], "b", [])
+
+
+class Deprecated:
+    """Says so whenever it is asked for an attribute, as `torch.distributed.reduce_op` does."""
+
+    __slots__ = ("__dict__", "place")
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "place", [1])
+        object.__getattribute__(self, "__dict__")["value"] = [2]
+
+    def __getattribute__(self, name: str) -> Any:
+        warnings.warn(f"{name} is deprecated", FutureWarning, stacklevel=2)
+        return object.__getattribute__(self, name)
+
+
+DEPRECATED = Deprecated()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_nothing_asks_the_objects_of_a_program_when_a_child_begins(method: str) -> None:
+    def main() -> list[Any]:
+        context: Any = mp.get_context(method)
+        queue = context.SimpleQueue()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            process = context.Process(target=change_deprecated, args=(queue,))
+            process.start()
+            process.join()
+            found = queue.get()
+        mine = [object.__getattribute__(DEPRECATED, name) for name in ("place", "value")]
+        return [found, mine, [str(each.message) for each in caught]]
+
+    assert values(main, 1, isolate=True) == [[[[1, 3], [2, 3]], [[1], [2]], []]]
+
+
+def change_deprecated(queue: Any) -> None:
+    found = [object.__getattribute__(DEPRECATED, name) for name in ("place", "value")]
+    for each in found:
+        each.append(3)
+    queue.put(found)
 
 
 @pytest.mark.real

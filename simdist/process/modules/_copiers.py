@@ -49,6 +49,7 @@ _T = TypeVar("_T")
 _Holder = type | types.FunctionType | types.ModuleType
 _End = connection.Connection
 _Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and what stands in slots
+_EMPTY = object()
 _HEAP_TYPE = 1 << 9  # made by a class statement
 
 
@@ -64,18 +65,18 @@ class _Copying(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if thing is _nth:
             return NotImplemented
-        kind = type(thing)
-        if isinstance(thing, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
-            if isinstance(thing, _HOLDERS):
+        kind = type(thing)  # a fork asks no object for anything, and some objects warn of it or compute something then
+        if issubclass(kind, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
+            if issubclass(kind, _HOLDERS):
                 self._found(thing)
             return self._share(thing)
         copiers: dict[type, Callable[..., object]] = COPIERS
         for base, copier in copiers.items():
-            if isinstance(thing, base):
+            if issubclass(kind, base):
                 return self._share(copier(thing))
-        if isinstance(thing, connection.Connection):
+        if issubclass(kind, connection.Connection):
             return self._share(self._end_for_child(thing))
-        if isinstance(thing, queues.Queue | queues.SimpleQueue):
+        if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
         if kind is object or str(kind.__module__).partition(".")[0] in _NOT_THE_PROGRAMS or hasattr(kind, "__del__"):
             return self._share(thing)
@@ -150,9 +151,19 @@ def _state_of(thing: object) -> _Slots:
         names = vars(base).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             place = f"_{base.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
-            if place not in ("__dict__", "__weakref__") and hasattr(thing, place):
-                slots[place] = getattr(thing, place)
-    return getattr(thing, "__dict__", None), slots
+            value = _EMPTY if place in ("__dict__", "__weakref__") else _attribute(thing, place)
+            if value is not _EMPTY:
+                slots[place] = value
+    attributes: Any = _attribute(thing, "__dict__")
+    return None if attributes is _EMPTY else attributes, slots
+
+
+def _attribute(thing: object, name: str) -> object:
+    """The attribute, without the object's own `__getattribute__`."""
+    try:
+        return object.__getattribute__(thing, name)
+    except AttributeError:
+        return _EMPTY
 
 
 def _bare(kind: type) -> object:
@@ -162,7 +173,7 @@ def _bare(kind: type) -> object:
 def _set_state(thing: object, state: _Slots) -> None:
     attributes, slots = state
     if attributes is not None:
-        vars(thing).update(attributes)
+        object.__getattribute__(thing, "__dict__").update(attributes)
     for name, value in slots.items():
         object.__setattr__(thing, name, value)
 

@@ -180,12 +180,24 @@ def _is_no_library_of_python(module: tuple[str, ModuleType]) -> bool:
 
 
 def _names_in(value: object) -> Collection[str]:
-    if isinstance(value, FunctionType) and is_users(value):
-        return set(_names_in_code(value.__code__))
-    if isinstance(value, type) and is_users(value):
-        return {name for each in list(vars(value).values()) if not isinstance(each, type) for name in _names_in(each)}
-    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    # Of its class: an object that is asked for an attribute may warn of it, as `torch.distributed.reduce_op` does.
+    kind = type(value)
+    if issubclass(kind, FunctionType) and is_users(value):
+        return set(_names_in_code(value.__code__))  # type: ignore[attr-defined]
+    if issubclass(kind, type) and is_users(value):
+        return {
+            name for each in list(vars(value).values()) if not issubclass(type(each), type) for name in _names_in(each)
+        }
+    home = value.__name__ if issubclass(kind, ModuleType) else _home_of(value)  # type: ignore[attr-defined]
     return {home.partition(".")[0]} if isinstance(home, str) else ()
+
+
+def _home_of(value: object) -> object:
+    """The name of the module that defines it."""
+    try:
+        return (type if issubclass(type(value), type) else object).__getattribute__(value, "__module__")
+    except AttributeError:
+        return None
 
 
 def _names_in_code(code: CodeType) -> Iterator[str]:
