@@ -118,18 +118,18 @@ def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
 
 def _signal(original: Callable[[int, Handler], Handler]) -> Callable[[int, Handler], Handler]:
     @functools.wraps(original)
-    def set_handler(number: int, handler: Handler) -> Handler:
+    def set_handler(signalnum: int, handler: Handler) -> Handler:
         process = current_process()
         if process is None:
-            return original(number, handler)
+            return original(signalnum, handler)
         if process.simulation.current is not process.main:
             raise ValueError("signal only works in main thread of the main interpreter")
-        before = _handler_of(process, number)
+        before = _handler_of(process, signalnum)
         if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
-        if number in _UNCHANGEABLE:
+        if signalnum in _UNCHANGEABLE:
             raise OSError(22, "Invalid argument")
-        process.handlers[int(number)] = handler if callable(handler) else signal.Handlers(handler)
+        process.handlers[int(signalnum)] = handler if callable(handler) else signal.Handlers(handler)
         return before
 
     return set_handler
@@ -137,9 +137,9 @@ def _signal(original: Callable[[int, Handler], Handler]) -> Callable[[int, Handl
 
 def _getsignal(original: Callable[[int], Handler]) -> Callable[[int], Handler]:
     @functools.wraps(original)
-    def getsignal(number: int) -> Handler:
+    def getsignal(signalnum: int) -> Handler:
         process = current_process()
-        return original(number) if process is None else _handler_of(process, number)
+        return original(signalnum) if process is None else _handler_of(process, signalnum)
 
     return getsignal
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
+import signal
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import simdist
+from simdist.cluster import build
+from simdist.inside.python import _functions
 from simdist.process import Patches
+from tests.c10d.worlds import values
 
 calls: list[str] = []
 module: Any = types.ModuleType("sample")
@@ -68,3 +77,69 @@ def test_where_something_else_stands_the_functions_are_called_anew_and_it_is_put
 
     assert calls == ["called", "undone", "called", "undone"]
     assert Owner.method is method
+
+
+# -- what replaces a function takes its arguments by the names that they have ------------------------------------------
+
+
+def _replaced() -> list[tuple[str, Any, Any]]:
+    """All that is replaced now: its name, where it is found or the function, and what stands in its place."""
+    found: list[tuple[str, Any, Any]] = []
+    for patches in Patches.living:
+        for owner, name, how, replacement, _ in patches.rows():
+            if how in ("name", "method"):
+                found.append((name, owner, replacement))
+    for redirection in _functions._redirections.values():
+        function: Any = redirection.function
+        found.append((function.__name__, function, redirection.made_by))
+    return found
+
+
+def _names(function: Any) -> list[str] | None:
+    """The parameters that can be given by name; None if that is unknown, or anything goes."""
+    function = getattr(function, "__func__", function)
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+
+
+def test_replacements_take_arguments_by_name_as_the_originals_do() -> None:
+    replaced = values(_replaced, 1, backend="nccl", cluster=build(1, devices_per_host=1))[0]
+
+    lost, looked_at = {}, 0
+    for name, place, replacement in replaced:
+        if name[:1] == "_" or isinstance(place, type):
+            continue
+        redirected = callable(place) and not isinstance(place, types.ModuleType)
+        original = place if redirected else getattr(place, name)
+        known = _names(original)
+        taken = _names(replacement(original) if redirected else replacement)
+        if known is not None and taken is not None and isinstance(replacement, types.FunctionType):
+            looked_at += 1
+            if not set(known) <= set(taken):
+                lost[name] = known, taken
+    assert lost == {}
+    assert looked_at > 40
+
+
+def test_functions_of_the_library_are_called_by_keywords(tmp_path: Path) -> None:
+    logger = logging.getLogger("called by keywords")
+
+    def body() -> list[Any]:
+        os.symlink(src="a", dst=tmp_path / "b", target_is_directory=False)  # noqa: PTH211  # by keywords is the point
+        before = signal.signal(signalnum=signal.SIGUSR1, handler=signal.SIG_IGN)
+        logger.setLevel(level=10)
+        logger.addHandler(hdlr=logging.NullHandler())
+        logger.addFilter(filter=logging.Filter())
+        found = [before, signal.getsignal(signalnum=signal.SIGUSR1), logger.isEnabledFor(level=10)]
+        return [*found, len(logger.handlers), (tmp_path / "b").readlink().name]
+
+    result = simdist.run(body, world_size=1, isolate=True)
+
+    result.raise_for_failure()
+    assert result.values == [[signal.SIG_DFL, signal.SIG_IGN, True, 1, "a"]]
+    assert (logger.level, logger.handlers) == (0, [])

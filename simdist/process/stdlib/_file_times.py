@@ -352,20 +352,20 @@ def _naming(original: Callable[..., _T]) -> Callable[..., _T]:
 def _symlink(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def symlink(
-        source: StrOrBytesPath,
-        target: StrOrBytesPath,
+        src: StrOrBytesPath,
+        dst: StrOrBytesPath,
         target_is_directory: bool = False,
         *,
         dir_fd: int | None = None,
     ) -> None:
-        original(source, target, target_is_directory, dir_fd=dir_fd)
+        original(src, dst, target_is_directory, dir_fd=dir_fd)
         here = _here()
         if here is not None:
             process, times = here
-            found = _look(target, dir_fd, follow=False)
+            found = _look(dst, dir_fd, follow=False)
             if found is not None:
                 times.written(process, found, made=True)
-            _touch_folder(process, times, target, dir_fd)
+            _touch_folder(process, times, dst, dir_fd)
 
     return symlink
 

@@ -64,14 +64,14 @@ class LoggingViews:
 
     def _noticing(self, original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
-        def change(logger: logging.Logger, *args: object) -> _T:
+        def change(logger: logging.Logger, *args: object, **kwargs: object) -> _T:
             matters = "_cache" in logger.__dict__ and (original.__name__ != "__setattr__" or args[0] in _SETTINGS)
             if matters and logger not in self._of_host and current_process() is not None:
                 if not self._of_host:
                     self._patches.replace(logging.Logger, "isEnabledFor", _is_enabled)
                 self._of_host[logger] = logger.__dict__
                 object.__setattr__(logger, "__dict__", _fresh(logger.__dict__))
-            return original(logger, *args)
+            return original(logger, *args, **kwargs)
 
         return change
 
