@@ -269,11 +269,12 @@ _FIELD_TITLES = "| in a file | in Python | meaning | default |\n|---|---|---|---
 
 
 def _field_row(name: str, default: object, kind: str = "") -> str:
-    from simdist.faults import file_key
+    from simdist.faults import SHORT_KEYS, file_key
 
     said = "required" if default is ... else f"`{default!r}`"
     meaning = OWN_FIELDS.get((kind, name), FIELDS[name])
-    return f"| `{file_key(name)}` | `{name}` | {meaning} | {said} |\n"
+    key = f"`{name}` or `{file_key(name)}`" if name in SHORT_KEYS else f"`{file_key(name)}`"
+    return f"| {key} | `{name}` | {meaning} | {said} |\n"
 
 
 def _common_fields() -> dict[str, object]:

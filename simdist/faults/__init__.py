@@ -21,7 +21,7 @@ from simdist._lazy import lazily
 from simdist.faults._disk_fault import DiskFault
 from simdist.faults._draws import draws_for, numbers_for
 from simdist.faults._fault import Fault, Machine, Problem, Surroundings
-from simdist.faults._fields import OFFSET, OPERATION, PART, RANK, SHARE, fields_of, file_key, ranks_in
+from simdist.faults._fields import OFFSET, OPERATION, PART, RANK, SHARE, SHORT_KEYS, fields_of, file_key, ranks_in
 from simdist.faults._kinds import KINDS
 from simdist.faults._lasting import LastingFault
 from simdist.faults._link_fault import LinkEffect, LinkFault
@@ -71,6 +71,7 @@ __all__ = [
     "PART",
     "RANK",
     "SHARE",
+    "SHORT_KEYS",
     "STORAGE",
     "STORE",
     "BadValues",

@@ -32,8 +32,20 @@ from simdist.values import (
 )
 
 __all__ = ["COMMON", "COUNT", "DELAY", "DEVICE_ERROR", "DISKS", "EXIT_CODE", "GROUPS", "LIFE", "MOMENT", "NAME"]
-__all__ += ["OFFSET", "OPERATION", "PART", "PERIOD", "POINT", "PROBABILITY", "RANK", "SHARE", "SIDE", "STEP", "TRUTH"]
-__all__ += ["Field", "Life", "Offset", "Rank", "Share", "fields_of", "file_key", "kind_name", "ranks_in"]
+__all__ += [
+    "OFFSET",
+    "OPERATION",
+    "PART",
+    "PERIOD",
+    "POINT",
+    "PROBABILITY",
+    "RANK",
+    "SHARE",
+    "SHORT_KEYS",
+    "SIDE",
+    "STEP",
+]
+__all__ += ["TRUTH", "Field", "Life", "Offset", "Rank", "Share", "fields_of", "file_key", "kind_name", "ranks_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +137,7 @@ TRUTH = Truth()
 DISKS = OneOf(("own", "empty", "swapped"))
 DEVICE_ERROR = OneOf(("ecc", "lost", "oom"))
 COMMON = ("name", "after", "optional")  # the fields that every fault has
+SHORT_KEYS = {"at_step": "step", "at_point": "point"}  # a scenario file and the fixture `sim` take both words
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +214,7 @@ _PLAIN: Mapping[type, Spec] = {bool: Truth(), int: Whole(), float: Number(), str
 
 def file_key(field: str) -> str:
     """The key in a scenario file for a field of a fault."""
-    return {"at_step": "step", "at_point": "point"}.get(field, field.removesuffix("_ns"))
+    return SHORT_KEYS.get(field, field.removesuffix("_ns"))
 
 
 def kind_name(class_name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from simdist.faults._fault import Fault, Problem, Surroundings
@@ -71,8 +72,12 @@ def problems_among(
     moves_payloads: bool = True,
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
+    wrong: Mapping[int, frozenset[str]] = MappingProxyType({}),
 ) -> Iterator[FaultProblem]:
-    """As `problems_of`, as data; all of `faults` are some. `names` are of faults of which no more is known."""
+    """As `problems_of`, as data; all of `faults` are some. `names` are of faults of which no more is known.
+
+    `wrong` has fields of the fault at an index that are known to be wrong: nothing more is said about these.
+    """
     given = list(faults)
     waits: dict[str, str] = dict.fromkeys(names, "")
     everybody = [*others, *given]
@@ -82,7 +87,7 @@ def problems_among(
     borne = Counter(fault.name for fault in everybody if isinstance(fault.name, str) and fault.name)
     taken = frozenset(name for name, count in borne.items() if count > 1)
     for index, fault in enumerate(given):
-        misfits = fault.misfits()
+        misfits = {**fault.misfits(), **dict.fromkeys(wrong.get(index, ()), ())}
         for name, findings in misfits.items():
             for finding in findings:
                 yield FaultProblem(index, (name, *finding.path), finding.text)

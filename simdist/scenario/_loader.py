@@ -11,7 +11,7 @@ from simdist import faults
 from simdist.errors import ScenarioError, SimdistError
 from simdist.result import Status
 from simdist.scenario._calibration import CalibrationError, calibrated
-from simdist.scenario._fault_kinds import KindError, built_fault, fault_kind, fault_section
+from simdist.scenario._fault_tables import FaultTables
 from simdist.scenario._own_judges import own_judges_importable
 from simdist.scenario._plan import Expectations, ExpectedException, Plan, Workload
 from simdist.scenario._reader import Table, apply_overrides, read
@@ -248,61 +248,14 @@ class _Loader:
         if not isinstance(raw, list):
             self._problem(("faults",), f"expected a list of tables, [[faults]], found {found(raw)}")
             return ()
-        built = [self._fault(("faults", index), entry) for index, entry in enumerate(raw)]
-        good = {index: fault for index, fault in enumerate(built) if fault is not None}
-        # A fault that is wrong by itself may still be the one that another comes after.
-        names = [entry["name"] for entry in raw if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-        places = list(good)
-        size = self.world_size or 2**63  # as long as it isn't known, every rank is inside
-        for problem in faults.problems_among(
-            good.values(),
-            size,
-            self.last_life,
-            has_disk="disk" in self.table,
-            has_local_disks=self._has_local_disks(),
-            has_devices=has_devices,
-            moves_payloads=self.table.get("values") != "shapes",
-            names=names,
-        ):
-            keys = (*(faults.file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])
-            self._problem(("faults", places[problem.index], *keys), problem.text)
-        self.problems.sort(key=lambda problem: problem.path[1] if problem.path[:1] == ("faults",) else -1)
-        return tuple(good.values())
-
-    def _fault(self, path: tuple[str, int], raw: object) -> faults.Fault | None:
-        if not isinstance(raw, dict):
-            self._problem(path, f"expected a table, found {found(raw)}")
-            return None
-        if "kind" not in raw:
-            self._problem((*path, "kind"), f"missing; the kinds are {', '.join(faults.KINDS)}")
-            return None
+        about = {
+            "has_disk": "disk" in self.table,
+            "has_local_disks": self._has_local_disks(),
+            "has_devices": has_devices,
+            "moves_payloads": self.table.get("values") != "shapes",
+        }
         folder = Path(self.source).resolve().parent
-        try:
-            kind = fault_kind(raw["kind"], folder)
-        except KindError as error:
-            self._problem((*path, "kind"), str(error))
-            return None
-        keys = {key: value for key, value in raw.items() if key != "kind"}
-        section = check(fault_section(kind), keys, path, self.problems)
-        if section is None:
-            self._ranks_of_a_bad_fault(kind, path, raw)
-            return None
-        try:
-            return built_fault(kind, section, folder)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a class of the user's with an __init__ of its own
-            self._problem(path, f"{kind.__name__}() raised {type(error).__name__}: {brief(str(error))}")
-            return None
-
-    def _ranks_of_a_bad_fault(self, kind: type[faults.Fault], path: tuple[str, int], raw: Mapping[str, object]) -> None:
-        """A rank outside the world is reported even if another key of the fault is wrong."""
-        size = self.world_size
-        for name, field in faults.fields_of(kind).items():
-            key = faults.file_key(name)
-            for rank in faults.ranks_in(field.spec, raw.get(key)):
-                if size is not None and not 0 <= rank < size:
-                    self._problem((*path, key), f"rank {rank} is outside the world of {size} ranks")
+        return FaultTables(raw, folder, self.world_size, self.last_life, about).read(self.problems)
 
     def _expect(self) -> Expectations | None:
         section = check(Expect, self.table.get("expect", {}), ("expect",), self.problems)

@@ -16,8 +16,10 @@ _LONGEST_GUESS = 100  # letters of a word that can be a slip
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """The text "; did you mean 'x'?" if one of `known` is close to `word`, else nothing."""
-    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6) if len(word) <= _LONGEST_GUESS else []
+    """The text "; did you mean 'x'?" if one of `known` is close to `word`, or has a part more or less, else nothing."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6) if len(word) <= _LONGEST_GUESS else []
+    close = close or [name for name in names if word and (name.startswith(f"{word}_") or word.startswith(f"{name}_"))]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

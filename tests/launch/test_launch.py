@@ -273,7 +273,7 @@ def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched:
 
 
 def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: Path) -> None:
-    strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nat_step = 2')
+    strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nstpe = 2')
     words = (
         "--nnodes=2:1",
         "--nproc-per-node=gpu",
@@ -297,7 +297,7 @@ def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: 
         "  --nproc-per-node: the nodes have no GPUs; say how many each has with --devices",
         "  --seed: -1 is too small; the least is 0",
         "  nothing.py: no such file; expected a Python script, or a module with -m",
-        "  --faults faults.toml: faults[0].at_step: unknown key; did you mean 'step'?",
+        "  --faults faults.toml: faults[0].stpe: unknown key; did you mean 'step'?",
         "  --tee: expected 0, 1 (stdout), 2 (stderr) or 3 (both), or these by local rank, such as 0:3,1:1, found "
         "'both'",
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from simdist.errors import ScenarioError
+from simdist.faults import Crash, Hang
 from simdist.scenario import load
 
 Write = Callable[..., str]
@@ -160,6 +161,11 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
             ".when: 'during' is too late to raise; the exception comes in place of the operation",
         ),
         ('kind = "store_delay"\ndelay = "1ms"\nrank = 4', ".rank: rank 4 is outside the world of 4 ranks"),
+        ('kind = "crash"\nrank = 1\nat_ns = 5', ".at_ns: unknown key; did you mean 'at'?"),
+        (
+            'kind = "slow_rank"\nrank = 1',
+            ".delay: nothing makes the rank late; give delay, jitter, or tail_share and tail",
+        ),
         ('kind = "store_lost"', ".at: missing; it has no default"),
         ('kind = "store_lost"\nat = "1s"\nrank = 1', ".rank: unknown key; known: at, name, after, optional"),
         ('kind = "hang"\nrank = 1\nstep = 1\nduratoin = "1s"', ".duratoin: unknown key; did you mean 'duration'?"),
@@ -169,6 +175,118 @@ def test_a_bad_fault_is_told_by_its_place_and_the_files_keys(write: Write, fault
     good = '[[faults]]\nkind = "crash"\nrank = 1\nstep = 1'
 
     assert problems_of(write(f"world_size = 4\n{good}\n[[faults]]\n{fault}")) == (f"faults[1]{problem}",)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problems"),
+    [
+        (
+            'kind = "crahs"\nrank = 9\nop = "all_reduc"\nnth = 0\nsetp = 1\nafter = "late"',
+            (
+                ".kind: unknown fault 'crahs'; did you mean 'crash'?",
+                ".rank: rank 9 is outside the world of 4 ranks",
+                ".op: unknown operation 'all_reduc'; did you mean 'all_reduce'?",
+                ".nth: 0 is not a count; the first operation is 1",
+                ".setp: unknown key; did you mean 'step'?",
+                ".after: no fault is called 'late'; none has a name",
+            ),
+        ),
+        (
+            'rank = "1"\nat_step = -1\nsignal = 3',
+            (
+                f".kind: missing; the kinds are {KINDS}",
+                ".rank: expected a whole number, found the text '1'",
+                ".at_step: -1 never comes; steps count from 0",
+                ".signal: expected a text in quotes, found the number 3",
+            ),
+        ),
+        (
+            'kind = 3\nat = "soon"',
+            (
+                '.kind: expected the name of a fault or "module:Class", found the number 3',
+                ".at: 'soon' is no duration; write '3ms', '1.5s', '250us', '30min', '2h'",
+            ),
+        ),
+        # A class that is not there may have any key, and an error of it may be anything.
+        (
+            'kind = "nowhere:Storm"\nrank = 9\nsetp = 1',
+            (
+                ".kind: no module 'nowhere' in {folder} or on Python's path",
+                ".rank: rank 9 is outside the world of 4 ranks",
+            ),
+        ),
+        # What is wrong with `error` differs among the kinds that have it.
+        ('kind = "rais"\nerror = "EFOO"', (".kind: unknown fault 'rais'; did you mean 'raise'?",)),
+    ],
+)
+def test_what_is_wrong_whatever_the_kind_is_told_beside_a_bad_kind(
+    write: Write, tmp_path: Path, fault: str, problems: tuple[str, ...]
+) -> None:
+    lines = [f"faults[0]{problem.replace('{folder}', str(tmp_path))}" for problem in problems]
+
+    assert problems_of(write(f"world_size = 4\n[[faults]]\n{fault}")) == tuple(lines)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problems"),
+    [
+        (
+            'kind = "crash"\nrank = 1\nsetp = 3\nop = "all_reduce"\nnth = 0\nlife = 3',
+            (
+                ".setp: unknown key; did you mean 'step'?",
+                ".nth: 0 is not a count; the first operation is 1",
+                ".life: 3 never comes: with max_restarts = 0 the last life is 0",
+            ),
+        ),
+        # The unknown key may stand for the operation that `when` needs, and for the trigger.
+        ('kind = "crash"\nrank = 1\nopp = "barrier"\nwhen = "during"', (".opp: unknown key; did you mean 'op'?",)),
+        (
+            'kind = "crash"\nrank = 1\nsignal = 3',
+            (
+                ".signal: expected a text in quotes, found the number 3",
+                ": no trigger; give a time, a step, a point or an operation",
+            ),
+        ),
+        (
+            'kind = "disk_full"\nfree = 5',
+            (
+                ".free: unknown key; did you mean 'free_bytes'?",
+                ": it strikes what a rank does to a simulated disk, and there is none; mount one",
+            ),
+        ),
+        (
+            'kind = "partition"\ngroups = [[0], [9, "a"]]',
+            (
+                ".groups[1][1]: expected a whole number, found the text 'a'",
+                ".groups: rank 9 is outside the world of 4 ranks",
+            ),
+        ),
+    ],
+)
+def test_one_bad_key_hides_no_other_problem_of_its_fault(write: Write, fault: str, problems: tuple[str, ...]) -> None:
+    lines = tuple(f"faults[0]{problem}" for problem in problems)
+
+    assert problems_of(write(f"world_size = 4\n[[faults]]\n{fault}")) == lines
+
+
+def test_a_file_takes_the_words_of_the_fault_classes_for_a_step_and_a_point(write: Write) -> None:
+    one, other = (
+        load(
+            write(
+                f'world_size = 4\n[[faults]]\nkind = "crash"\nrank = 1\n{step} = 3\n'
+                f'[[faults]]\nkind = "hang"\nrank = 1\n{point} = "saved"'
+            )
+        )
+        for step, point in (("step", "point"), ("at_step", "at_point"))
+    )
+
+    assert one.faults == other.faults == (Crash(rank=1, at_step=3), Hang(rank=1, at_point="saved"))
+
+
+def test_a_step_in_both_words_is_told(write: Write) -> None:
+    assert problems_of(write('world_size = 4\n[[faults]]\nkind = "crash"\nrank = 1\nstep = 3\nat_step = 3')) == (
+        "faults[0].at_step: at_step and step are one key; give one of them",
+    )
 
 
 def test_a_fault_with_one_bad_key_still_has_its_rank_checked(write: Write) -> None:

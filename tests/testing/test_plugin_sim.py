@@ -27,6 +27,13 @@ def test_a_fault_that_no_world_came_after_is_told(driven: PytestRun) -> None:
     assert "was given to 'sim', and no world was started after it" in driven.text
 
 
+def test_a_fault_whose_world_was_refused_is_one_failure_and_no_error(driven: PytestRun) -> None:
+    name = "test_fails_because_a_fault_does_not_fit_its_world"
+
+    assert "rank 7 is outside the world of 2 ranks" in section(driven, name)
+    assert f"ERROR at teardown of {name}" not in driven.text
+
+
 def test_a_failure_shows_the_line_of_the_test_and_that_of_the_rank(driven: PytestRun) -> None:
     text = section(driven, "test_fails_because_a_rank_failed")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+from simdist.faults import SHORT_KEYS
 from simdist.testing._plugin._settings import nanoseconds
 from simdist.values import guess_or_list
 
@@ -22,10 +23,15 @@ class CommonWords(TypedDict, total=False):
 
 
 class TriggerWords(CommonWords, total=False):
-    """When a rank is struck, in the words of scenario files; see `simdist.faults.RankFault`."""
+    """When a rank is struck, in the words of scenario files; see `simdist.faults.RankFault`.
+
+    `step` and `point` are short for `at_step` and `at_point`.
+    """
 
     at: Time | None
     period: Time | None
+    at_step: int | None
+    at_point: str | None
     step: int | None
     point: str | None
     op: str | None
@@ -43,7 +49,7 @@ class SpanWords(CommonWords, total=False):
     until: Time | None
 
 
-_FIELDS = {"step": "at_step", "point": "at_point"}
+_FIELDS = {short: field for field, short in SHORT_KEYS.items()}
 _TIMES = ("at", "period", "start", "until")
 
 
@@ -51,7 +57,7 @@ def fields_from(method: str, words: Mapping[str, object], known: type) -> dict[s
     """The keywords of `method` as fields of a fault.
 
     Raises:
-        TypeError: one is not among the `known`.
+        TypeError: one is not among the `known`, or is given in both words.
         ArgumentError: a time is none.
     """
     fields: dict[str, Any] = {}
@@ -62,6 +68,8 @@ def fields_from(method: str, words: Mapping[str, object], known: type) -> dict[s
             )
         if word in _TIMES:
             fields[f"{word}_ns"] = None if value is None else nanoseconds(value, word)
+        elif _FIELDS.get(word) in words:
+            raise TypeError(f"{method}() got {word!r} and {_FIELDS[word]!r}, which are one; give one of them")
         else:
             fields[_FIELDS.get(word, word)] = value
     return fields

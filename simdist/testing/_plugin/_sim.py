@@ -78,6 +78,7 @@ class Sim:
     def __init__(self, worlds: Worlds, seed: int) -> None:
         self._worlds = worlds
         self._waiting: list[Fault] = []
+        self._refused = False  # the last world did not start, for a reason that the test was given
         self.seed = seed
 
     # -- worlds --------------------------------------------------------------------------------------------------
@@ -128,8 +129,9 @@ class Sim:
         faults = (*chosen.faults_for(seed), *self._waiting)
         bound = functools.partial(fn, *args, **(kwargs or {}))
         call = _with_group(bound, chosen) if chosen.init else lambda rank: own(bound)()
+        self._refused = True
         world = LiveWorld(self._worlds, call, chosen, seed=seed, faults=faults, argv=argv)
-        self._waiting = []
+        self._waiting, self._refused = [], False
         return world
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -139,9 +141,9 @@ class Sim:
     ) -> FaultHandle:
         """The rank's process dies: at a time (`at`), in a step, at a point, or at its n-th operation (`op`, `nth`).
 
-        Without any of these, now. The keywords are those of a rank's fault in a scenario file: `at`, `period`, `step`,
-        `point`, `op`, `nth`, `every`, `when`, `probability`, `life`, and those of every fault. In the class
-        `simdist.faults.Crash` the fields for `step` and `point` are `at_step` and `at_point`.
+        Without any of these, now. The keywords are those of a rank's fault in a scenario file: `at`, `period`,
+        `at_step` (or `step`), `at_point` (or `point`), `op`, `nth`, `every`, `when`, `probability`, `life`, and those
+        of every fault.
         """
         return self.give(Crash(rank=rank, signal=signal, exit_code=exit_code, **self._trigger("crash", trigger)))
 
@@ -235,7 +237,7 @@ class Sim:
             live.lift(fault)
 
     def _must_be_used(self) -> None:
-        if self._waiting:
+        if self._waiting and not self._refused:
             raise SimdistError(f"{self._waiting[0]!r} was given to 'sim', and no world was started after it")
 
 

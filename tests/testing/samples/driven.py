@@ -294,6 +294,14 @@ def test_passes_with_every_word_of_a_trigger(sim: Sim) -> None:
     assert [len(fault.struck_ns) > 0 for fault in result.faults] == [True, False, True, True]
 
 
+def test_passes_with_the_words_of_the_fault_classes(sim: Sim) -> None:
+    assert sim.crash(1, at_step=3, optional=True).fault == sim.crash(1, step=3, optional=True).fault
+    assert sim.hang(0, at_point="a", optional=True).fault == sim.hang(0, point="a", optional=True).fault
+    with pytest.raises(TypeError, match=r"crash\(\) got 'step' and 'at_step', which are one; give one of them"):
+        sim.crash(1, step=3, at_step=3)
+    sim.run(train, world_size=2, check=False)
+
+
 def test_passes_with_a_word_that_is_none(sim: Sim) -> None:
     with pytest.raises(TypeError, match=r"crash\(\) got an unexpected keyword argument 'setp'; did you mean 'step'\?"):
         sim.crash(1, setp=3)  # type: ignore[call-arg]
@@ -306,6 +314,11 @@ def test_passes_with_a_word_that_is_none(sim: Sim) -> None:
 
 def test_error_because_no_world_came_after_the_fault(sim: Sim) -> None:
     sim.crash(1, at="1s")
+
+
+def test_fails_because_a_fault_does_not_fit_its_world(sim: Sim) -> None:
+    sim.crash(7, at="1s")
+    sim.run(train, world_size=2)
 
 
 def test_passes_with_bad_faults_refused(sim: Sim) -> None:
