@@ -23,8 +23,7 @@ from simdist.cluster import Cluster, make
 from simdist.errors import ArgumentError
 from simdist.faults import KINDS, Fault, Surroundings
 from simdist.result import RunResult
-from simdist.searches import DEADLY, FAMILIES, Facts, Moment, families_of, fitting_fault
-from simdist.values import guess_or_list
+from simdist.searches import DEADLY, FAMILIES, Facts, Moment, families_of, family_problems, fitting_fault, no_fault_fits
 
 try:
     from hypothesis import reject
@@ -113,17 +112,13 @@ def fault_plans(
     )
     numbers = {"like": facts.world_size, "budget": budget, "most": most}
     problems = [f"{name}: {number} is no count; 1 is the least" for name, number in numbers.items() if number < 1]
-    unknown = [name for name in families or () if name not in FAMILIES]
-    problems += [f"families: {name!r} is none{guess_or_list(name, FAMILIES)}" for name in unknown]
+    problems += family_problems(families)
     if problems:
         raise ArgumentError("simdist.strategies.fault_plans", problems)
     wanted = [kind for name in families or families_of(world) for kind in FAMILIES[name]]
     kinds = [kind for kind in wanted if fitting_fault(random.Random(0), KINDS[kind], facts, [0], world) is not None]
     if not kinds:
-        problem = (
-            f"families: no fault of {', '.join(families or ())} fits; more restarts, a disk or devices may be missing"
-        )
-        raise ArgumentError("simdist.strategies.fault_plans", [problem])
+        raise ArgumentError("simdist.strategies.fault_plans", [no_fault_fits(families or ())])
     ranks = st.integers(0, facts.world_size - 1)
     victims = st.lists(ranks, unique=True, min_size=1, max_size=min(budget, facts.world_size))
 

@@ -111,6 +111,7 @@ def test_faults_strike_what_a_run_did() -> None:
         ({"like": 0}, "like: 0 is no count; 1 is the least"),
         ({"budget": 0}, "budget: 0 is no count"),
         ({"families": ["disk"]}, "families: no fault of disk fits; more restarts, a disk or devices may be missing"),
+        ({"families": "crash"}, r"families: expected a sequence of families, such as \['crash'\], found the text"),
         ({"families": ["chrash"]}, "families: 'chrash' is none; did you mean 'crash'"),
     ],
 )

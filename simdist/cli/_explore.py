@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from simdist.cli._console import page
 from simdist.cli._interrupts import terminated_like_interrupted
 from simdist.cli._junit import write_junit
-from simdist.cli._outputs import output_problems, write_text
+from simdist.cli._outputs import output_problems, write_files, write_text
 from simdist.cli._progress import LiveLine
 from simdist.errors import ScenarioError
 from simdist.programs import cores
@@ -68,13 +68,19 @@ def explore_file(
         )
     seconds = time.perf_counter() - started
     write_reports("explore", plan, report, seconds, json_path=json_path, junit=junit)
-    written = [] if write is None else list(report.write(Path(write)))
+    written = write_files(write, report.write)
     print_report(plan, report, f"{seconds:.2f} s", written)
     return 0 if report.ok else 1
 
 
-def loaded(file: str, seed: int | None, overrides: Sequence[str], problems: Sequence[str]) -> Plan:
-    """The plan of a file; `problems` are what is wrong besides.
+def loaded(
+    file: str,
+    seed: int | None,
+    overrides: Sequence[str],
+    problems: Sequence[str],
+    in_world: Callable[[int | None], Iterable[str]] = lambda world_size: (),
+) -> Plan:
+    """The plan of a file; `problems` are what is wrong besides, as is what `in_world` says of the world's size.
 
     Raises:
         ScenarioError: names everything that is wrong.
@@ -82,8 +88,8 @@ def loaded(file: str, seed: int | None, overrides: Sequence[str], problems: Sequ
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
-        raise ScenarioError(file, [*error.problems, *problems]) from None
-    if problems:
+        raise ScenarioError(file, [*error.problems, *in_world(None), *problems]) from None
+    if problems := [*in_world(plan.world_size), *problems]:
         raise ScenarioError(file, problems)
     return plan if seed is None else replace(plan, seed=seed)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from simdist.cli._console import page
 from simdist.cli._explore import loaded, print_report, write_reports
 from simdist.cli._interrupts import terminated_like_interrupted
-from simdist.cli._outputs import output_problems
+from simdist.cli._outputs import output_problems, write_files
 from simdist.cli._progress import LiveLine
 from simdist.programs import PlanProgram, cores
 from simdist.result import report_of
@@ -38,8 +38,8 @@ def fuzz_file(
         ScenarioError: the file, an override, a family or an output path is bad; nothing has run then.
     """
     files, folders = {"--json": json_path, "--junit": junit}, {"--write": write, "--database": database}
-    problems = [*tries.problems(), *output_problems(files, folders=folders, inputs=[file])]
-    plan = loaded(file, None, overrides, problems)
+    problems = output_problems(files, folders=folders, inputs=[file])
+    plan = loaded(file, None, overrides, problems, tries.problems)
     started = time.perf_counter()
     with terminated_like_interrupted(), LiveLine() as line:
 
@@ -57,7 +57,7 @@ def fuzz_file(
         )
     seconds = time.perf_counter() - started
     write_reports("fuzz", plan, report, seconds, json_path=json_path, junit=junit)
-    written = [] if write is None else list(report.write(Path(write)))
+    written = write_files(write, report.write)
     rate = 60 * report.runs / max(seconds, 1e-6)
     print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute", written)
     return 0 if report.ok else 1

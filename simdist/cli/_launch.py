@@ -49,7 +49,7 @@ def launch_words(words: Sequence[str]) -> int:
     problems = picture_problems(pictures)
     if options.streams is not None and plan.device_model is None:
         problems.append("--streams: kernels take no time without a compute model; add --device-model h100")
-    problems += output_problems(files, inputs=inputs)
+    problems += output_problems(files, folders={"--log-dir": plan.log_dir}, inputs=inputs)
     if problems:
         raise LaunchError(problems)
     with folder_for(plan) as folder:

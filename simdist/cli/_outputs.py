@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +17,7 @@ import click
 from simdist.cli._console import say
 from simdist.values import brief, plain, shortened
 
-__all__ = ["output_problems", "reported", "shown_path", "write_bytes", "write_text"]
+__all__ = ["output_problems", "reported", "shown_path", "write_bytes", "write_files", "write_text"]
 
 _LONGEST = 200  # letters of a path in a message
 
@@ -30,7 +30,7 @@ def shown_path(path: str) -> str:
 def output_problems(
     files: Mapping[str, str | None], *, folders: Mapping[str, str | None] | None = None, inputs: Sequence[str] = ()
 ) -> list[str]:
-    """Why an output can't be written, found by opening it; files that this made are gone again.
+    """Why an output can't be written, found by writing there; files and folders that this made are gone again.
 
     `files` and `folders` are paths by option. Two outputs in one place are a problem too, and so is one in the place of
     an input.
@@ -45,7 +45,7 @@ def output_problems(
             elif "\0" in path:
                 lines.append(f"{option} {shown_path(path)}: cannot be written: the path has a NUL character")
             else:
-                Path(path).is_dir()
+                _try_to_fill(path)
         except (OSError, ValueError) as error:
             lines.append(f"{option} {shown_path(path)}: cannot be written: {_reason(error)}")
     for option, path in wanted.items():
@@ -71,6 +71,14 @@ def write_text(path: str, write: Callable[[TextIO], object]) -> None:
     stream = io.StringIO(newline="\n")
     write(stream)
     write_bytes(path, stream.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def write_files(folder: str | None, write: Callable[[Path], Iterable[Path]]) -> list[Path]:
+    """The files that `write` makes in a folder, if there is one; exit code 2 if one can't be written."""
+    if folder is None:
+        return []
+    with reported(folder):
+        return list(write(Path(folder)))
 
 
 def write_bytes(path: str, content: bytes) -> None:
@@ -115,6 +123,19 @@ def _try_to_open(path: str) -> None:
         pass
     if mode is None and not Path(path).is_symlink():
         Path(path).unlink()
+
+
+def _try_to_fill(path: str) -> None:
+    folder = Path(path)
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):
+                each.rmdir()
 
 
 def _place_of(path: str) -> object:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from rich.text import Text
 from simdist.cli._console import marks, page, say
 from simdist.cli._interrupts import interruption, terminated_like_interrupted
 from simdist.cli._junit import write_junit
-from simdist.cli._outputs import output_problems, shown_path, write_text
+from simdist.cli._outputs import output_problems, shown_path, write_files, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import heading
 from simdist.cli._table import plain_table
@@ -46,7 +45,8 @@ def sweep_file(
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
     """
-    problems = output_problems({"--json": json_path, "--junit": junit}, folders={"--write": write}, inputs=[file])
+    files = {"--json": json_path, "--junit": junit, "--keep": keep}
+    problems = output_problems(files, folders={"--write": write}, inputs=[file])
     try:
         plan = load(file, overrides=overrides)
     except ScenarioError as error:
@@ -77,7 +77,7 @@ def sweep_file(
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
     if junit is not None:
         write_junit(junit, "sweep", plan.name, report.findings(), seconds)
-    written = [] if write is None else list(write_replays(report, plan, Path(write)))
+    written = write_files(write, lambda folder: write_replays(report, plan, folder))
     with page() as out:
         out.print(Text(f"{plan.name}: {plan.title}" if plan.title else plan.name, style="bold"), soft_wrap=True)
         _print(out, report, further=tries.limit is None and not tries.second_crash)

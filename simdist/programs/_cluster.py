@@ -43,8 +43,8 @@ class DaskCluster:
         try:
             import distributed
         except ImportError:
-            said = "scheduler: Dask is not installed; `pip install 'simdist[cluster]'` brings it"
-            raise ArgumentError("a search", [said]) from None
+            said = "Dask is not installed; `pip install 'simdist[cluster]'` brings it"
+            raise ArgumentError("scheduler", [said]) from None
         self.broken: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
         self.unborn: tuple[type[BaseException], ...] = ()
         self.lost: tuple[type[BaseException], ...] = (
@@ -55,7 +55,7 @@ class DaskCluster:
         try:
             self._client: Any = distributed.Client(address, timeout=_ANSWERS_S, set_as_default=False)
         except (OSError, ValueError) as error:
-            raise ArgumentError("a search", [f"scheduler: none answers at {address} ({error})"]) from None
+            raise ArgumentError("scheduler", [f"none answers at {address} ({error})"]) from None
         self._executor = self._client.get_executor(pure=False)
         self._counted_s = -_COUNT_EVERY_S
         self._count = 0

@@ -91,7 +91,7 @@ class Pool(Protocol):
 def unreachable(error: BaseException) -> str:
     """That another process can't have the program, in a sentence."""
     said = f"{type(error).__name__}: {error}"
-    return f"workers: another process can't import the program ({said}); define it in a module, or leave workers out"
+    return f"another process can't import the program ({said}); define it in a module, or leave workers out"
 
 
 _begun: tuple[bytes, AbstractContextManager[Worker[Any, Any]], Worker[Any, Any]] | None = None  # of a worker process
@@ -110,7 +110,7 @@ def do(start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Answer:
         try:
             life = pickle.loads(start)()
         except (AttributeError, ImportError) as error:
-            raise ArgumentError("a search", [unreachable(error)]) from None
+            raise ArgumentError("workers", [unreachable(error)]) from None
         _begun = start, life, life.__enter__()
     worker = _begun[2]
     worker.learn(known)

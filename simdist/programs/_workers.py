@@ -78,7 +78,7 @@ class Workers(Generic[Task, Result]):
                 self._start = pickle.dumps(start)
                 self._warm = b"" if warm is None else pickle.dumps(warm)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise ArgumentError("a search", [unreachable(error)]) from error
+                raise ArgumentError("workers", [unreachable(error)]) from error
         if isinstance(where, str):
             self._present()  # a wrong address is known before anything runs
 

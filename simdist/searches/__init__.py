@@ -30,7 +30,16 @@ from simdist.searches._outcomes import Cause
 from simdist.searches._report import ExploreReport, Outcome, Schedule, SearchReport, TurningPoint
 from simdist.searches._run_many import run_many, run_plan_many
 from simdist.searches._shrinking import ShrunkOrder
-from simdist.searches._swarm import DEADLY, FAMILIES, Drawn, families_of, fitting_fault, plan_of_faults
+from simdist.searches._swarm import (
+    DEADLY,
+    FAMILIES,
+    Drawn,
+    families_of,
+    family_problems,
+    fitting_fault,
+    no_fault_fits,
+    plan_of_faults,
+)
 from simdist.searches._tokens import read_token, token_of
 from simdist.searches._trials import Trial
 from simdist.searches._verdicts import Verdict
@@ -62,9 +71,11 @@ __all__ = [
     "explore",
     "explore_plan",
     "families_of",
+    "family_problems",
     "fitting_fault",
     "fuzz",
     "fuzz_plan",
+    "no_fault_fits",
     "plan_of_faults",
     "read_token",
     "run_many",

@@ -21,12 +21,12 @@ from simdist.searches._guide import GENERATION, Guide, Reached, reached_by
 from simdist.searches._lines import LinesAfterFaults
 from simdist.searches._outcomes import Cause
 from simdist.searches._shrinking import Shrunk, shrunk
-from simdist.searches._swarm import FAMILIES, families_of
+from simdist.searches._swarm import families_of, family_problems, no_fault_fits, unfit_families
 from simdist.searches._tokens import token_of
 from simdist.searches._trials import Judging, Trial, elsewhere
 from simdist.searches._verdicts import Verdict
 from simdist.settings import check_settings
-from simdist.values import guess_or_list, items_of
+from simdist.values import items_of
 from simdist.world import observed_by
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ class Tries:
 
     def problems(self, world_size: int | None = None) -> Iterator[str]:
         """What is wrong with them, in a world of so many ranks."""
-        for name in self.families or ():
-            if name not in FAMILIES:
-                yield f"families: {name!r} is none{guess_or_list(name, FAMILIES)}"
+        yield from family_problems(self.families)
         for group in self.spare:
             ranks = items_of(group) or ("",)
             whole = [rank for rank in ranks if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0]
@@ -103,8 +101,8 @@ def fuzz(
         runs: how many plans.
         seed_of_plans: another one gives other plans; the seed of the program's own generators stays the same.
         budget: at most so many ranks are struck in one run.
-        families: of faults: "crash", "host", "hang", "signal", "exception", "slow", "network", "store", "corruption".
-            None: all that can strike.
+        families: of faults: "crash", "host", "hang", "signal", "exception", "slow", "clock", "network", "store",
+            "stale", "disk", "device", "corruption". None: all that can strike.
         spare: groups of ranks that no run strikes all of, such as the ranks that have copies of one shard: `[(0, 2),
             (1, 3)]`. A host that goes down strikes all ranks on it.
         shrink: make what is found smaller: fewest faults, ranks and steps, the plainest schedule.
@@ -128,7 +126,7 @@ def fuzz(
     problems = [*tries.problems(world_size), *workers_problems(workers)]
     program = function_program("simdist.fuzz", fn, given, problems, taken=("faults", "disk"))
     restarts = check_settings("simdist.fuzz", {"max_restarts": settings.get("max_restarts", 0)})["max_restarts"]
-    return _Fuzz(program, tries, restarts).run(workers, progress)
+    return _Fuzz("simdist.fuzz", program, tries, restarts).run(workers, progress)
 
 
 def fuzz_plan(
@@ -148,17 +146,17 @@ def fuzz_plan(
 
     Raises:
         ScenarioError: the workload can't be imported.
-        ArgumentError: `tries` make no sense.
+        ArgumentError: `tries` make no sense, or no fault of their families fits the world.
     """
     tries = tries or Tries()
     if problems := list(tries.problems(plan.world_size)):
-        raise ArgumentError("a search", problems)
+        raise ArgumentError(plan.source, problems)
     plan = judged(plan)
     if plan.faults:
         plan = replace(plan, overrides=(*plan.overrides, "faults=[]"))
     plan = undisturbed(plan)
     kept = None if database is None else Database(database, plan)
-    return _Fuzz(PlanProgram(plan), tries, plan.max_restarts, kept=kept, over=over).run(workers, progress)
+    return _Fuzz(plan.source, PlanProgram(plan), tries, plan.max_restarts, kept=kept, over=over).run(workers, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +203,9 @@ class _Found:
 
 @dataclass(slots=True)
 class _Fuzz:
-    """A search over faults on its way."""
+    """A search over faults on its way; messages name what was `called`."""
 
+    called: str
     program: Program
     tries: Tries
     max_restarts: int
@@ -255,6 +254,8 @@ class _Fuzz:
         }
         world = Surroundings(trial.facts.world_size, self.max_restarts, **about)
         families = list(tries.families or families_of(world))
+        if set(unfit_families(world)).issuperset(families):
+            raise ArgumentError(self.called, [no_fault_fits(families)])
         return Guide(tries.seed, trial.facts, world, tries.budget, families, tries.spare)
 
     def _generations(self, guide: Guide) -> Iterator[Iterator[_Drawn]]:

@@ -17,7 +17,7 @@ from typing import Any
 from simdist.faults import KINDS, OFFSET, PART, RANK, SHARE, Fault, RankFault, Surroundings, fields_of, problems_of
 from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
-from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole
+from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole, guess_or_list, items_of, shown
 
 __all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "families_of", "fitting_fault", "leaves_one"]
 __all__ += ["plan_of_faults"]
@@ -106,12 +106,31 @@ def plan_of_faults(
 
 def families_of(world: Surroundings) -> Iterator[str]:
     """The families of which a fault could strike there."""
-    for name in FAMILIES:
-        needs = {"device": world.has_devices, "disk": world.has_disk, "network": world.world_size > 1}
-        if not world.max_restarts:
-            needs.update(host=world.has_disk, stale=False)
-        if needs.get(name, True):
-            yield name
+    unfit = list(unfit_families(world))
+    in_vain = () if world.max_restarts or world.has_disk else ("host",)  # it is the end, and leaves nothing to look at
+    return (name for name in FAMILIES if name not in unfit and name not in in_vain)
+
+
+def unfit_families(world: Surroundings) -> Iterator[str]:
+    """The families of which no fault can strike there."""
+    has = {"device": world.has_devices, "disk": world.has_disk, "network": world.world_size > 1}
+    has["stale"] = bool(world.max_restarts)
+    return (name for name, there in has.items() if not there)
+
+
+def family_problems(families: object) -> Iterator[str]:
+    """What is wrong with the families that a caller wants (None: all that fit)."""
+    names = () if families is None else items_of(families)
+    if names is None:
+        yield f"families: expected a sequence of families, such as ['crash'], found {shown(families)}"
+    for name in names or ():
+        if not isinstance(name, str) or name not in FAMILIES:
+            yield f"families: {name!r} is none{guess_or_list(str(name), FAMILIES)}"
+
+
+def no_fault_fits(families: Iterable[str]) -> str:
+    """The problem that all families that a caller wants are unfit."""
+    return f"families: no fault of {', '.join(families)} fits; more restarts, a disk or devices may be missing"
 
 
 def fitting_fault(

@@ -22,10 +22,10 @@ def write_failures(
     Raises:
         ArgumentError: the search was one of a function.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for number, (plan, attempt, cause) in enumerate(failures, 1):
         if plan is None:
             raise ArgumentError("write", ["a function has no scenario; each failure's replay is a call"])
+        folder.mkdir(parents=True, exist_ok=True)
         name = f"{plan.name}_{number}"
         path = folder / f"{name}.toml"
         path.write_text(scenario_text(plan, attempt.faults, folder.resolve(), comment=str(cause)), encoding="utf-8")

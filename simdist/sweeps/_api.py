@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from simdist.errors import ArgumentError
 from simdist.faults import Fault
@@ -19,6 +19,7 @@ from simdist.sweeps._points import Strike
 from simdist.sweeps._report import SweepReport
 from simdist.sweeps._sweep import Progress, swept
 from simdist.sweeps._tries import Tries
+from simdist.values import items_of, shown
 
 if TYPE_CHECKING:
     from simdist.settings import SweepSettings
@@ -127,8 +128,9 @@ def sweep(
     given = {
         name: value for name, value in locals().items() if name in _GIVEN and repr(value) != repr(_GIVEN[name])
     } | settings
+    wanted_strikes = () if strikes is None else items_of(strikes)
     tries = Tries(
-        strikes=None if strikes is None else tuple(strikes),
+        strikes=None if strikes is None else cast("tuple[Strike, ...]", wanted_strikes or ()),
         outcomes=outcomes,
         limit=limit,
         second_crash=second_crash,
@@ -136,6 +138,8 @@ def sweep(
         only=None if only is None else tuple(only),
     )
     problems = [*setting_problems(settings, what="sweep", taken=_TAKEN, own=inspect.signature(sweep).parameters)]
+    if wanted_strikes is None:
+        problems.append(f"strikes: expected a sequence of strikes, such as ['rank'], found {shown(strikes)}")
     problems += tries.problems()
     wanted: dict[str, Any] = dict(expect or {})
     problems += [f"expect: {name!r} is none of {', '.join(_EXPECTED)}" for name in wanted if name not in _EXPECTED]

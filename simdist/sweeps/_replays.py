@@ -90,8 +90,8 @@ def test_text(what: str, function: str, account: str, scenario: str) -> str:
 
 def write_replays(report: Failures, plan: Plan, folder: Path) -> Iterator[Path]:
     """Write the files of each failure that the report shows into `folder`; their paths, scenario, test, picture."""
-    folder.mkdir(parents=True, exist_ok=True)
     for number, failure in enumerate(report.shortest(), 1):
+        folder.mkdir(parents=True, exist_ok=True)
         name = f"{plan.name}_{number}"
         path = folder / f"{name}.toml"
         struck = PlanProgram(replace(plan, faults=())).planned(attempt_of(failure.case))

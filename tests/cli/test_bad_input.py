@@ -47,6 +47,53 @@ def test_an_unwritable_output_is_told_before_anything_runs(job: Job, simdist: Si
     assert problem.endswith("x.json: cannot be written: No such file or directory")
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run", "--flight-recorder"),
+        ("explore", "--write"),
+        ("fuzz", "--write"),
+        ("fuzz", "--database"),
+        ("sweep", "--write"),
+        ("sweep", "--keep"),
+    ],
+)
+def test_what_a_command_cannot_write_is_told_before_anything_runs(
+    job: Job, simdist: Simdist, tmp_path: Path, command: str, option: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    file = job("touches", "[disk]", workload='args = ["{tmp}"]')
+    place = tmp_path / "file" / "place"
+
+    assert refused(simdist(command, file, option, place)) == [
+        f"{file}: 1 problem",
+        f"  {option} {place}: cannot be written: Not a directory",
+    ]
+
+
+def test_a_log_folder_that_cannot_be_made_is_told_before_anything_runs(simdist: Simdist, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    place = script / "logs"
+
+    assert refused(simdist("launch", "--log-dir", place, script)) == [
+        "simdist launch: 1 problem",
+        f"  --log-dir {place}: cannot be written: Not a directory",
+    ]
+
+
+@pytest.mark.parametrize("command", ["explore", "fuzz", "sweep"])
+def test_a_search_that_finds_nothing_leaves_no_folder(job: Job, simdist: Simdist, tmp_path: Path, command: str) -> None:
+    file = job("total", "[disk]")
+
+    result = simdist(
+        command, file, "--write", tmp_path / "new" / "found", *(["--runs", 2] if command != "sweep" else [])
+    )
+
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("command", ["run", "validate"])
 def test_a_missing_file_is_bad_input(simdist: Simdist, tmp_path: Path, command: str) -> None:
     path = tmp_path / "none.toml"

@@ -224,6 +224,15 @@ def test_any_text_is_a_token_or_refused() -> None:
         ({"runs": 0}, "runs: 0 is no count; 1 is the least"),
         ({"budget": True}, "budget: True is no count"),
         ({"families": ["chrash"]}, "families: 'chrash' is none; did you mean 'crash'"),
+        ({"families": [["crash"]]}, r"families: \['crash'\] is none; did you mean 'crash'"),
+        (
+            {"families": "crash"},
+            r"^simdist.fuzz: families: expected a sequence of families, such as \['crash'\], found the text 'crash'$",
+        ),
+        (
+            {"families": ["disk", "device"]},
+            "^simdist.fuzz: families: no fault of disk, device fits; more restarts, a disk or devices may be missing$",
+        ),
         ({"spare": [(0, "1")]}, r"spare: \(0, '1'\) is no group of ranks"),
         ({"spare": [()]}, r"spare: \(\) is no group of ranks"),
         ({"spare": [(0, 2)]}, "spare: rank 2 is outside the world of 2 ranks"),

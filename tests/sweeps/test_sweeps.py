@@ -243,6 +243,15 @@ def test_bad_arguments_are_told_all_at_once() -> None:
         assert f"{name}: " in text
 
 
+@pytest.mark.parametrize("strikes", ["rank", 3])
+def test_strikes_that_are_no_sequence_are_one_problem(strikes: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        simdist.sweep(count, world_size=1, strikes=strikes)
+
+    (problem,) = caught.value.problems
+    assert problem.startswith("strikes: expected a sequence of strikes, such as ['rank'], found the ")
+
+
 def test_equal_sweeps_give_equal_reports() -> None:
     assert simdist.sweep(in_place, world_size=1) == simdist.sweep(in_place, world_size=1)
 
