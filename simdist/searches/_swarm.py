@@ -19,8 +19,8 @@ from simdist.programs import Attempt
 from simdist.searches._attempts import Facts, trigger
 from simdist.values import Bandwidth, Duration, ListOf, Maybe, OneOf, Spec, Truth, Whole, guess_or_list, items_of, shown
 
-__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "families_of", "fitting_fault", "leaves_one"]
-__all__ += ["plan_of_faults"]
+__all__ = ["CORRUPTING", "DEADLY", "FAMILIES", "Drawn", "families_of", "family_problems", "fitting_fault"]
+__all__ += ["leaves_one", "no_fault_fits", "plan_of_faults", "unfit_families"]
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "crash": ("crash",),

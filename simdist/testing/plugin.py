@@ -101,16 +101,22 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    return _whole(text, 0)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    from argparse import ArgumentTypeError
+
+    try:
+        number = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+    if number < least:
+        raise ArgumentTypeError(f"{number} is too small; the least is {least}")
     return number
 
 

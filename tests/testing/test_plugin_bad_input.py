@@ -53,6 +53,7 @@ CALLS = {
     "sim.run(nothing, argv='x')": "a world: argv: expected a sequence of texts, found the text 'x'",
     "sim.run(nothing, world_size=10**30)": "a world: world_size: 1000000000000000000000000000000 is too large",
     "sim.run(nothing, faults=lambda seed: 3)": "the function for faults: faults: expected a sequence of faults",
+    "sim.crash(1, setp=3)": "sim: crash() got an unexpected keyword argument 'setp'; did you mean 'step'?",
     "sim.crash('x', nth=1)": "rank: expected a whole number, found the text 'x'",
     "sim.crash(1, at='soon')": "sim: at: 'soon' is no duration",
     "sim.crash(1, op='all_redcue')": "op: unknown operation 'all_redcue'; did you mean 'all_reduce'?",

@@ -51,6 +51,21 @@ def names(run: Run, *arguments: str) -> list[str]:
     return list(done.outcomes)
 
 
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--simdist-seed=x", "--simdist-seed: expected a whole number, found 'x'"),
+        ("--simdist-seed=-1", "--simdist-seed: -1 is too small; the least is 0"),
+        ("--simdist-seeds=0", "--simdist-seeds: 0 is too small; the least is 1"),
+        ("--simdist-explore=1.5", "--simdist-explore: expected a whole number, found '1.5'"),
+    ],
+)
+def test_a_number_that_is_none_is_told_in_plain_words(run: Run, option: str, problem: str) -> None:
+    done = run(option, files={"test_it.py": "def test_it(): ..."})
+
+    assert f"error: argument {problem}\n" in done.text
+
+
 def test_several_seeds_are_several_tests(run: Run) -> None:
     assert names(run) == [
         *("test_marked[a-seed0]", "test_marked[a-seed1]", "test_marked[b c-seed0]", "test_marked[b c-seed1]"),

@@ -48,6 +48,19 @@ def test_it_fails_by_itself(disk):
 
 def test_nobody_sweeps(disk):
     pass
+
+
+@pytest.mark.simdist(world_size=1)
+@pytest.mark.simdist_sweep(world_size=1)
+def test_both(disk):
+    pass
+
+
+@pytest.mark.simdist(world_size=1)
+class TestDefaults:
+    @pytest.mark.simdist_sweep(world_size=1)
+    def test_a_sweep_among_others(self, disk):
+        pass
 """
 
 
@@ -60,11 +73,18 @@ def test_the_body_has_to_come_back_from_every_crash(run: Run) -> None:
         "test_a_disk_that_nobody_knows": "failed",
         "test_it_fails_by_itself": "failed",
         "test_nobody_sweeps": "error",
+        "test_both": "failed",
+        "TestDefaults::test_a_sweep_among_others": "passed",
     }, done.text
     assert "not survived" in done.text
     assert "Captured log" not in done.text
     assert "all hosts lost power after rename of value.tmp to value (test_it.py:" in done.text
     assert "value is empty, of 1 bytes; rank 0 raised ValueError: invalid literal for int()" in done.text
-    assert "profile: 'zfs' is none of ext4, xfs, btrfs, posix, nfs" in done.text
+    assert done.text.count("simdist.sweep: profile: 'zfs' is none of ext4, xfs, btrfs, posix, nfs") == 1
+    assert "During handling of the above exception" not in done.text
+    assert (
+        "test_it.py::test_both: @pytest.mark.simdist and @pytest.mark.simdist_sweep each run the body in their own "
+        "way; give one of them" in done.text
+    )
     assert "without any crash: outcomes: rank 0 raised ValueError: no" in done.text
     assert "the fixture disk is for tests with @pytest.mark.simdist_sweep" in done.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+from simdist.errors import ArgumentError
 from simdist.faults import SHORT_KEYS
 from simdist.testing._plugin._settings import nanoseconds
 from simdist.values import guess_or_list
@@ -57,19 +58,19 @@ def fields_from(method: str, words: Mapping[str, object], known: type) -> dict[s
     """The keywords of `method` as fields of a fault.
 
     Raises:
-        TypeError: one is not among the `known`, or is given in both words.
-        ArgumentError: a time is none.
+        ArgumentError: one is not among the `known`, or is given in both words, or a time is none.
     """
     fields: dict[str, Any] = {}
     for word, value in words.items():
         if word not in known.__annotations__:  # of a TypedDict: its bases' words are there, too
-            raise TypeError(
-                f"{method}() got an unexpected keyword argument {word!r}{guess_or_list(word, known.__annotations__)}"
-            )
+            hint = guess_or_list(word, known.__annotations__)
+            raise ArgumentError("sim", [f"{method}() got an unexpected keyword argument {word!r}{hint}"])
         if word in _TIMES:
             fields[f"{word}_ns"] = None if value is None else nanoseconds(value, word)
         elif _FIELDS.get(word) in words:
-            raise TypeError(f"{method}() got {word!r} and {_FIELDS[word]!r}, which are one; give one of them")
+            raise ArgumentError(
+                "sim", [f"{method}() got {word!r} and {_FIELDS[word]!r}, which are one; give one of them"]
+            )
         else:
             fields[_FIELDS.get(word, word)] = value
     return fields

@@ -22,6 +22,12 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
     given = {**dict(zip(names, marker.args, strict=False)), **marker.kwargs}
     if len(marker.args) > len(names):
         pytest.fail("@pytest.mark.simdist_sweep takes the number of ranks, and keywords", pytrace=False)
+    if any(each.name == "simdist" for each in item.own_markers):  # that of a class or module gives defaults to others
+        pytest.fail(
+            f"{item.nodeid}: @pytest.mark.simdist and @pytest.mark.simdist_sweep each run the body in their own way; "
+            "give one of them",
+            pytrace=False,
+        )
 
     def swept(**fixtures: object) -> None:
         from simdist.sweeps import sweep
@@ -29,9 +35,12 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
         try:
             report = sweep(body, **{"world_size": 2, **given}, args=(), kwargs=fixtures)
         except SimdistError as error:
-            pytest.fail(str(error), pytrace=False)
-        if not report.ok:
-            pytest.fail(f"{report.failed}\n{report}" if report.cases else str(report), pytrace=False)
+            failed = str(error)
+        else:
+            failed = f"{report.failed}\n{report}" if report.cases else str(report)
+            if report.ok:
+                return
+        pytest.fail(failed, pytrace=False)  # outside of `except`, or pytest shows the text twice
 
     item.obj = swept
     try:
