@@ -14,7 +14,7 @@ from simdist.judges._own import is_own, own_judge
 from simdist.judges._replicas import Replicas
 from simdist.judges.races import Races
 from simdist.judges.samples import Samples
-from simdist.values import brief, guess_or_list, items_of
+from simdist.values import brief, guess, guess_or_list, items_of
 
 __all__ = ["JUDGES", "judges_named", "judges_of", "judges_problem", "names_of", "with_names"]
 
@@ -82,7 +82,12 @@ def with_names(words: Sequence[str]) -> list[str]:
 
 
 def _is_name(word: str) -> bool:
-    return word in (*JUDGES, _ALL) or is_own(word)
+    return word in (*JUDGES, _ALL) or is_own(word) or _is_slip(word)
+
+
+def _is_slip(word: str) -> bool:
+    """Whether a word that may be a script or a file is more likely a judge's name with a mistake in it."""
+    return word.isidentifier() and not Path(word).exists() and bool(guess(word, JUDGES))
 
 
 def names_of(wanted: object) -> list[str]:

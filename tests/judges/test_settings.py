@@ -183,8 +183,9 @@ def test_the_command_line_turns_judges_on(folder: Path, words: list[str]) -> Non
     assert "  judge replicas: rank 1, step 0, program.py:12 in train" in found.output.splitlines()
 
 
-def test_the_command_line_refuses_an_unknown_judge(folder: Path) -> None:
-    found = CliRunner().invoke(main, ["run", "--judge=replica", written(folder)])
+@pytest.mark.parametrize("words", [["--judge=replica"], ["--judge", "replica"]])
+def test_the_command_line_refuses_an_unknown_judge(folder: Path, words: list[str]) -> None:
+    found = CliRunner().invoke(main, ["run", *words, written(folder)])
 
     assert found.exit_code == 2
     assert "--judge: unknown judge 'replica'; did you mean 'replicas'?" in found.output
@@ -201,8 +202,18 @@ def test_a_launch_has_judges_and_leaves_the_scripts_own_options_alone(folder: Pa
 
 
 def test_a_launch_refuses_an_unknown_judge(folder: Path) -> None:
-    with pytest.raises(LaunchError, match=r"--judge: unknown judge 'finit'; did you mean 'finite'"):
-        parsed(["--judge=finit", str(folder / "program.py")])
+    for words in (["--judge=finit"], ["--judge", "finit"]):
+        with pytest.raises(LaunchError, match=r"--judge: unknown judge 'finit'; did you mean 'finite'"):
+            parsed([*words, str(folder / "program.py")])
+
+
+def test_a_script_with_nearly_the_name_of_a_judge_is_a_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "finit").write_text("")
+
+    launch, _ = parsed(["--judge", "finit"])
+
+    assert (launch.judges, launch.script) == (True, "finit")
 
 
 MARKED = """
