@@ -153,6 +153,17 @@ def test_every_world_leaves_a_trace(run: Run) -> None:
     assert json.loads(Path("traces", found[0]).read_text())["traceEvents"]
 
 
+def test_every_world_leaves_its_events(run: Run) -> None:
+    run("--simdist-events=events", "--simdist-trace=traces", files={"test_it.py": SEEDED})
+
+    events, traces = ({path.stem: path for path in Path(name).iterdir()} for name in ("events", "traces"))
+    assert events.keys() == traces.keys()
+    assert {path.suffix for path in events.values()} == {".jsonl"}
+    assert len(events) == 7
+    lines = [json.loads(line) for line in events["test_it.py-test_once-seed0"].read_text().splitlines()]
+    assert [line["rank"] for line in lines if line["kind"] == "output"] == [0, 1]
+
+
 @pytest.mark.real  # it starts interpreters of its own
 def test_workers_of_xdist_run_the_same_tests(run: Run, tmp_path: Path) -> None:
     alone = run(files={"test_it.py": SEEDED})

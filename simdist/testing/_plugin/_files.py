@@ -37,19 +37,24 @@ def write_files(item: pytest.Item, seed: int, index: int, result: RunResult) -> 
     if option.simdist_trace:
         from simdist.trace import write_chrome_trace
 
-        path = Path(option.simdist_trace) / f"{_slug(item.nodeid, seed)}{f'-{index + 1}' if index else ''}.json"
+        path = _path(option.simdist_trace, item.nodeid, seed, index, ".json")
         with path.open("w", encoding="utf-8", newline="\n") as stream:
             write_chrome_trace(result, stream)
     if option.simdist_events:
         from simdist.trace import write_events
 
-        with events_path(Path(option.simdist_events), index).open("w", encoding="utf-8", newline="\n") as stream:
+        path = events_path(option.simdist_events, item.nodeid, seed, index)
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
             write_events(result.events, stream)
 
 
-def events_path(folder: Path, index: int) -> Path:
-    """Where the events of a test's `index`-th world go; one test only writes to such a folder."""
-    return folder / f"world-{index}.jsonl"
+def events_path(folder: str, nodeid: str, seed: int, index: int) -> Path:
+    """Where the events of a test's `index`-th world go."""
+    return _path(folder, nodeid, seed, index, ".jsonl")
+
+
+def _path(folder: str, nodeid: str, seed: int, index: int, suffix: str) -> Path:
+    return Path(folder) / f"{_slug(nodeid, seed)}{f'-{index + 1}' if index else ''}{suffix}"
 
 
 def _slug(nodeid: str, seed: int) -> str:

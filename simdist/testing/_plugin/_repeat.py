@@ -48,7 +48,7 @@ def repetition(item: pytest.Item, seed: int, results: Sequence[RunResult], nodei
                 f"the second run, in a fresh process, ended with exit code {child.returncode}:\n{tail}"
             )
         for index, result in enumerate(results):
-            path = events_path(Path(folder), index)
+            path = events_path(folder, nodeid, seed, index)
             theirs = path.read_text("utf-8").splitlines() if path.exists() else []
             ours = [event_line(event) for event in result.events]
             if failed:
@@ -59,7 +59,7 @@ def repetition(item: pytest.Item, seed: int, results: Sequence[RunResult], nodei
                 words = [*itertools.islice(_command(item.config), 3, None), nodeid, f"--simdist-seed={seed}"]
                 again = f"(again: in a fresh process, with PYTHONHASHSEED={hash_seed})"
                 return f"{world}{difference}\n  {again}\n{explanation(words, nodeid)}"
-        if events_path(Path(folder), len(results)).exists():
+        if events_path(folder, nodeid, seed, len(results)).exists():
             return f"the test ran {len(results)} worlds here and more of them in the second run"
     return None
 
