@@ -155,6 +155,7 @@ LAYERS: dict[str, set[str]] = {
         "api",
         "errors",
         "faults",
+        "frames",
         "numpy",
         "process",
         "result",

@@ -9,18 +9,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from simdist.errors import ArgumentError
+from simdist.frames import raising_line
 from simdist.programs._attempt import Attempt, Bounds, Problems, Program, Progress, Ran, fewer_steps, ran_within
 from simdist.programs._scratch import scratch_folder
 from simdist.result import RunResult, how_it_ended
 from simdist.scenario import fill
 from simdist.settings import SETTINGS, call_text, check_settings, has_devices
 from simdist.storage import Mount
-from simdist.values import guess_or_list
+from simdist.values import guess_or_list, shown, text_of
 
 if TYPE_CHECKING:
     from simdist.settings import CheckedSettings
 
-__all__ = ["FunctionProgram", "Seen", "count_problems", "setting_problems", "watched"]
+__all__ = ["FunctionProgram", "Seen", "count_problems", "said_by", "setting_problems", "watched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,24 @@ def watched(seen: Seen) -> Iterator[tuple[str, str]]:
     for fault in seen.result.faults:
         if not fault.ok:
             yield "faults_strike", f"never struck: {fault.called}"
+
+
+def said_by(check: Callable[..., object] | None, caller: str, *given: object) -> str | None:
+    """What the `check` that `caller` was given says is wrong with a run; it may assert instead. None: nothing is.
+
+    Raises:
+        ArgumentError: it returned neither a text nor None.
+    """
+    if check is None:
+        return None
+    try:
+        said = check(*given)
+    except AssertionError as error:
+        text = text_of(error).strip().partition("\n")[0]
+        return text or f"AssertionError ({raising_line(error.__traceback__)})"
+    if said is None or isinstance(said, str):
+        return said or None
+    raise ArgumentError(caller, [f"check: returned {shown(said)}; expected a text that says what is wrong, or None"])
 
 
 @dataclass(slots=True, kw_only=True)

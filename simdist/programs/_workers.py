@@ -176,7 +176,7 @@ class Workers(Generic[Task, Result]):
             raise SimdistError(
                 f"no worker process can start: {_DEATHS} died before their first task, the last one {how}; a script "
                 "that starts workers needs `if __name__ == '__main__':`"
-            )
+            ) from None
 
     def _do_again(self, parts: Iterable[_Part[Task]]) -> None:
         """The earliest first."""

@@ -25,6 +25,7 @@ from simdist.programs import (
     cores,
     no_logs_of_ranks,
     ran_within,
+    said_by,
     setting_problems,
     watched,
     workers_problems,
@@ -35,7 +36,7 @@ from simdist.searches._many_report import ManyReport, SingleRun
 from simdist.searches._outcomes import Cause, cause_of, outcome_of
 from simdist.searches._tokens import token_of
 from simdist.settings import SETTINGS, check_fitting, misfits
-from simdist.values import PYTHON, Unfit, items_of, text_of
+from simdist.values import PYTHON, Unfit, items_of
 
 if TYPE_CHECKING:
     from simdist.settings import CheckedSettings, RunManySettings
@@ -196,13 +197,8 @@ class _Functions:
 
     def _problems(self, seen: Seen) -> Iterator[tuple[str, str]]:
         yield from watched(seen)
-        if self.check is not None:
-            try:
-                said = self.check(seen.result)
-            except AssertionError as error:
-                said = text_of(error).strip().partition("\n")[0] or "AssertionError"
-            if said is not None:
-                yield "check", said
+        if said := said_by(self.check, "simdist.run_many", seen.result):
+            yield "check", said
 
     def run(self, task: _Task) -> Ran:
         return self._program(task).run(_AS_IT_IS)

@@ -103,7 +103,8 @@ def sweep(
         expect: what else has to hold, as in the section [expect] of a scenario: "equal_states" and
             "same_states_as_without_faults" (True) of what ranks report with `simdist.state`, "samples_once" (the size
             of the data set) of what they report with `simdist.samples`, "max_files" (a count), "no_late_writes" (True).
-        check: called with the result of a run and the folder of its disk; what is wrong with it, or None.
+        check: called with the result of a run and the folder of its disk; it returns what is wrong, or None. It may
+            assert instead.
         progress: called with how many crashes were tried, how many there are, and how many of them failed.
         settings: of `simdist.run`, such as `cluster`, `seed`, `max_restarts`.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from simdist.programs import Attempt, PlanProgram, Problems, Program, Ran, Seen, Worker
+from simdist.programs import Attempt, PlanProgram, Problems, Program, Ran, Seen, Worker, said_by
 from simdist.result import RunResult
 from simdist.scenario import Expectations, Plan, difference, judge_training, lost_steps, lost_words, undisturbed
 from simdist.sweeps._calls import Call
@@ -61,7 +61,7 @@ class CameBack:
         if self.expect is not None and all_ranks:
             verdicts = judge_training(self.expect, result.events, (plain or result).events, seen.folder)
             yield from ((each.name, each.evidence) for each in verdicts if not each.ok)
-        if self.check is not None and (said := self.check(result, seen.folder)):
+        if said := said_by(self.check, "simdist.sweep", result, seen.folder):
             yield "check", said
 
 

@@ -12,7 +12,7 @@ from simdist.errors import ArgumentError, RunFailedError
 from simdist.faults import Crash
 from simdist.searches import ManyReport, run_plan_many
 from tests.programs.pools import standing_in
-from tests.searches.programs import asserts, crashes_python, never_above_two, unlucky
+from tests.searches.programs import asserts, asserts_without_a_text, crashes_python, never_above_two, unlucky
 
 PROGRAMS = Path(__file__).parent
 
@@ -115,6 +115,22 @@ def test_a_check_says_what_is_wrong_with_a_run(check: Any) -> None:
     assert [str(failure.cause) for failure in report.failures] == ["check: above 1.8"]
     results = [simdist.run(unlucky, world_size=2, seed=seed, kwargs={"bad": -1}) for seed in range(20)]
     assert wrong == [result.seed for result in results if never_above_two(result)]
+
+
+def test_an_assertion_of_a_check_without_a_text_is_named_by_its_line() -> None:
+    report = simdist.run_many(
+        unlucky, world_size=2, seeds=20, kwargs={"bad": -1}, check=asserts_without_a_text, workers=1
+    )
+
+    (failure,) = report.failures
+    line = asserts_without_a_text.__code__.co_firstlineno + 2
+    assert str(failure.cause) == f"check: AssertionError (programs.py:{line} in asserts_without_a_text)"
+
+
+def test_a_check_that_returns_no_text_is_refused() -> None:
+    text = "simdist.run_many: check: returned True; expected a text that says what is wrong, or None"
+    with pytest.raises(ArgumentError, match=f"^{text}$"):
+        simdist.run_many(unlucky, world_size=2, seeds=1, check=lambda result: result.ok)  # type: ignore[arg-type, return-value]
 
 
 def test_it_stops_at_the_first_failure_whoever_does_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

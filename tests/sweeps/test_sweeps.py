@@ -213,15 +213,19 @@ def test_what_a_check_says_is_a_failure() -> None:
     def check(result: Any, folder: str) -> str | None:
         return "left a temporary file" if (Path(folder) / "count.tmp").exists() else None
 
+    def asserts(result: Any, folder: str) -> None:
+        assert not (Path(folder) / "count.tmp").exists(), "left a temporary file"
+
     def leaves(folder: str) -> int:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             (Path(folder) / "count.tmp").write_text("1")
             (Path(folder) / "count.tmp").unlink()
         return 1
 
-    report = simdist.sweep(leaves, world_size=1, strikes=["rank"], check=check)
+    reports = [simdist.sweep(leaves, world_size=1, strikes=["rank"], check=each) for each in (check, asserts)]
 
-    assert {failure.problems for failure in report.failures} == {(("check", "left a temporary file"),)}
+    said = {(("check", "left a temporary file"),)}
+    assert [{failure.problems for failure in report.failures} for report in reports] == [said, said]
 
 
 def test_what_cannot_be_seen_is_named() -> None:
