@@ -6,15 +6,15 @@ import sys
 import traceback
 from _thread import get_ident
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 
 from simdist.frames import frames_by_thread, is_ours, raising_line, user_line
-from simdist.kernel import TaskState
+from simdist.kernel import Task, TaskState
 from simdist.process import SimProcess, waits_of_threads
 from simdist.result import RankResult
 
-__all__ = ["frames_of", "print_exception", "rank_results"]
+__all__ = ["print_exception", "rank_results", "standing_frames"]
 
 
 def print_exception(process: SimProcess, error: BaseException) -> None:
@@ -31,16 +31,17 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
     return inner or trace
 
 
-def frames_of(life: Sequence[SimProcess]) -> dict[int, FrameType]:
-    """The innermost frame of each rank that hangs or was killed; of none that runs on the calling thread."""
-    mains = [(process.rank, process.main) for process in life if process.main is not None and process.main.started]
-    idents = {
-        rank: main.ident for rank, main in mains if main.state is not TaskState.DONE and main.ident != get_ident()
-    }
+def standing_frames(tasks: Iterable[Task]) -> dict[int, FrameType]:
+    """The innermost frame of each task's thread that goes on no more, by the thread's number.
+
+    What their functions hold lives as long as these. Give them up on a thread of the host: on their own threads, which
+    are ended, no finalizer could wait for anything.
+    """
+    idents = [task.ident for task in tasks if task.started and task.state is not TaskState.DONE]
     if not idents:
         return {}
     current = frames_by_thread()
-    return {rank: current[ident] for rank, ident in idents.items() if ident in current}
+    return {ident: current[ident] for ident in idents if ident in current and ident != get_ident()}
 
 
 def rank_results(

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -47,7 +48,7 @@ from simdist.world._assertions import assertions_of
 from simdist.world._environ import host_environ, rank_environ, shared_environ
 from simdist.world._no_devices import explain, without_devices
 from simdist.world._observer import WorldEnded, observers
-from simdist.world._ranks import frames_of, print_exception, rank_results
+from simdist.world._ranks import print_exception, rank_results, standing_frames
 from simdist.world._spec import WorldSpec
 from simdist.world._torchrun import AGENT_HOST
 
@@ -154,6 +155,7 @@ class World:
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
+        self._standing: dict[int, FrameType] = {}  # frames of threads that hang, until these have ended
         self._finished: RunResult | None = None  # reported when the world is gone
         self._undo = Undoing()
         self._base_environ: dict[bytes, bytes] = {}
@@ -315,6 +317,7 @@ class World:
         if self._lives:
             self._slots.random.adopt()  # the host may have drawn since it got the baton back
         self._undo.close()
+        self._standing.clear()
         finished, self._finished = self._finished, None
         if finished is not None:
             self._simulation.bus.report(WorldEnded(finished))
@@ -530,7 +533,9 @@ class World:
 
     def _result(self) -> RunResult:
         simulation = self._simulation
-        frames = frames_of(self._lives[-1])
+        self._standing = standing = standing_frames(simulation.tasks)
+        idents = {process.rank: process.main.ident for process in self._lives[-1] if process.main is not None}
+        frames = {rank: standing[ident] for rank, ident in idents.items() if ident in standing}
         if self._spec.on_frames is not None:
             self._spec.on_frames(frames)
         ranks = rank_results(self._lives, simulation.now_ns, frames)
