@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
     Running: TypeAlias = "AnyPopen | Spawned"
 
-__all__ = ["Program", "Programs", "Spawned"]
+__all__ = ["Program", "Programs", "Spawned", "ends_within"]
 
 _ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
 _ALIVE = (TaskState.READY, TaskState.PARKED)
@@ -219,6 +219,7 @@ class Programs:
 
     def __init__(self) -> None:
         self.duration_ns = 0
+        self.of_torch: set[int] = set()  # the pids of those that torch started for itself
         self._all: list[Program] = []
         self._connections: list[tuple[str, str, int]] = []
 
@@ -226,6 +227,7 @@ class Programs:
         """A rank has started one. Those that torch starts for itself, compilers above all, are torch's own affair."""
         caller = _outside_of_standard_library(frame)
         if caller is not None and caller.f_code.co_filename.startswith(torch_folder() or "\0"):
+            self.of_torch.add(popen.pid)
             return
         simulation = process.simulation
         where = _line(user_frame(frame) or caller)
@@ -251,6 +253,20 @@ class Programs:
                 program.popen.wait()
         self._all.clear()
         self._connections.clear()
+
+
+def ends_within(popen: AnyPopen, timeout_s: float) -> bool:
+    """Wait in real time for a program that is torch's own affair; False if it runs on after so many real seconds.
+
+    Virtual time stands still: what it takes to compile, or whether a cache has it already, is not to be seen in it.
+    """
+    began_s, pause_s = original(_real_seconds)(), 0.0005
+    while popen.poll() is None:
+        if original(_real_seconds)() - began_s >= timeout_s:
+            return False
+        original(_sleep)(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return True
 
 
 def _name(args: Command) -> str:

@@ -42,6 +42,15 @@ _CLOSED = "a handler that is closed goes on to write"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
     "asyncio.coroutines._iscoroutine_typecache": _FIRST_USE,
+    "base64._a85chars": _FIRST_USE,
+    "base64._a85chars2": _FIRST_USE,
+    "base64._b32rev": _FIRST_USE,
+    "base64._b32tab2": _FIRST_USE,
+    "base64._b85chars": _FIRST_USE,
+    "base64._b85chars2": _FIRST_USE,
+    "base64._b85dec": _FIRST_USE,
+    "concurrent.futures.process._system_limited": _FIRST_USE,
+    "concurrent.futures.process._system_limits_checked": _FIRST_USE,
     "concurrent.futures.ProcessPoolExecutor": _IMPORTS,
     "concurrent.futures.ThreadPoolExecutor": _IMPORTS,
     "fsspec.registry._registry": _IMPORTS,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import simdist
@@ -268,6 +269,33 @@ def test_a_marker_says_how_long_programs_take() -> None:
     subprocess.run(["true"], check=True)
 
     assert time.monotonic() == 5.0
+
+
+def _run_by_torch(*words: Any, **named: Any) -> None:
+    """As code of torch would, such as what asks for a compiler."""
+    code = compile("run(*words, **named)", str(Path(torch.__file__).parent / "compiler.py"), "exec")
+    exec(code, {"run": subprocess.run, "words": words, "named": named})
+
+
+def test_a_program_of_torch_takes_no_virtual_time_whatever_it_takes_to_end() -> None:
+    def body(real_s: float) -> float:
+        for captured in (False, True):
+            _run_by_torch(["sleep", str(real_s)], timeout=60, check=True, capture_output=captured)
+        return time.monotonic()
+
+    results = [simdist.run(body, world_size=1, args=(real_s,)) for real_s in (0.0, 0.2)]
+
+    assert [result.values for result in results] == [[0.0], [0.0]]
+    assert [event.kind for event in results[0].events] == [event.kind for event in results[1].events]
+
+
+def test_a_program_of_torch_that_hangs_is_ended_by_its_timeout_in_real_time() -> None:
+    def body() -> tuple[float, object]:
+        with pytest.raises(subprocess.TimeoutExpired) as caught:
+            _run_by_torch(["sleep", "1000"], timeout=0.2, check=True)
+        return time.monotonic(), caught.value.cmd
+
+    assert simdist.run(body, world_size=1).values == [(0.0, ["sleep", "1000"])]
 
 
 def test_run_with_a_timeout_kills_in_virtual_time() -> None:

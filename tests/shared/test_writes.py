@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import calendar
 import collections
+import concurrent.futures.process
 import contextlib
 import copyreg
 import ctypes
@@ -223,6 +225,22 @@ def test_what_an_imported_module_registers_for_itself_is_not_told(
         json.encoder.ESCAPE_DCT.pop(symbol)
         sys.modules.pop("registers")
         warnings.filters[:] = filters  # type: ignore[index]
+
+
+def test_what_the_standard_library_finds_on_first_use_is_not_told() -> None:
+    def main() -> None:
+        base64.b32encode(b"x")
+        concurrent.futures.process._check_system_limits()
+
+    base64._b32tab2.clear()  # type: ignore[attr-defined]
+    process: Any = concurrent.futures.process
+    process._system_limits_checked = False
+    with shared_writes() as written:
+        simdist.run(main, world_size=2).raise_for_failure()
+
+    assert written.lines() == []
+    assert base64._b32tab2  # type: ignore[attr-defined]
+    assert process._system_limits_checked
 
 
 def test_another_name_of_what_is_known_to_be_harmless_is_not_told(

@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, AnyStr
 
+from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._programs import Program, Spawned
+from simdist.process._programs import Program, Spawned, ends_within
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._stdio import STREAMS
 from simdist.process.children._ignored_signals import program_ignores
@@ -129,7 +130,9 @@ def _wait(original: Callable[..., int]) -> Callable[..., int]:
         program = _program(process, self)
         if program is None:
             with _polling_really(process):
-                return original(self, timeout)
+                if timeout is not None and not ends_within(self, timeout):
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                return original(self)
         if not program.pass_time(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return original(self)
@@ -161,10 +164,14 @@ def _send_signal(original: Callable[[AnyPopen, int], None]) -> Callable[[AnyPope
     def send_signal(self: AnyPopen, sig: int) -> None:
         process = current_process()
         program = None if process is None else _program(process, self)
-        if program is None:
-            original(self, sig)
-        else:
+        runtime = current_runtime()
+        if program is not None:
             program.signal(sig)
+        elif process is not None and runtime is not None and self.pid in runtime.programs.of_torch:
+            if self.poll() is None:
+                real(os.kill)(self.pid, sig)
+        else:
+            original(self, sig)
 
     return send_signal
 
