@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -236,6 +237,32 @@ def test_ddp_trains_on_devices_to_the_bits_of_the_cpu(backend: str) -> None:
     everything = [numbers for result in results for numbers in result]
     for numbers in everything[1:]:
         assert all(torch.equal(one, other) for one, other in zip(everything[0], numbers, strict=True))
+
+
+def test_fsdp_shards_and_trains_on_devices() -> None:
+    def body() -> None:
+        rank = join()
+        mesh = init_device_mesh("cuda", (2,))
+        module: Any = model(rank)
+        for layer in module:
+            if isinstance(layer, nn.Linear):
+                policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh)
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+        before = [each.full_tensor().clone() for each in module.parameters()]
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(torch.randn(3, 4, device="cuda")).square().mean().backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+        weight = next(module.parameters())
+        assert weight.device == weight.full_tensor().device == cuda(rank)
+        assert weight.to_local().shape == (4, 4)
+        after = [each.full_tensor() for each in module.parameters()]
+        assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+    values(body, world_size=2)
 
 
 def test_fsdp_takes_the_device_of_the_local_rank_by_itself() -> None:
