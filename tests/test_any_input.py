@@ -76,7 +76,7 @@ def test_a_scenario_is_a_plan_or_a_list_of_problems(
 
 
 @given(odd_arguments)
-def test_arguments_are_good_or_told_and_what_is_good_stays_so(arguments: dict[str, Any]) -> None:
+def test_arguments_are_good_or_reported_and_what_is_good_stays_so(arguments: dict[str, Any]) -> None:
     checked, refusal = ending(lambda: check_settings("it", arguments), SimdistError)
 
     if refusal is None:
@@ -106,7 +106,7 @@ def test_a_fault_is_wrong_in_a_file_if_it_is_wrong_in_python(
 
 
 @given(odd_values)
-def test_any_value_can_be_told_on_one_plain_line(value: Any) -> None:
+def test_any_value_can_be_shown_on_one_plain_line(value: Any) -> None:
     for text in (found(value), shown(value), brief(value)):
         assert plain(text, "") == text
         assert "\n" not in text

@@ -124,7 +124,7 @@ def mixed() -> str:
 MIXED: list[Fault] = [Crash(rank=3, at_ns=500_000), Hang(rank=4, at_ns=600_000)]
 
 
-def test_a_result_tells_how_each_rank_ended() -> None:
+def test_a_result_reports_how_each_rank_ended() -> None:
     result = simdist.run(mixed, world_size=5, faults=MIXED, seed=4)
 
     assert [
@@ -170,7 +170,7 @@ def test_a_good_run_raises_nothing() -> None:
     assert result.first_failure() is None
 
 
-def test_the_first_failure_is_the_earliest_and_a_cause_rather_than_an_effect() -> None:
+def test_the_first_failure_is_the_earliest_and_a_cause_before_an_effect() -> None:
     result = simdist.run(mixed, world_size=5, faults=MIXED)
     at_once = simdist.run(mixed, world_size=4, faults=[Crash(rank=3, at_ns=MS)])
 
@@ -195,7 +195,7 @@ def test_a_summary_is_plain_data() -> None:
     assert ranks[3]["exit_code"] == -9
 
 
-def test_a_value_that_json_does_not_know_is_told_as_its_repr() -> None:
+def test_a_value_that_json_does_not_know_is_reported_as_its_repr() -> None:
     summary = json.dumps(simdist.run(lambda: {1j: float("nan")}, world_size=1).summary())
 
     assert json.loads(summary)["ranks"][0]["value"] == "{1j: nan}"
@@ -333,7 +333,7 @@ def test_with_the_ideal_backend_a_deadlock_ends_the_run_at_once() -> None:
     assert result.deadlock.time_ns == result.virtual_time_ns < MS
 
 
-def test_with_gloo_a_deadlock_is_told_when_it_forms_and_the_ranks_run_out_of_time() -> None:
+def test_with_gloo_a_deadlock_is_reported_when_it_forms_and_ranks_time_out() -> None:
     result = simdist.run(both_receive, world_size=2)
 
     assert [rank.status for rank in result.ranks] == ["raised", "raised"]

@@ -136,7 +136,7 @@ def test_a_bad_fault_is_one_sentence_that_names_its_field(fault: Fault, line: st
     assert str(caught.value) == line
 
 
-def test_all_that_is_wrong_is_told_at_once_and_nothing_runs() -> None:
+def test_all_that_is_wrong_is_reported_at_once_and_nothing_runs() -> None:
     ran: list[int] = []
 
     text = refusal(fn=lambda: ran.append(1), seed="x", env=3, faults=[3, Crash(rank=9, nth=1)], cluster=build(3))
@@ -152,7 +152,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_runs() -> None:
     assert ran == []
 
 
-def test_an_argument_error_is_what_python_raises_for_such_arguments_and_pickles() -> None:
+def test_an_argument_error_is_what_python_raises_for_them_and_pickles() -> None:
     error = ArgumentError("simdist.run", ["seed: bad", "env: bad"])
 
     assert isinstance(error, SimdistError)
@@ -168,7 +168,7 @@ class Odd:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_a_value_that_cannot_be_compared_is_told_like_any_other() -> None:
+def test_a_value_that_cannot_be_compared_is_reported_like_any_other() -> None:
     with pytest.raises(FaultError, match=r"^faults\[0\]\.life: expected a life counted from 0, or None, found the Odd"):
         simdist.run(nothing, world_size=1, faults=[Crash(rank=0, nth=1, life=Odd())])  # type: ignore[arg-type]
 
@@ -232,7 +232,7 @@ def test_check_determinism_checks_its_arguments_before_anything_runs() -> None:
         ),
     ],
 )
-def test_a_cluster_tells_what_is_wrong_with_it(make: Callable[[], Cluster], line: str) -> None:
+def test_a_cluster_reports_what_is_wrong_with_it(make: Callable[[], Cluster], line: str) -> None:
     with pytest.raises(TopologyError) as caught:
         make()
 

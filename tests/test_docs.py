@@ -105,7 +105,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_start_page_leads_to_every_page_that_no_other_reference_page_leads_to() -> None:
+def test_the_start_page_leads_to_all_pages_that_no_reference_leads_to() -> None:
     reached, left = set[Path](), [FOLDER / "index.md"]
     while left:
         file = left.pop()

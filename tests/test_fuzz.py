@@ -102,7 +102,7 @@ def test_a_run_that_is_no_function_of_the_seed_is_found(monkeypatch: pytest.Monk
     assert finding.kind == "differs"
 
 
-def test_plans_over_shipped_scenarios_end_with_a_verdict_and_have_the_same_digest_again(
+def test_plans_over_shipped_scenarios_end_in_a_verdict_with_equal_digests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = [ROOT / "scenarios" / f"{name}.toml" for name in ("ring", "straggler")]

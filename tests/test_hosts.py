@@ -174,7 +174,7 @@ def test_a_process_knows_its_host(driven: Callable[..., Driven]) -> None:
     assert run.world.processes[0].host is run.world.hosts["host0"]
 
 
-def test_ranks_that_begin_again_when_the_host_is_back_find_an_undisturbed_network(
+def test_ranks_that_begin_again_when_the_host_is_back_find_a_calm_network(
     driven: Callable[..., Driven],
 ) -> None:
     run = driven(meets, max_restarts=1)

@@ -66,7 +66,7 @@ def elsewhere(interpreters: Interpreters, code: str) -> str:
     return done.stdout
 
 
-def test_every_module_imports_and_the_main_job_runs_without_what_only_linux_has(
+def test_every_module_imports_and_the_main_job_runs_on_other_systems_too(
     interpreters: Interpreters,
 ) -> None:
     names = [each.name for each in pkgutil.walk_packages(simdist.__path__, "simdist.")]

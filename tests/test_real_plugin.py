@@ -94,7 +94,7 @@ def test_the_plain_command_leaves_real_tests_out_and_counts_them(run: Run) -> No
     assert "1 passed, 3 deselected" in text
 
 
-def test_with_the_option_only_real_tests_run_and_what_fails_is_run_again_alone(run: Run) -> None:
+def test_with_the_option_only_real_tests_run_and_failures_run_again_alone(run: Run) -> None:
     code, text = run("--real", test_it=SOURCE)
 
     assert code == 0, text
@@ -113,7 +113,7 @@ def test_with_the_option_only_real_tests_run_and_what_fails_is_run_again_alone(r
     assert "failed" not in last
 
 
-def test_what_never_passes_fails_the_run_and_is_told_with_every_attempt(run: Run) -> None:
+def test_what_never_passes_fails_the_run_with_every_attempt_in_the_report(run: Run) -> None:
     code, text = run("--real", test_it=BROKEN)
 
     assert code == 1, text

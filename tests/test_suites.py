@@ -140,7 +140,7 @@ def test_without_a_real_arm_what_fails_differs() -> None:
     assert (comparison.passed, comparison.same) == (1, 2)
 
 
-def test_a_test_that_was_under_way_when_its_process_ended_has_died_or_timed_out() -> None:
+def test_a_test_under_way_when_its_process_ended_has_died_or_timed_out() -> None:
     lines = [
         json.dumps({"kind": "begin", "test": "a"}),
         json.dumps({"kind": "end", "test": "a", "outcome": "passed", "text": ""}),
@@ -189,7 +189,7 @@ def test_a_child_that_is_stopped_leaves_nothing_even_in_other_sessions(tmp_path:
 
 
 @pytest.mark.real
-def test_a_project_runs_on_both_arms_and_every_difference_is_told(
+def test_a_project_runs_on_both_arms_and_every_difference_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "mirror" / "us+ours" / "repo"

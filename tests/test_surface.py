@@ -364,7 +364,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         simdist.runn  # noqa: B018
 
 
-def test_the_kinds_of_faults_are_told_by_their_package() -> None:
+def test_the_kinds_of_faults_are_reported_by_their_package() -> None:
     faults = importlib.import_module("simdist.faults")
 
     assert simdist.faults is faults

@@ -16,7 +16,8 @@ TURNS = {
     r"\bwhere(of|upon)\b|\bhitherto\b|\bthereof\b": "of it, after which, until now",
     r"\bcomes? to pass\b": "happens",
     r"\b(is|are) (nobody|no one)'s (promise|affair)\b": "is not guaranteed, is up to",
-    r"\btold off\b": "told",
+    # Of the things that code does; a file's method, and in tests a variable, may have the name.
+    r"(?<!\.)\b(tell|tells|telling|told)\b(?! = |\()": "report, say, show, inform, or the subject learns, hears, gets",
     r"\bno longer any\b|\bno more any\b": "no longer",
     r"\bis to say\b|\bthat be\b": "the thing itself",
     r"(?-i:\b(Seen|Meant|Told|Kept|Left) (is|are) \w)": "the subject first: Only open files are simulated",

@@ -145,7 +145,7 @@ def test_nothing_of_it_is_left() -> None:
     assert eval_frame._get_total_cache_entry_count(whose.__code__) == 0
 
 
-def test_what_dynamo_logs_counts_from_nothing_on_each_rank_and_in_each_world() -> None:
+def test_what_dynamo_logs_counts_from_0_on_each_rank_and_in_each_world() -> None:
     def main() -> list[str]:
         dist.init_process_group("gloo")
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_only_the_rank_that_is_inside_a_compiled_module_is() -> None:
     assert not inside()
 
 
-def test_compiled_messages_are_sent_one_by_one_and_in_batches_as_over_real_gloo() -> None:
+def test_compiled_messages_go_one_by_one_and_in_batches_as_over_real_gloo() -> None:
     def shift(sent: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         rank, size = dist.get_rank(), dist.get_world_size()
         to, by = (rank + 1) % size, (rank - 1) % size
@@ -369,7 +369,7 @@ def test_each_rank_compiles_a_backward_pass_that_is_alike_on_all() -> None:
     assert torch._C._dynamo.compiled_autograd.is_cache_empty()
 
 
-def test_a_rank_that_forgets_compiled_backward_passes_leaves_the_others_theirs() -> None:
+def test_a_rank_that_forgets_compiled_backwards_leaves_the_others_theirs() -> None:
     backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
 
     def body() -> list[int]:
@@ -386,7 +386,7 @@ def test_a_rank_that_forgets_compiled_backward_passes_leaves_the_others_theirs()
     assert values(body, 2) == [[0, 0], [1]]
 
 
-def test_a_compiled_backward_pass_while_another_rank_waits_in_its_own_is_refused() -> None:
+def test_a_compiled_backward_while_another_rank_waits_in_one_is_refused() -> None:
     def body() -> str:
         dist.init_process_group("gloo")
         try:

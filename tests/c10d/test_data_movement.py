@@ -169,7 +169,7 @@ def test_a_transposed_tensor_is_broadcast_in_memory_order() -> None:
         assert torch.equal(result, mine(0).reshape(2, 3).t())
 
 
-def test_a_broadcast_is_done_for_the_root_s_side_of_the_tree_before_the_last_rank_comes() -> None:
+def test_a_broadcast_ends_on_the_root_s_side_before_the_last_rank_arrives() -> None:
     def body(rank: int) -> float:
         dist.barrier()
         begin = now_ns()

@@ -33,7 +33,7 @@ def reduce_twice() -> int:
     return int(dist.get_rank())
 
 
-def test_the_level_is_that_of_the_world_s_environment_and_the_host_keeps_its_own() -> None:
+def test_the_level_is_the_world_s_environment_s_the_host_keeps_its_own() -> None:
     before = dist.get_debug_level()
 
     levels = values(level, 2, env={"TORCH_DISTRIBUTED_DEBUG": "info"})

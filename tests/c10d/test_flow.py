@@ -45,7 +45,7 @@ def test_once_everyone_has_come_everyone_is_done(data: st.DataObject, case: Case
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), case=cases(), network=costs.map(lambda network: replace(network, per_byte=0.0)))
-def test_where_nobody_waits_for_the_wire_the_order_in_which_arrivals_become_known_changes_nothing(
+def test_without_contention_the_order_of_known_arrivals_changes_nothing(
     data: st.DataObject, case: Case, network: FakeCosts
 ) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -88,7 +88,7 @@ def test_what_one_rank_sends_the_other_receives(case: Case) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(case=cases())
-def test_every_transfer_that_is_posted_is_waited_for_once_and_after_it_was_posted(case: Case) -> None:
+def test_every_transfer_is_waited_for_once_and_after_it_was_posted(case: Case) -> None:
     for rank in range(case.ranks):
         posted = {"send": 0, "recv": 0}
         waited: dict[str, list[int]] = {"send": [], "recv": []}
@@ -159,7 +159,7 @@ def test_a_sender_that_was_there_first_waits_for_the_receiver_s_word() -> None:
     assert pair(0, 900_000, FakeCosts(50_000, 2.0)) == [Done(952_000), Done(1_002_000)]
 
 
-def test_a_sender_that_comes_while_the_receiver_s_word_is_on_its_way_waits_for_the_rest_of_it() -> None:
+def test_a_sender_that_meets_the_receiver_s_word_on_its_way_waits_less() -> None:
     assert pair(30_000, 0, FakeCosts(50_000, 2.0)) == [Done(52_000), Done(102_000)]
 
 
@@ -180,7 +180,7 @@ def test_a_waiting_rank_is_blocked_since_its_arrival() -> None:
     assert flow.outcome(1) is None
 
 
-def test_a_limit_fails_a_rank_that_is_stuck_and_spares_one_that_is_done_before() -> None:
+def test_a_limit_fails_a_rank_that_is_stuck_and_spares_one_that_is_done() -> None:
     flow = Flow(Case("gather", 3, 8, 0).program, FakeCosts(latency=0, per_byte=0))
     for rank in (0, 2):
         flow.limit(rank, SECOND, "late")
@@ -267,7 +267,7 @@ def known(flow: Flow, ranks: int, moment: int) -> list[object]:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), case=cases(), network=costs, changes=speeds)
-def test_a_flow_that_is_retimed_tells_what_one_tells_that_is_built_anew(
+def test_a_flow_that_is_retimed_finds_what_one_finds_that_is_built_anew(
     data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
 ) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -288,7 +288,7 @@ def test_a_flow_that_is_retimed_tells_what_one_tells_that_is_built_anew(
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), case=cases(), network=costs, changes=speeds)
-def test_a_flow_in_trouble_that_can_be_retimed_tells_what_one_tells_that_is_built_anew(
+def test_a_flow_in_trouble_that_is_retimed_finds_what_a_new_one_finds(
     data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
 ) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -318,7 +318,7 @@ def test_a_flow_in_trouble_that_can_be_retimed_tells_what_one_tells_that_is_buil
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), case=cases(), network=st.builds(UnsteadyCosts), changes=speeds)
-def test_a_flow_on_a_disturbed_network_that_is_retimed_tells_what_one_tells_that_is_built_anew(
+def test_a_retimed_flow_on_a_disturbed_network_finds_what_a_new_one_finds(
     data: st.DataObject, case: Case, network: UnsteadyCosts, changes: list[tuple[int, float]]
 ) -> None:
     times = data.draw(arrivals(case.ranks))

@@ -114,7 +114,7 @@ def test_names_count_up_and_describe_the_backend() -> None:
     assert in_group(body, 2) == [expected] * 2
 
 
-def test_a_group_tells_its_own_timeout() -> None:
+def test_a_group_reports_its_own_timeout() -> None:
     def body(rank: int) -> list[timedelta]:
         groups = [dist.group.WORLD, dist.new_group([0, 1], timeout=timedelta(seconds=9))]
         return [group._get_backend(torch.device("cpu")).options._timeout for group in groups if group is not None]
@@ -137,7 +137,7 @@ def test_ranks_that_make_no_group_are_refused(ranks: list[int], refusal: str) ->
 # -- (k): a member never calls new_group -------------------------------------------------------------------------------
 
 
-def test_new_group_gives_up_after_its_own_timeout_and_names_the_missing_member_s_key() -> None:
+def test_new_group_ends_after_its_own_timeout_and_names_the_missing_key() -> None:
     def body(rank: int) -> tuple[str, float]:
         if rank == 1:
             return "", 0.0
@@ -154,7 +154,7 @@ def test_new_group_gives_up_after_its_own_timeout_and_names_the_missing_member_s
         assert after_s == 1.0
 
 
-def test_new_group_s_timeout_is_half_an_hour_whatever_the_default_group_s_is() -> None:
+def test_new_group_s_timeout_is_half_an_hour_whatever_the_default_s_is() -> None:
     def body(rank: int) -> float:
         begin = now_ns()
         if rank == 0:
@@ -285,7 +285,7 @@ def failed_init(missing: int) -> list[tuple[str, float, bool]]:
     return values(body, 3, env=ALONE)
 
 
-def test_init_without_a_client_fails_in_the_store_on_the_host_and_in_the_group_on_the_others() -> None:
+def test_init_without_a_client_fails_in_the_store_and_in_the_group() -> None:
     told = failed_init(missing=1)
 
     assert told[0] == ("DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.", 3.0, False)

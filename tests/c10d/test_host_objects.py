@@ -54,7 +54,7 @@ def test_ranks_wait_for_keys_in_a_real_store_in_virtual_time(tmp_path: Path) -> 
     assert second == [1.5] * 3
 
 
-def test_a_key_that_never_comes_into_a_real_store_is_told_in_its_words(tmp_path: Path) -> None:
+def test_a_key_that_never_comes_into_a_real_store_is_reported_in_its_words(tmp_path: Path) -> None:
     hash_store, file_store, _ = host_stores(tmp_path)
 
     def body(store: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def test_a_key_that_never_comes_into_a_real_store_is_told_in_its_words(tmp_path:
     ]
 
 
-def test_a_rank_is_told_that_a_real_store_would_keep_the_others_waiting(tmp_path: Path) -> None:
+def test_a_rank_hears_that_a_real_store_would_keep_the_others_waiting(tmp_path: Path) -> None:
     stores = host_stores(tmp_path)
 
     def body() -> list[str]:
@@ -201,7 +201,7 @@ def test_another_thread_of_the_host_sees_no_group_of_a_rank() -> None:
     assert seen == [False, None, 0, True]
 
 
-def test_another_thread_of_the_host_may_make_and_use_its_own_group_beside_a_world(
+def test_another_thread_of_the_host_may_use_its_own_group_beside_a_world(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it when a group is made

@@ -187,7 +187,7 @@ DEAD: list[tuple[int, str, int, dict[int, str]]] = [
 
 
 @pytest.mark.parametrize(("size", "name", "dead", "expected"), DEAD)
-def test_who_talks_to_a_dead_rank_fails_at_once_and_who_needs_it_otherwise_times_out(
+def test_ranks_that_talk_to_a_dead_rank_fail_at_once_others_time_out(
     size: int, name: str, dead: int, expected: dict[int, str]
 ) -> None:
     diaries = story(lambda diary: absent(diary, dead, True, [name]), size, 1)
@@ -237,7 +237,7 @@ def test_peers_that_survive_a_dead_rank_call_again_in_vain(size: int, name: str,
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_when_the_peers_of_a_dead_rank_exit_in_turn_everyone_sees_a_closed_connection(size: int) -> None:
+def test_when_peers_of_a_dead_rank_exit_all_see_a_closed_connection(size: int) -> None:
     def main() -> None:
         diary = Diary.begin(1)
         if dist.get_rank() == 1:
@@ -257,7 +257,7 @@ def test_when_the_peers_of_a_dead_rank_exit_in_turn_everyone_sees_a_closed_conne
 
 
 @pytest.mark.parametrize(("size", "far"), [(3, {}), (4, {3: (timed_out("recv", 5000), timed_out("send", 5000))})])
-def test_a_crash_while_data_is_under_way_resets_the_connections_of_its_neighbours(
+def test_a_crash_while_data_is_under_way_resets_its_neighbours_connections(
     size: int, far: dict[int, tuple[str, ...]]
 ) -> None:
     def body(diary: Diary) -> None:
@@ -322,7 +322,7 @@ def test_peers_that_wait_see_a_rank_go(how: str, size: int, far: dict[int, tuple
     check(diaries, {rank: [far.get(rank, (0.5, CLOSED))] for rank in range(size) if rank != 1})
 
 
-def test_a_broadcast_breaks_only_for_those_who_still_need_the_rank_that_goes() -> None:
+def test_a_broadcast_breaks_only_for_those_that_still_need_the_rank() -> None:
     def body(diary: Diary) -> None:
         if dist.get_rank() == 1:
             diary.sleep_until(0.5)

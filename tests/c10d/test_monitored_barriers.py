@@ -123,7 +123,7 @@ def test_everyone_passes_when_everyone_comes() -> None:
     assert in_group(body, 3) == [1.0] * 3
 
 
-def test_its_own_timeout_is_half_an_hour_on_rank_0_and_the_group_s_elsewhere() -> None:
+def test_its_own_timeout_is_half_an_hour_on_rank_0_the_group_s_elsewhere() -> None:
     def main() -> Diary:
         diary = Diary.begin(2)
         if dist.get_rank() == 1:

@@ -255,7 +255,7 @@ def test_gloo_for_all_devices_can_not_be_split_even_if_it_is_bound() -> None:
         assert text.startswith("UnsupportedError: split_group of a group whose devices all have Gloo is not simulated")
 
 
-def test_a_group_that_has_not_connected_yet_is_split_by_those_who_are_in_it() -> None:
+def test_a_group_that_has_not_connected_is_split_by_its_present_members() -> None:
     def body() -> Any:
         dist.init_process_group("nccl")
         group: Any = dist.group.WORLD

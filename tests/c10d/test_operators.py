@@ -137,7 +137,7 @@ def test_other_schemas_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-def test_an_operator_of_torchs_own_is_another_where_a_rank_has_said_so_and_nowhere_else() -> None:
+def test_an_operator_of_torchs_own_changes_only_where_a_rank_has_said_so() -> None:
     def program() -> Any:
         if rank() == 0:
             mine = library.Library("aten", "IMPL")

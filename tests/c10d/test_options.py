@@ -82,7 +82,7 @@ def test_what_is_no_duration_is_refused_by_the_same_type(simulated: bool) -> Non
 
 
 @pytest.mark.parametrize("simulated", [False, True], ids=["real", "simulated"])
-def test_a_place_outside_the_group_and_options_without_a_device_are_refused(simulated: bool) -> None:
+def test_a_place_outside_the_group_and_options_with_no_device_are_refused(simulated: bool) -> None:
     def body() -> list[str]:
         makers: list[Callable[[], Any]] = [
             lambda: gloo(rank=1),

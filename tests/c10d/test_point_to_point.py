@@ -76,7 +76,7 @@ def test_tags_pair_messages_whatever_their_order() -> None:
     assert in_group(body, 2)[1] == [6, 5]
 
 
-def test_blocking_sends_in_the_opposite_order_of_the_receives_are_a_deadlock() -> None:
+def test_blocking_sends_against_the_order_of_the_receives_are_a_deadlock() -> None:
     def main() -> str:
         dist.init_process_group("gloo", timeout=timedelta(seconds=1))
         first, second = ((5, 6), (6, 5))[dist.get_rank()]
@@ -120,7 +120,7 @@ def test_a_receive_from_anyone_takes_who_comes_first_and_says_who_it_was() -> No
     assert in_group(body, 4)[0] == [(2, 2.0), (3, 3.0), (1, 1.0)]
 
 
-def test_a_receive_from_anyone_takes_what_arrives_first_and_not_what_was_sent_first() -> None:
+def test_a_receive_from_anyone_takes_what_arrives_not_what_is_sent_first() -> None:
     def body() -> Any:
         dist.init_process_group("gloo")
         rank = dist.get_rank()
@@ -309,7 +309,7 @@ def test_a_rank_that_times_out_closes_all_its_connections() -> None:
     assert all(text in BROKEN and at == 1.0 for rank in (0, 2) for _, text, at in stories[rank][2:])
 
 
-def test_a_sender_that_comes_after_the_receiver_s_timeout_is_refused_but_others_are_not() -> None:
+def test_a_sender_after_the_receiver_s_timeout_is_refused_others_are_not() -> None:
     def body(diary: Diary, rank: int) -> None:
         tensor = ones()
         if rank == 0:
@@ -387,7 +387,7 @@ def wait(work: Any, *timeout_s: float) -> Callable[[], object]:
     return lambda: work.wait(*(timedelta(seconds=seconds) for seconds in timeout_s))
 
 
-def test_a_wait_s_own_timeout_replaces_the_group_s_and_closes_the_connections() -> None:
+def test_a_wait_s_timeout_replaces_the_group_s_and_closes_connections() -> None:
     def body(diary: Diary, rank: int) -> None:
         if rank == 0:
             work = dist.irecv(ones(), 1)
@@ -425,7 +425,7 @@ def test_a_message_s_timeout_runs_from_its_wait() -> None:
     assert stories[2] == [("wait", timed_out("send", 1000), 1.7)]
 
 
-def test_a_receive_from_anyone_that_timed_out_can_be_tried_again_but_not_from_one_rank() -> None:
+def test_a_timed_out_receive_is_tried_again_from_anyone_not_from_one() -> None:
     def body(diary: Diary, rank: int) -> None:
         if rank == 0:
             diary.call("recv(any)", lambda: dist.recv(ones()))

@@ -19,7 +19,7 @@ def message(rank: int) -> Any:
     return dist.irecv(ones(), 0) if rank else dist.isend(ones(), 1)
 
 
-def test_a_loop_without_a_pause_sees_the_end_of_a_collective_almost_at_once() -> None:
+def test_a_loop_without_a_pause_sees_a_collective_end_almost_at_once() -> None:
     def body(rank: int) -> tuple[int, int]:
         if rank:
             time.sleep(100)
@@ -51,7 +51,7 @@ def test_a_loop_with_pauses_costs_no_time_beside_them() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.01])
-def test_a_rank_that_asks_for_ever_whether_a_message_is_completed_is_told_so(pause_s: float) -> None:
+def test_a_rank_that_always_asks_if_a_message_is_completed_is_reported(pause_s: float) -> None:
     def body() -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=20))
         work = message(dist.get_rank())
@@ -102,7 +102,7 @@ def opened_store() -> Any:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("ask", "pause_s"), [("queue_len", 0), ("get", 0), ("num_keys", 0.001), ("list_keys", 0.001)])
-def test_a_rank_that_asks_a_store_for_ever_is_told_so(ask: str, pause_s: float) -> None:
+def test_a_rank_that_asks_a_store_for_ever_is_reported(ask: str, pause_s: float) -> None:
     def body() -> None:
         stores: Any = dist
         store = stores.HashStore()
@@ -121,7 +121,7 @@ def test_a_rank_that_asks_a_store_for_ever_is_told_so(ask: str, pause_s: float) 
         simdist.run(body, world_size=2)
 
 
-def test_a_loop_that_reads_a_key_without_a_pause_sees_what_another_rank_sets() -> None:
+def test_a_loop_that_reads_a_key_without_a_pause_sees_what_another_sets() -> None:
     def body(rank: int) -> bytes:
         store = opened_store()
         if rank == 0:

@@ -76,7 +76,7 @@ def assert_all_reduced(inputs: list[torch.Tensor], outputs: list[torch.Tensor], 
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17])
-def test_all_reduce_adds_in_the_order_of_the_ring_for_every_dtype_and_operation(ranks: int) -> None:
+def test_all_reduce_adds_in_ring_order_for_every_dtype_and_operation(ranks: int) -> None:
     # Every size meets every pair up to three ranks; of larger worlds each pair sees some, and all pairs together all.
     some = 1 if ranks <= 3 else 4
     counts = around_chunks(ranks)
@@ -229,7 +229,7 @@ def test_reduce_scatter_of_a_list_is_one_all_reduce_per_entry(ranks: int) -> Non
         assert ring.same_bits(result, expected[rank], brain)
 
 
-def test_a_complex_average_divides_parts_in_all_reduce_and_numbers_in_reduce() -> None:
+def test_a_complex_average_divides_parts_in_all_reduce_numbers_in_reduce() -> None:
     # all_reduce views complex tensors as real ones in Python; reduce hands them to Gloo, and torch's division of a
     # complex number by 3 rounds otherwise than that of its parts.
     def body(rank: int) -> list[torch.Tensor]:

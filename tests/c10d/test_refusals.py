@@ -296,7 +296,7 @@ def test_after_a_refusal_the_group_is_whole() -> None:
     assert in_group(body, 2) == [2.0, 2.0]
 
 
-def test_the_registry_of_works_for_compiled_code_is_refused_with_another_way() -> None:
+def test_the_registry_of_works_for_compiled_code_is_refused_with_a_way_out() -> None:
     from torch.distributed import _functional_collectives
 
     def enter() -> None:

@@ -116,7 +116,7 @@ def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int
 
 @settings(max_examples=400, deadline=None)
 @given(stories())
-def test_both_flows_tell_the_same_story(story: Story) -> None:
+def test_both_flows_have_the_same_story(story: Story) -> None:
     operation = Operation(story.name, 4 * story.count, 4, torch.float32, (story.count,), "sum")
     ring = GLOO.algorithm.ring(operation, story.ranks)
     assert ring is not None

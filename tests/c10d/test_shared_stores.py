@@ -144,7 +144,7 @@ def test_the_store_dies_with_the_rank_that_hosts_it() -> None:
     assert result.values[1:] == [[LOST, *[PIPE] * 5]] * 2
 
 
-def test_each_request_tells_in_the_log_how_it_met_a_dead_server() -> None:
+def test_each_request_reports_in_the_log_how_it_met_a_dead_server() -> None:
     def main() -> list[tuple[str, str]]:
         requests: list[Callable[[Any], object]] = [
             *(lambda each: each.get("a"), lambda each: each.wait(["a"]), lambda each: each.multi_get(["a"])),

@@ -55,7 +55,7 @@ def test_overlapped_all_reduces_cost_what_one_of_their_total_size_costs(count: i
     assert abs(many / one - 1) < 0.05
 
 
-def test_two_overlapped_all_reduces_cost_two_after_each_other_less_a_latency() -> None:
+def test_two_overlapped_all_reduces_cost_two_in_turn_less_a_latency() -> None:
     (alone,) = set(took(reduce_all([8 * MIB]), 2))
     (both,) = set(took(reduce_all([8 * MIB, 8 * MIB]), 2))
 
@@ -139,7 +139,7 @@ def test_sends_of_two_ranks_to_one_share_the_way_in() -> None:
     assert took(body, 3) == [LATENCY_NS + 2 * MIB + LATENCY_NS, LATENCY_NS + 2 * MIB, LATENCY_NS + 2 * MIB]
 
 
-def test_messages_to_one_peer_keep_their_order_and_share_with_others_one_at_a_time() -> None:
+def test_messages_to_a_peer_keep_their_order_and_share_with_others() -> None:
     def body(rank: int) -> list[int]:
         dist.barrier()
         zero = now_ns()

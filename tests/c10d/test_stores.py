@@ -189,7 +189,7 @@ def test_a_value_that_is_neither_text_nor_bytes_is_refused() -> None:
     assert alone(lambda: attempt(lambda: tcp().set("n", 5))).startswith("TypeError: ")
 
 
-def test_a_wait_for_a_queue_ends_when_it_has_an_element_and_its_value_is_empty() -> None:
+def test_a_wait_for_a_queue_ends_with_its_first_element_which_is_empty() -> None:
     def body() -> tuple[bool, bytes, bool, int]:
         store = tcp()
         store.queue_push("q", "1")
@@ -273,7 +273,7 @@ def test_a_file_has_one_store_under_any_path(tmp_path: Path, monkeypatch: pytest
     assert alone(body) == b"value"
 
 
-def test_the_keys_of_a_file_go_when_as_many_have_closed_it_as_should_open_it(tmp_path: Path) -> None:
+def test_a_file_loses_its_keys_when_as_many_close_it_as_should_open_it(tmp_path: Path) -> None:
     def opened() -> Any:
         return dist.FileStore(str(tmp_path / "file"), 2)
 

@@ -170,7 +170,7 @@ def test_a_coalesced_operation_whose_parts_fail_at_once_fails() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("backend", ["gloo", "sim"])
-def test_every_rank_that_disagrees_asynchronously_is_told_who_called_what(backend: str, ranks: int) -> None:
+def test_ranks_that_disagree_asynchronously_learn_who_called_what(backend: str, ranks: int) -> None:
     def program() -> None:
         rank = start()
         tensor = torch.ones(4)

@@ -157,7 +157,7 @@ def test_its_works_are_ordered_on_a_stream_and_its_times_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("when", "text"), [("before", "HUB: spoke 1 left"), ("during", "HUB: spoke 1 broke"), ("after", "")]
 )
-def test_a_dead_spoke_is_told_in_its_words(when: Any, text: str) -> None:
+def test_a_dead_spoke_is_reported_in_its_words(when: Any, text: str) -> None:
     def body() -> float:
         start()
         tensor = torch.ones(8 << 20)

@@ -11,7 +11,7 @@ from torch import nn
 import simdist
 
 
-def test_a_deadlock_in_ddps_backward_names_the_operation_that_is_missing_a_rank() -> None:
+def test_a_deadlock_in_ddps_backward_names_the_operation_that_lacks_a_rank() -> None:
     def body() -> None:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
@@ -45,7 +45,7 @@ def test_a_deadlock_on_a_future_that_follows_another_is_found() -> None:
     assert "wait for a future of all_reduce #0 in group '0'" in str(result.deadlock)
 
 
-def test_ranks_that_make_groups_in_another_order_are_a_deadlock_that_names_who_is_missing() -> None:
+def test_ranks_that_make_groups_in_another_order_are_a_deadlock_with_names() -> None:
     def body() -> None:
         dist.init_process_group("gloo")
         if dist.get_rank() == 0:

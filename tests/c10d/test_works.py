@@ -126,7 +126,7 @@ def test_a_work_that_was_given_up_can_still_succeed() -> None:
     assert stories == [gave_up, ("late", True, 1.0, 6.0), gave_up]
 
 
-def test_a_failed_work_s_future_raises_the_same_words_to_waiters_and_callbacks() -> None:
+def test_a_failed_work_s_future_raises_the_same_in_waiters_and_callbacks() -> None:
     def body(rank: int) -> list[str]:
         said: list[str] = []
         if rank == 0:

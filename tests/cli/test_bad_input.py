@@ -40,7 +40,7 @@ def test_every_problem_of_file_options_and_outputs_is_in_one_message(
     ]
 
 
-def test_an_unwritable_output_is_told_before_anything_runs(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+def test_an_unwritable_output_is_reported_before_anything_runs(job: Job, simdist: Simdist, tmp_path: Path) -> None:
     (line, problem) = refused(simdist("run", job("total"), "--json", tmp_path / "none" / "x.json"))
 
     assert line.endswith("file.toml: 1 problem")
@@ -58,7 +58,7 @@ def test_an_unwritable_output_is_told_before_anything_runs(job: Job, simdist: Si
         ("sweep", "--keep"),
     ],
 )
-def test_what_a_command_cannot_write_is_told_before_anything_runs(
+def test_what_a_command_cannot_write_is_reported_before_anything_runs(
     job: Job, simdist: Simdist, tmp_path: Path, command: str, option: str
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -71,7 +71,7 @@ def test_what_a_command_cannot_write_is_told_before_anything_runs(
     ]
 
 
-def test_a_log_folder_that_cannot_be_made_is_told_before_anything_runs(simdist: Simdist, tmp_path: Path) -> None:
+def test_a_log_folder_that_cannot_be_made_is_reported_before_anything_runs(simdist: Simdist, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')")
     place = script / "logs"

@@ -86,7 +86,7 @@ def test_native_folds_are_on_or_say_what_they_lack(
     assert (folds["on"], folds["why_off"]) == (not told, told)
 
 
-def test_an_unknown_version_of_torch_is_told(
+def test_an_unknown_version_of_torch_is_reported(
     simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_doctor, "TRIED", {"1.0.0": "nothing"})

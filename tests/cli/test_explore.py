@@ -118,7 +118,7 @@ def test_failures_are_written_as_tests_of_junit(tmp_path: Path) -> None:
     assert "replay: simdist run" in str(case[0].text)
 
 
-def test_an_outcome_that_depends_on_the_schedule_is_told_with_all_outcomes(tmp_path: Path) -> None:
+def test_an_outcome_that_depends_on_the_schedule_is_reported_with_all(tmp_path: Path) -> None:
     _explore(tmp_path, "--runs", "20", "--one-outcome", "--junit", str(tmp_path / "found.xml"))
 
     ((case,),) = ElementTree.parse(tmp_path / "found.xml").getroot()

@@ -235,7 +235,9 @@ def event(**changes: object) -> str:
         ),
     ],
 )
-def test_a_trace_of_wrong_types_is_told_by_its_place(simdist: Simdist, tmp_path: Path, text: str, problem: str) -> None:
+def test_a_trace_of_wrong_types_is_reported_by_its_place(
+    simdist: Simdist, tmp_path: Path, text: str, problem: str
+) -> None:
     file = tmp_path / "trace.json"
     file.write_text(text)
 
@@ -300,7 +302,7 @@ def test_a_trace_may_end_just_before_292_years(simdist: Simdist, tmp_path: Path)
         ('backend = "gloo"\nworld = []', "no calibration: world: is empty; there is an entry for each number of ranks"),
     ],
 )
-def test_a_calibration_tells_all_that_is_wrong_with_it(
+def test_a_calibration_reports_all_that_is_wrong_with_it(
     job: Job, simdist: Simdist, tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "machine.toml").write_text(text)
@@ -443,7 +445,7 @@ def test_a_title_with_control_characters_is_refused(
     )
 
 
-def test_what_a_program_says_reaches_the_terminal_and_the_picture_as_escapes(
+def test_what_a_program_says_reaches_terminal_and_picture_as_escapes(
     module: Callable[[str], str], simdist: Simdist, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -37,7 +37,7 @@ def test_a_run_that_misses_one_ends_with_1(job: Job, simdist: Simdist) -> None:
     assert "✗  min_values  total is 2.0, expected >= 3" in result.stdout
 
 
-def test_an_interrupt_is_told_in_one_line(job: Job, simdist: Simdist, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_reported_in_one_line(job: Job, simdist: Simdist, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
@@ -170,7 +170,7 @@ def test_files_on_a_simulated_disk_pass_the_determinism_check(job: Job, simdist:
 
 @pytest.mark.real  # it starts interpreters of its own
 @pytest.mark.usefixtures("warm_processes")
-def test_a_run_that_depends_on_the_hash_seed_shows_the_first_event_that_differs(job: Job, simdist: Simdist) -> None:
+def test_a_run_that_depends_on_the_hash_seed_shows_the_first_difference(job: Job, simdist: Simdist) -> None:
     result = simdist("run", job("draws_from_the_hash"), "--check-determinism")
 
     assert result.exit_code == 1

@@ -66,7 +66,7 @@ def test_every_scenario_has_one_digest_under_two_hash_seeds(
     assert len(FILES) > 25
 
 
-def test_the_crash_is_told_with_its_restart_and_equal_parameters(ran: Ran) -> None:
+def test_the_crash_is_reported_with_its_restart_and_equal_parameters(ran: Ran) -> None:
     result, summary = ran(ROOT / "scenarios" / "ddp_crash_resume.toml")
 
     text = result.stdout

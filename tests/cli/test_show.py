@@ -95,7 +95,7 @@ def test_every_problem_of_the_options_is_in_one_message(straggler: Path, simdist
     ]
 
 
-def test_a_bad_file_is_told_in_one_line(job: Job, simdist: Simdist) -> None:
+def test_a_bad_file_is_reported_in_one_line(job: Job, simdist: Simdist) -> None:
     file = job("total")
 
     result = simdist("show", file)
@@ -125,7 +125,7 @@ def test_a_run_is_drawn_and_dumped(job: Job, simdist: Simdist, tmp_path: Path) -
     assert sorted(file.name for file in (tmp_path / "dumps").iterdir()) == ["nccl_trace_rank_0", "nccl_trace_rank_1"]
 
 
-def test_bad_outputs_are_told_before_anything_runs(job: Job, simdist: Simdist, tmp_path: Path) -> None:
+def test_bad_outputs_are_reported_before_anything_runs(job: Job, simdist: Simdist, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     result = simdist("run", job("total"), "--timeline", tmp_path / "run.gif", "--flight-recorder", tmp_path / "file")

@@ -59,7 +59,7 @@ def test_a_program_that_comes_back_passes(tmp_path: Path) -> None:
     assert "survived     4 of 4 crashes" in result.output
 
 
-def test_a_failure_is_told_by_line_and_replays(tmp_path: Path) -> None:
+def test_a_failure_is_reported_by_line_and_replays(tmp_path: Path) -> None:
     result = _sweep(_write(tmp_path), "--strike", "rank", "--json", str(tmp_path / "report.json"))
 
     assert result.exit_code == 1, result.output
@@ -118,7 +118,7 @@ def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     assert one.output.splitlines()[:-1] == two.output.splitlines()[:-1]
 
 
-def test_a_sweep_that_was_interrupted_tells_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_was_interrupted_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept = _write(tmp_path, safe=True), str(tmp_path / "kept")
     whole = _sweep(path, "--strike", "rank")
     say = LiveLine.say
@@ -158,7 +158,7 @@ def test_no_worker_outlives_a_sweep_that_is_ended(tmp_path: Path, by: signal.Sig
     assert "leaked" not in said or killed
 
 
-def test_a_crash_of_the_recovery_is_told_after_the_first(tmp_path: Path) -> None:
+def test_a_crash_of_the_recovery_is_reported_after_the_first(tmp_path: Path) -> None:
     result = _sweep(_write(tmp_path, safe=True), "--strike", "rank", "--second-crash", "--json", str(tmp_path / "j"))
 
     assert result.exit_code == 0, result.output

@@ -135,7 +135,7 @@ def test_local_costs_must_make_sense() -> None:
         build(2, local_latency_ns=-1)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     graph: Any = nx.Graph()
     graph.add_edge("a", "b", latency_ns=1)
 

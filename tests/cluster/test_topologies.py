@@ -158,7 +158,7 @@ def test_every_topology_takes_a_calibrated_reduction(topology: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_a_topology_is_told_all_at_once(
+def test_what_does_not_fit_a_topology_is_reported_all_at_once(
     world_size: int, settings: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(TopologyError) as caught:

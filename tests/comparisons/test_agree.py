@@ -130,7 +130,7 @@ def test_a_layout_that_fails_is_a_difference() -> None:
     assert str(report) == "dp=2: the run failed: 2 of 2 ranks failed, rank 0 first: raised ValueError: no such layout"
 
 
-def test_bad_arguments_are_told_at_once() -> None:
+def test_bad_arguments_are_reported_at_once() -> None:
     wrong: Any = [0, {"tp": "2"}]
 
     with pytest.raises(ArgumentError) as caught:

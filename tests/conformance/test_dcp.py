@@ -255,7 +255,7 @@ class TestPlanners(CheckpointBodies):
         self.assertEqual(found["saved.w"].full_tensor(), whole / 2)
         self.end()
 
-    def test_a_part_that_is_missing_is_told_or_left_out(self) -> None:
+    def test_a_part_that_is_missing_is_reported_or_left_out(self) -> None:
         self.begin()
         dcp.save({"there": torch.ones(2)}, checkpoint_id=self.folder)
         with self.assertRaises(dcp.api.CheckpointException) as caught:

@@ -510,7 +510,7 @@ class TestCommDebugMode(MeshBodies):
             pass
         self.assertEqual(mode.get_total_counts(), 0)
 
-    def test_modules_are_told_apart(self) -> None:
+    def test_modules_are_distinguished(self) -> None:
         mesh = self.mesh()
         torch.manual_seed(1)
         model = parallelize_module(Net(), mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})

@@ -240,7 +240,7 @@ class TestTraining(Bodies):
         dist.all_gather(gradients, model.first.weight.grad)
         self.assertTrue(all(gradient.equal(gradients[0]) for gradient in gradients))
 
-    def test_unused_parameters_without_being_told_fail_in_the_second_step(self) -> None:
+    def test_unused_parameters_without_a_word_fail_in_the_second_step(self) -> None:
         self.init()
         model = DistributedDataParallel(Branches(2))
         model(torch.ones(3, 2), 0).mean().backward()

@@ -53,7 +53,7 @@ def test_equal_runs_have_no_difference() -> None:
     assert compare(record(payload(3)), record(payload(3))) is None
 
 
-def test_the_first_event_that_differs_is_told_with_both_versions() -> None:
+def test_the_first_event_that_differs_is_reported_with_both_versions() -> None:
     difference = compare(record(sleeping(lambda: 1)), record(sleeping(lambda: 2)))
 
     assert difference is not None

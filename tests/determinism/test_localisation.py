@@ -91,7 +91,7 @@ def test_a_clean_program_raises_no_alarm(name: str, checked: Checked) -> None:
     assert report.ok, str(report)
 
 
-def test_twenty_kinds_are_planted_and_twenty_clean_programs_are_held_against_them() -> None:
+def test_twenty_kinds_are_planted_and_held_against_twenty_clean_programs() -> None:
     assert len(programs(planted)) == len(KINDS) >= 20
     assert len(programs(clean)) >= 20
 

@@ -188,7 +188,7 @@ def test_a_world_on_the_cpu_is_the_same_with_devices_and_without() -> None:
 
 
 @pytest.mark.real  # it starts interpreters of its own
-def test_autograd_still_runs_in_forked_processes_after_a_world_with_devices() -> None:
+def test_autograd_runs_in_forked_processes_after_a_world_with_devices() -> None:
     code = """
 import os, torch, simdist
 from simdist.cluster import build
@@ -236,7 +236,7 @@ def test_a_build_for_other_gpus_is_refused_virtual_ones(monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_what_is_no_number_of_devices_is_told(settings: Any, problem: str) -> None:
+def test_what_is_no_number_of_devices_is_reported(settings: Any, problem: str) -> None:
     with pytest.raises(TopologyError) as caught:
         build(9, **settings)
 

@@ -51,7 +51,7 @@ CHECKS = {
     "pinned": "test_tensors.py::test_memory_of_the_host_can_be_pinned",
     "pin_factory": "test_tensors.py::test_memory_of_the_host_can_be_pinned",
     "loader_pins": "test_training.py::test_a_batch_of_a_data_loader_is_pinned",
-    "streams": "test_streams.py::test_streams_run_beside_each_other_and_wait_when_told",
+    "streams": "test_streams.py::test_streams_run_beside_each_other_and_wait_when_asked",
     "memory": "test_memory.py::test_memory_is_counted_where_it_is_and_given_back",
     "oom": "test_memory.py::test_what_does_not_fit_is_refused_in_torch_s_words",
     "with_device": "test_tensors.py::test_a_block_names_the_device_for_what_is_made_in_it",

@@ -116,7 +116,7 @@ def test_they_are_taken_if_they_are_there_and_python_does_without(
         ("c++", "'c[+][+]' is no form of kernels; expected one of auto, python, compiled"),
     ],
 )
-def test_what_is_asked_for_and_not_there_is_told(
+def test_what_is_asked_for_and_not_there_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, words: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -127,7 +127,7 @@ def test_what_is_asked_for_and_not_there_is_told(
     assert simdist.run(lambda: 1, world_size=1).values == [1]
 
 
-def test_a_file_that_is_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_no_library_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SIMDIST_DEVICE_KERNELS", raising=False)
     built_kernels().parent.mkdir()

@@ -248,14 +248,14 @@ def test_the_models_are_those_of_the_data_sheets() -> None:
         ({"model": "h100", "flps": 1}, "device_model.flps: unknown key; did you mean 'flops'?"),
     ],
 )
-def test_what_is_no_model_is_told(model: Any, problem: str) -> None:
+def test_what_is_no_model_is_reported(model: Any, problem: str) -> None:
     with pytest.raises(TopologyError) as caught:
         simdist.cluster.make(2, devices_per_host=1, device_model=model)
 
     assert problem.split(": ", 1)[1] in str(caught.value)
 
 
-def test_every_bad_argument_of_a_model_is_told_at_once() -> None:
+def test_every_bad_argument_of_a_model_is_reported_at_once() -> None:
     with pytest.raises(TopologyError) as caught:
         DeviceModel(flops=0, bytes_per_s=-1, launch_ns=-3)
 

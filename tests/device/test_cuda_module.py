@@ -101,7 +101,7 @@ def test_the_environment_says_which_devices_are_seen(visible: str, count: int, f
     assert seen[2][:1] == ([] if first is None else [first])
 
 
-def test_a_process_that_sees_no_device_is_told_so_in_torch_s_words() -> None:
+def test_a_process_that_sees_no_device_reads_it_in_torch_s_words() -> None:
     def body() -> None:
         with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
             torch.ones(1, device="cuda")

@@ -192,7 +192,7 @@ def _into_pinned(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("copy", [_into_pinned, lambda tensor: tensor.to("cpu", non_blocking=True)])
-def test_a_copy_to_the_host_that_does_not_block_is_made_when_the_data_is_there(
+def test_a_copy_to_the_host_without_blocking_is_made_once_data_is_there(
     copy: Callable[[Tensor], Tensor],
 ) -> None:
     def body() -> Any:
@@ -329,7 +329,7 @@ def test_a_step_of_training_waits_nowhere() -> None:
     assert weights == others
 
 
-def test_kernels_after_a_late_collective_overlap_with_those_of_another_stream() -> None:
+def test_kernels_after_a_late_collective_overlap_those_of_another_stream() -> None:
     def body() -> Any:
         begin()
         at = time.monotonic()
@@ -346,7 +346,7 @@ def test_kernels_after_a_late_collective_overlap_with_those_of_another_stream() 
     assert run(body) == [(1.0, LATE_S), (1.0, 1.0)]
 
 
-def test_who_waits_for_ever_is_told_for_what() -> None:
+def test_who_waits_for_ever_is_reported_with_what() -> None:
     def body() -> None:
         rank = begin()
         if rank == 0:

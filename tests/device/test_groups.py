@@ -189,7 +189,7 @@ def test_what_gloo_has_for_the_cpu_only_is_refused(
     values(body, world_size=2)
 
 
-def test_tensors_that_do_not_fit_are_told_with_their_device() -> None:
+def test_tensors_that_do_not_fit_are_reported_with_their_device() -> None:
     def body() -> None:
         rank = join()
         group: Any = dist.group.WORLD

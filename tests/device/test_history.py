@@ -22,7 +22,7 @@ def actions(found: Any, device: int = 0) -> list[tuple[str, int]]:
 
 
 @on_devices
-def test_what_is_allocated_and_freed_is_told_in_order() -> None:
+def test_what_is_allocated_and_freed_is_reported_in_order() -> None:
     before = torch.zeros(1000, device="cuda")
     _cuda.memory._record_memory_history()
     first = torch.empty(1000, device="cuda")
@@ -98,7 +98,7 @@ def test_frames_are_kept_as_far_as_they_are_asked_for() -> None:
 
 
 @on_devices
-def test_a_history_has_as_many_entries_as_are_asked_for_and_none_of_kinds_that_are_not() -> None:
+def test_a_history_has_as_many_entries_and_the_kinds_that_are_asked_for() -> None:
     _cuda.memory._record_memory_history(max_entries=3, skip_actions=["free_requested", "snapshot"])
     for _ in range(4):
         torch.ones(10, device="cuda")
@@ -116,7 +116,7 @@ def test_a_history_has_as_many_entries_as_are_asked_for_and_none_of_kinds_that_a
 
 @pytest.mark.usefixtures("small_heap")
 @on_devices
-def test_a_storage_that_is_resized_and_memory_that_is_not_there_are_told() -> None:
+def test_resized_storages_and_memory_that_is_not_there_are_reported() -> None:
     _cuda.memory._record_memory_history(skip_actions=["free_requested"])
     tensor = torch.ones(MIB, device="cuda")
     storage = tensor.untyped_storage()

@@ -33,7 +33,7 @@ def test_a_tensor_is_made_by_its_type() -> None:
 
 
 @on_devices
-def test_a_type_tells_what_is_one_of_it_and_converts_to_it() -> None:
+def test_a_type_knows_what_is_one_of_it_and_converts_to_it() -> None:
     tensor = torch.ones(2)
 
     assert tensor.type(_cuda.HalfTensor).type() == "torch.cuda.HalfTensor"

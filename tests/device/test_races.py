@@ -383,7 +383,7 @@ def test_a_planted_race_is_found_with_both_lines(program: Callable[[bool], Any])
 
 
 @pytest.mark.parametrize("program", WITH_HOST, ids=lambda each: each.__name__)
-def test_pinned_memory_that_is_touched_under_a_copy_is_found_with_both_lines(program: Callable[[bool], Any]) -> None:
+def test_pinned_memory_that_changes_under_a_copy_is_found_with_both_lines(program: Callable[[bool], Any]) -> None:
     result = run(play, args=[program, False], strict=True)
 
     error = result.ranks[0].exception

@@ -60,7 +60,7 @@ def test_a_copy_waits_unless_it_is_asked_not_to() -> None:
 
 
 @on_devices
-def test_streams_run_beside_each_other_and_wait_when_told() -> None:
+def test_streams_run_beside_each_other_and_wait_when_asked() -> None:
     side = torch.cuda.Stream()
     torch.cuda._sleep(2 * MS)
     with torch.cuda.stream(side):

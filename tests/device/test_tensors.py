@@ -225,7 +225,7 @@ def test_a_checkpoint_is_loaded_to_where_the_program_wants_it(location: Any, whe
 
 
 @on_devices
-def test_a_checkpoint_of_a_device_that_is_not_there_is_refused_in_torch_s_words() -> None:
+def test_a_checkpoint_of_a_missing_device_is_refused_in_torch_s_words() -> None:
     file = io.BytesIO()
     torch.save(torch.ones(1, device=cuda(1)), file)
     file.seek(0)

@@ -62,7 +62,7 @@ def test_which_elements_is_drawn_from_the_seed_and_the_faults_words() -> None:
     assert first != _run(other).values
 
 
-def test_each_strike_draws_anew_and_a_second_fault_does_not_change_the_first() -> None:
+def test_each_strike_draws_anew_and_a_second_fault_does_not_change_it() -> None:
     def body() -> list[list[int]]:
         dist.init_process_group("gloo")
         tensors = [torch.ones(1000, dtype=torch.int64) for _ in range(2)]
@@ -144,7 +144,7 @@ def test_judges_report_what_nobody_else_notices() -> None:
     assert [finding.judge for finding in result.findings] == ["finite"]
 
 
-def test_what_is_wrong_with_it_is_told() -> None:
+def test_what_is_wrong_with_it_is_reported() -> None:
     faults = [
         BadValues(rank=0, op="barrier", nth=1),
         BadValues(rank=0, op="write", nth=1),

@@ -163,7 +163,7 @@ def test_a_bandwidth_that_is_none_is_refused(bandwidth: int, problem: str) -> No
     assert problems_of([LinkSlow(src=0, dst=1, bandwidth=bandwidth)], 2) == [f"faults[0].bandwidth: {problem}"]
 
 
-def test_a_slow_link_is_told_with_its_direction() -> None:
+def test_a_slow_link_is_reported_with_its_direction() -> None:
     slow = LinkSlow(src=0, dst=1, bandwidth=4_000_000, both_ways=False)
 
     assert slow.begins() == "no more than 4 MB/s get through from rank 0 to rank 1"

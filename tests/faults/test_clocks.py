@@ -29,7 +29,7 @@ def offsets(*, until_s: int = 4) -> list[int]:
     return found
 
 
-def test_a_clock_is_wrong_from_one_time_until_another_and_all_ranks_of_its_host_see_it() -> None:
+def test_a_clock_is_wrong_for_a_time_and_all_ranks_of_its_host_see_it() -> None:
     skew = ClockSkew(rank=3, offset_ns=-7 * SECOND, start_ns=SECOND, until_ns=3 * SECOND)
     result = simdist.run(offsets, world_size=4, cluster=TWO_HOSTS, faults=[skew])
 
@@ -53,7 +53,7 @@ def test_a_clock_that_drifts_gains_more_and_more_and_two_faults_add_up() -> None
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_everything_with_a_calendar_is_wrong_and_clocks_that_count_are_right(isolate: bool) -> None:
+def test_everything_with_a_calendar_is_wrong_and_counting_clocks_are_right(isolate: bool) -> None:
     def body() -> tuple[float, ...]:
         return (
             round(time.time() * 1e3 - EPOCH_NS / MS),

@@ -194,7 +194,7 @@ def test_a_sync_that_is_lost_takes_its_time_all_the_same(tmp_path: Path) -> None
     assert [event.data["effect"] for event in events_of(result, "storage")] == ["create", "write", "fsync", "fsync_dir"]
 
 
-def test_what_is_wrong_with_them_is_told() -> None:
+def test_what_is_wrong_with_them_is_reported() -> None:
     faults = [
         BitFlip(rank=0, op="barrier", nth=1),
         BitFlip(rank=0, op="write", nth=1, when="after"),

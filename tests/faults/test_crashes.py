@@ -151,7 +151,7 @@ def test_before_an_operation_nobody_has_noticed_it(nth: int) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_during_an_operation_its_peers_are_inside_and_go_as_far_as_they_can_without_it(nth: int) -> None:
+def test_during_an_operation_its_peers_go_as_far_as_they_can_without_it(nth: int) -> None:
     result = run(Crash(rank=1, op="all_reduce", nth=nth, when="during"))
 
     begin_ns = STEP_ENDS[nth - 1] - REDUCE_NS

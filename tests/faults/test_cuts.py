@@ -98,7 +98,7 @@ def test_collectives_get_through_a_flapping_network_between_its_splits() -> None
     ]
 
 
-def test_a_flapping_network_tells_its_end_once() -> None:
+def test_a_flapping_network_reports_its_end_once() -> None:
     cut = Partition(groups=((0, 1), (2,)), start_ns=MS, until_ns=30 * MS, period_ns=20 * MS, up_ns=MS)
 
     assert [event.time_ns for event in events_of(run(cut), "fault")] == [1 * MS, 30 * MS]
@@ -144,7 +144,7 @@ def test_a_host_that_has_all_ranks_is_cut_off_from_nobody() -> None:
     assert result.faults[0].struck_ns == ()
 
 
-def test_an_isolated_rank_is_told_when_it_begins_and_ends() -> None:
+def test_an_isolated_rank_is_reported_when_it_begins_and_ends() -> None:
     result = run(Isolate(rank=1, start_ns=2 * MS, until_ns=5 * MS))
 
     assert [(event.time_ns, event.rank, event.data["text"]) for event in events_of(result, "fault")] == [

@@ -117,7 +117,7 @@ def test_its_collective_raises_and_peers_wait_until_their_watchdog_acts() -> Non
     assert "Watchdog caught collective operation timeout" in peer.stderr
 
 
-def test_a_collective_under_way_never_ends_and_the_watchdog_meets_the_error() -> None:
+def test_a_collective_under_way_never_ends_and_its_watchdog_has_the_error() -> None:
     def body() -> str:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -194,7 +194,7 @@ def test_a_restart_has_a_device_that_works_unless_it_strikes_in_every_life(life:
     assert [rank.status for rank in result.ranks] == ["returned" if life == 0 else "raised"]
 
 
-def test_without_memory_the_next_tensor_fails_and_the_one_after_it_does_not() -> None:
+def test_without_memory_the_next_tensor_fails_and_the_one_after_does_not() -> None:
     def body() -> list[str]:
         tensor = torch.ones(1 << 20, device="cuda")
         simdist.step(1)
@@ -234,7 +234,7 @@ def test_a_world_without_devices_has_none_to_break() -> None:
     assert problems_of([fault], 1, has_devices=True) == []
 
 
-def test_an_error_that_no_device_has_is_told() -> None:
+def test_an_error_that_no_device_has_is_reported() -> None:
     problems = problems_of([DeviceError(rank=0, at_ns=0, error="ram")], 1)  # type: ignore[arg-type]
 
     assert len(problems) == 1

@@ -58,7 +58,7 @@ def _retries(folder: Path, *, again: bool) -> Any:
 
 
 @pytest.mark.parametrize(("again", "left"), [(False, b""), (True, b"abcdef")])
-def test_a_failed_fsync_is_told_once_and_its_bytes_are_not_there(tmp_path: Path, again: bool, left: bytes) -> None:
+def test_a_failed_fsync_is_reported_once_and_its_bytes_are_not_there(tmp_path: Path, again: bool, left: bytes) -> None:
     faults = [IoError(rank=0, nth=1), HostCrash(rank=0, at_step=1, down_ns=MS, outcome=0)]
 
     result = _run(_retries, tmp_path, faults, kwargs={"again": again}, max_restarts=1)
@@ -142,7 +142,7 @@ def test_without_a_disk_they_are_refused(fault: Fault) -> None:
         simdist.run(print, world_size=1, faults=[fault])
 
 
-def test_what_is_wrong_with_them_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_them_is_reported(tmp_path: Path) -> None:
     faults = [IoError(rank=0, op="all_reduce", error="EBAD"), ShortWrite(rank=0, op="fsync"), DiskFull(free_bytes=-1)]
     with pytest.raises(FaultError) as caught:
         _run(print, tmp_path, faults)
@@ -212,7 +212,7 @@ def test_a_host_loses_power_in_the_middle_of_a_write(tmp_path: Path) -> None:
     assert {b"x" * 8192, torn, whole} <= found
 
 
-def test_a_bit_rots_and_nobody_is_told(tmp_path: Path) -> None:
+def test_a_bit_rots_and_nobody_hears_of_it(tmp_path: Path) -> None:
     def program(folder: Path) -> bytes:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             (folder / "a.pt").write_bytes(b"abc")
@@ -243,7 +243,7 @@ def test_what_is_not_there_cannot_rot(tmp_path: Path, fault: Fault, error: type[
     assert isinstance(_run(program, tmp_path, [fault]).ranks[0].exception, error)
 
 
-def test_more_that_is_wrong_with_them_is_told(tmp_path: Path) -> None:
+def test_more_that_is_wrong_with_them_is_reported(tmp_path: Path) -> None:
     faults = [
         Crash(rank=0, op="fsync", bytes_written=3),
         HostCrash(rank=0, op="write", bytes_written=3),

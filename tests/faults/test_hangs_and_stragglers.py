@@ -22,7 +22,7 @@ LATE_NS = 1_000_000  # how late Gloo finds that a wait has run out of time
 # -- hangs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_hangs_for_good_has_no_exit_code_and_its_peers_run_out_of_time() -> None:
+def test_a_rank_that_hangs_for_good_has_no_exit_code_and_peers_time_out() -> None:
     result = run(Hang(rank=1, at_ns=500_000), timeout_s=2)
 
     called_ns = START_NS + COMPUTE_NS
@@ -40,7 +40,7 @@ def test_a_rank_that_hangs_for_good_has_no_exit_code_and_its_peers_run_out_of_ti
     assert event.data == {"fault": "hang", "text": "rank 1 hangs for good", "life": 0}
 
 
-def test_with_the_ideal_backend_a_hang_leaves_everyone_waiting_but_is_no_deadlock() -> None:
+def test_with_the_ideal_backend_a_hang_leaves_all_waiting_but_no_deadlock() -> None:
     result = run(Hang(rank=1, at_ns=500_000), backend="sim")
 
     assert statuses(result) == ["hung", "hung", "hung"]
@@ -85,7 +85,7 @@ def test_a_hang_after_an_operation_holds_up_its_rank_but_not_the_peers() -> None
     assert [values[2] - STEP_ENDS[2] for values in result.values] == [7 * MS] * 3
 
 
-def test_a_hang_in_an_operation_holds_up_everyone_until_what_it_held_back_leaves() -> None:
+def test_a_hang_in_an_operation_holds_up_all_until_its_data_leaves() -> None:
     result = run(Hang(rank=0, nth=2, when="during", duration_ns=7 * MS))
 
     late_ns = [values[1] - STEP_ENDS[1] for values in result.values]
@@ -149,7 +149,7 @@ def test_every_operation_of_a_slow_rank_starts_late() -> None:
     assert event.data == {"fault": "slow_rank", "text": "rank 1 starts each operation 3 ms late", "life": 0}
 
 
-def test_two_slow_ranks_are_slow_side_by_side_and_two_delays_of_one_rank_add_up() -> None:
+def test_two_slow_ranks_are_slow_side_by_side_two_delays_of_one_add_up() -> None:
     beside = run(SlowRank(rank=1, delay_ns=3 * MS), SlowRank(rank=2, delay_ns=2 * MS))
     twice = run(SlowRank(rank=1, delay_ns=3 * MS), SlowRank(rank=1, delay_ns=2 * MS))
 
@@ -170,7 +170,7 @@ def test_a_slow_time_that_ends_before_the_first_operation_changes_nothing() -> N
     assert run(SlowRank(rank=0, delay_ns=3 * MS, until_ns=START_NS + 5)).values == CLEAN.values
 
 
-def test_a_slow_time_that_starts_after_the_end_does_not_make_the_run_longer() -> None:
+def test_a_slow_time_that_starts_after_the_end_makes_no_run_longer() -> None:
     result = run(SlowRank(rank=0, delay_ns=3 * MS, start_ns=3_600_000 * MS))
 
     assert result.virtual_time_ns == CLEAN.virtual_time_ns

@@ -94,7 +94,7 @@ def test_a_rank_that_dies_takes_its_held_messages_with_it() -> None:
     assert result.ranks[1].ended_ns == 2_000 * MS + LATENCY_NS  # the end of the connection is held, too
 
 
-def test_begin_and_end_of_a_hold_are_told() -> None:
+def test_begin_and_end_of_a_hold_are_reported() -> None:
     result = held(Hold(src=0, dst=1, start_ns=1 * MS, until_ns=2_000 * MS))
 
     assert [(event.time_ns, event.data["text"]) for event in events_of(result, "fault")] == [

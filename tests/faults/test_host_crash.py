@@ -89,7 +89,7 @@ def test_a_world_on_one_host_ends_with_it() -> None:
     assert os.getpid() > 0
 
 
-def test_what_is_wrong_with_it_is_told() -> None:
+def test_what_is_wrong_with_it_is_reported() -> None:
     with pytest.raises(FaultError, match="rank 7 is outside the world of 4 ranks"):
         run([HostCrash(rank=7, at_ns=1)])
 

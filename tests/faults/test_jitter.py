@@ -191,7 +191,7 @@ def test_drawn_delays_that_make_no_sense_are_refused(fields: dict[str, float], p
     assert problems_of([fault], 2) == [f"faults[0]{problem}"]
 
 
-def test_a_drawn_delay_is_told_with_what_may_be_drawn() -> None:
+def test_a_drawn_delay_is_reported_with_what_may_be_drawn() -> None:
     fault = LinkDelay(src=0, dst=1, delay_ns=0, jitter_ns=2 * MS, tail_share=0.01, tail_ns=200 * MS)
 
     assert (

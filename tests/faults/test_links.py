@@ -91,7 +91,7 @@ def test_a_delay_counts_when_the_message_leaves(start_ns: int, until_ns: int | N
     assert message_times(delay)[1] == START_NS + SIZE_BYTES + LATENCY_NS + (3 * MS if late else 0)
 
 
-def test_a_delay_is_told_when_it_begins() -> None:
+def test_a_delay_is_reported_when_it_begins() -> None:
     result = run(LinkDelay(src=0, dst=2, delay_ns=3 * MS, start_ns=2 * MS))
 
     (event,) = events_of(result, "fault")
@@ -149,7 +149,7 @@ def test_partitions_one_after_the_other_add_up() -> None:
     assert message_times(first, second)[1] == START_NS + 9 * MS + SIZE_BYTES + LATENCY_NS
 
 
-def test_a_partition_and_its_end_are_told() -> None:
+def test_a_partition_and_its_end_are_reported() -> None:
     result = run(Partition(groups=((0, 1), (2,)), start_ns=2 * MS, until_ns=5 * MS))
 
     assert [(event.time_ns, event.rank, event.data["text"]) for event in events_of(result, "fault")] == [

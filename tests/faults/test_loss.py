@@ -121,7 +121,7 @@ def test_a_loss_that_makes_no_sense_is_refused(share: float, problem: str) -> No
     assert problems_of([LinkLoss(src=0, dst=1, share=share)], 2) == [f"faults[0].share: {problem}"]
 
 
-def test_a_loss_is_told_with_its_direction() -> None:
+def test_a_loss_is_reported_with_its_direction() -> None:
     assert LOSS.begins() == "a share of 0.1 of the packets from rank 0 to rank 1 is lost"
     assert LOSS.ends() == "packets from rank 0 to rank 1 are no longer lost"
     assert repr(LOSS) == "LinkLoss(src=0, dst=1, share=0.1, both_ways=False)"

@@ -64,7 +64,7 @@ def test_a_run_is_not_ok_if_a_fault_never_struck() -> None:
     ]
 
 
-def test_a_failure_of_ranks_comes_first_and_tells_of_it_as_well() -> None:
+def test_a_failure_of_ranks_comes_first_and_reports_it_as_well() -> None:
     result = run(Crash(rank=1, at_step=1), Crash(rank=1, at_step=2))
 
     with pytest.raises(RunFailedError, match=r"\nnever struck: Crash\(rank=1, at_step=2\)\n") as caught:

@@ -194,13 +194,13 @@ def test_every_kind_has_a_file_of_its_own_and_says_all_of_itself() -> None:
         (Barred(from_ns=10**15), ".from_ns: lies beyond the first day"),
     ],
 )
-def test_its_problems_are_told_like_those_of_any_fault(fault: Fault, problem: str) -> None:
+def test_its_problems_are_reported_like_those_of_any_fault(fault: Fault, problem: str) -> None:
     assert problems_of([fault], 3) == [f"faults[0]{problem}"]
     with pytest.raises(FaultError):
         simdist.run(steps, world_size=3, faults=[fault])
 
 
-def test_problems_that_raise_are_told_too() -> None:
+def test_problems_that_raise_are_reported_too() -> None:
     class Broken(Fault):
         def problems(self, world: Surroundings) -> Iterator[Problem]:
             raise ZeroDivisionError("oh")
@@ -219,7 +219,7 @@ def test_problems_that_are_no_pairs_are_a_problem() -> None:
     )
 
 
-def test_a_class_in_place_of_a_fault_is_told() -> None:
+def test_a_class_in_place_of_a_fault_is_reported() -> None:
     assert problems_of([Barred], 3) == [
         "faults[0]: expected a fault from simdist.faults, found the class Barred; call it with its arguments"
     ]
@@ -331,7 +331,7 @@ def test_a_file_names_a_class_of_its_folder(write: Write) -> None:
         ('kind = "mine:Loss"\nrank = 1\nop = "all_redcue"', ".op: unknown operation 'all_redcue'; did you mean"),
     ],
 )
-def test_what_is_wrong_with_it_in_a_file_is_told(write: Write, tmp_path: Path, fault: str, problem: str) -> None:
+def test_what_is_wrong_with_it_in_a_file_is_reported(write: Write, tmp_path: Path, fault: str, problem: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(write(fault))
 
@@ -377,7 +377,7 @@ def test_what_is_wrong_with_it_in_a_file_is_told(write: Write, tmp_path: Path, f
         ),
     ],
 )
-def test_triggers_that_can_never_come_are_told(write: Write, faults: list[str], problem: str) -> None:
+def test_triggers_that_can_never_come_are_reported(write: Write, faults: list[str], problem: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(write(*faults))
 

@@ -99,20 +99,20 @@ WORLD = 4
         (Partition(groups=((0, 1), (1, 2))), "faults[0].groups: rank 1 is in more than one group"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(fault: Fault, problem: str) -> None:
+def test_what_does_not_fit_is_reported_in_one_line(fault: Fault, problem: str) -> None:
     assert problems_of([fault], WORLD) == [problem]
 
 
 @pytest.mark.parametrize(
     "name", ["Valueerror", "print", "KeyboardInterrupt", "UnicodeDecodeError", "ExceptionGroup", ""]
 )
-def test_what_cannot_be_raised_with_a_text_is_told(name: str) -> None:
+def test_what_cannot_be_raised_with_a_text_is_reported(name: str) -> None:
     (line,) = problems_of([Raise(rank=0, nth=1, error=name)], WORLD)
 
     assert line.startswith(f"faults[0].error: unknown exception {name!r}; expected one of Python's that takes a text")
 
 
-def test_a_delay_on_a_link_from_a_rank_to_itself_is_told() -> None:
+def test_a_delay_on_a_link_from_a_rank_to_itself_is_reported() -> None:
     assert problems_of([LinkDelay(src=1, dst=1, delay_ns=1)], WORLD) != []
 
 
@@ -121,7 +121,7 @@ def test_a_fault_without_problems_has_none() -> None:
     assert problems_of([Crash(rank=3, at_ns=0), Crash(rank=0, at_step=1, op="all_reduce", when="after")], WORLD) == []
 
 
-def test_all_problems_of_all_faults_are_told_at_once() -> None:
+def test_all_problems_of_all_faults_are_reported_at_once() -> None:
     found = problems_of([Crash(rank=9, signal="X"), SlowRank(rank=0, delay_ns=1), Hang(rank=-2, at_ns=-1)], WORLD)
 
     assert found == [

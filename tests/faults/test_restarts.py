@@ -150,7 +150,7 @@ def test_a_fault_belongs_to_the_first_life_or_to_the_one_it_names() -> None:
     assert [(event.rank, event.data["life"]) for event in events_of(result, "fault")] == [(0, 0), (1, 1)]
 
 
-def test_a_fault_of_a_later_life_whose_time_is_over_strikes_when_that_life_begins() -> None:
+def test_a_fault_of_a_later_life_whose_time_is_over_strikes_at_its_begin() -> None:
     result = run(Crash(rank=0, at_ns=5 * MS), Crash(rank=1, at_ns=7 * MS, life=1), max_restarts=2)
 
     assert [(event.time_ns, event.rank) for event in events_of(result, "fault")] == [

@@ -75,7 +75,7 @@ def test_a_store_is_slow_from_one_time_until_another() -> None:
     assert result.values == [(b"value", 5 * MS + TRIP)]  # the second request leaves after the end
 
 
-def test_a_request_that_takes_longer_than_its_timeout_fails_when_it_has_been_called_back() -> None:
+def test_a_request_longer_than_its_timeout_fails_when_it_was_called_back() -> None:
     def body() -> list[tuple[str, int]]:
         store = connect(0.05)
         store.set("key", "value")
@@ -177,7 +177,7 @@ def test_who_asks_no_store_meets_no_fault(faults: list[Fault]) -> None:
     assert events_of(result, "fault", "delay") == []
 
 
-def test_who_waits_for_the_members_of_a_group_when_the_store_is_lost_waits_no_longer() -> None:
+def test_ranks_that_wait_for_members_are_freed_when_the_store_is_lost() -> None:
     def body() -> tuple[str, int] | None:
         if os.environ["RANK"] == "0":
             return words(lambda: dist.init_process_group("gloo"))
@@ -234,7 +234,7 @@ def test_jitter_of_one_rank_begins_and_ends() -> None:
 # -- a store that does not answer -----------------------------------------------------------------------------------
 
 
-def test_a_store_that_does_not_answer_keeps_requests_and_answers_them_afterwards() -> None:
+def test_a_store_that_does_not_answer_keeps_requests_and_answers_later() -> None:
     def body() -> list[tuple[str, int]]:
         store, other = connect(60), connect(60)
         time.sleep(1)
@@ -291,7 +291,7 @@ def test_a_group_comes_about_when_the_store_is_back() -> None:
     assert run(body, StoreAway(until_ns=7_000 * MS)).values == [(2.0, 7), (2.0, 7)]
 
 
-def test_a_new_group_waits_for_the_store_too_and_may_have_run_out_of_time_then() -> None:
+def test_a_new_group_waits_for_the_store_too_and_may_time_out_then() -> None:
     def body(timeout_s: float) -> tuple[str, int]:
         dist.init_process_group("gloo")
         time.sleep(1)
@@ -328,7 +328,7 @@ def test_a_store_is_away_over_a_restart_and_while_any_fault_says_so() -> None:
     assert run(body, *faults, max_restarts=1).values == [9, 9]
 
 
-def test_a_store_that_is_lost_while_it_does_not_answer_ends_its_connections() -> None:
+def test_a_store_lost_while_it_does_not_answer_ends_its_connections() -> None:
     def body() -> tuple[str, int]:
         store = connect()
         time.sleep(0.01)
@@ -458,7 +458,7 @@ def test_a_stale_store_takes_a_restart() -> None:
     assert StoreStale(after="other").real_obstacle(Machine("gloo", 1, 1)).startswith("on real processes only faults")
 
 
-def test_what_a_rank_sent_to_a_store_that_was_away_is_there_in_the_next_life() -> None:
+def test_what_was_sent_to_a_store_that_was_away_is_there_in_the_next_life() -> None:
     def body() -> bytes:
         store = connect(30.0)
         if os.environ[LIFE] == "0":

@@ -198,7 +198,7 @@ def pair(first: Trigger, second: Trigger) -> Watches[str]:
     [Trigger(on_operation=True, when="after"), Trigger(on_operation=True, raises=True)],
     ids=["another side", "an exception"],
 )
-def test_what_could_not_strike_strikes_at_the_next_match_without_another_draw(first: Trigger) -> None:
+def test_what_could_not_strike_strikes_at_the_next_match_without_a_draw(first: Trigger) -> None:
     watches = pair(first, Trigger(on_operation=True, operations=("barrier",), probability=0.5))
 
     struck = [watches.operation(name) for name in ("barrier", "all_reduce", "barrier", "barrier")]
@@ -210,7 +210,7 @@ def test_those_of_one_side_strike_together() -> None:
     assert pair(Trigger(on_operation=True), Trigger(on_operation=True)).operation("barrier") == ["first", "second"]
 
 
-def test_an_operation_in_a_step_counts_even_if_the_other_fault_struck_in_the_middle_of_it() -> None:
+def test_an_operation_in_a_step_counts_if_the_other_fault_struck_within_it() -> None:
     trigger = Trigger(step=2, on_operation=True, waits=True)
 
     struck = driven(watched(trigger), [("step", 2), ("operation", "x"), ("release", None), ("operation", "x")])

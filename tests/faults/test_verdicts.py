@@ -171,7 +171,7 @@ def collective() -> str:
 
 
 @pytest.mark.parametrize("others_first", [True, False])
-def test_a_rank_is_struck_at_an_operation_although_somebody_else_judges_operations_too(others_first: bool) -> None:
+def test_a_rank_is_struck_at_an_operation_that_others_judge_too(others_first: bool) -> None:
     asked: list[str] = []
 
     def judge(event: OperationCalled) -> Verdict:
@@ -186,7 +186,7 @@ def test_a_rank_is_struck_at_an_operation_although_somebody_else_judges_operatio
 
 
 @pytest.mark.parametrize("trigger", [{"at_step": 1}, {"at_point": "here"}])
-def test_a_rank_is_struck_at_a_step_or_a_point_although_somebody_else_judges_these_too(trigger: Any) -> None:
+def test_a_rank_is_struck_at_a_step_or_a_point_that_others_judge_too(trigger: Any) -> None:
     def body() -> None:
         for index in range(2):
             simdist.step(index)
@@ -198,7 +198,7 @@ def test_a_rank_is_struck_at_a_step_or_a_point_although_somebody_else_judges_the
     assert str(result.ranks[0].exception) == "injected by a fault"
 
 
-def test_the_last_operation_that_a_report_names_is_not_the_one_that_a_fault_replaced() -> None:
+def test_the_last_operation_of_a_report_is_not_the_one_a_fault_replaced() -> None:
     dist_error = Verdict(error=PermissionError("barred"))
 
     def body() -> None:
@@ -211,7 +211,7 @@ def test_the_last_operation_that_a_report_names_is_not_the_one_that_a_fault_repl
     assert [rank.last_operation for rank in result.ranks] == ["barrier #0 in group '0'"] * 2
 
 
-def test_a_judge_of_admitted_operations_sees_their_tensors_and_the_number_is_taken() -> None:
+def test_a_judge_of_admitted_operations_sees_tensors_and_a_taken_number() -> None:
     def judge(event: OperationAdmitted) -> Verdict:
         too_large = event.operation == "all_reduce" and event.tensors[0].numel() > 2
         return Verdict(error=BufferError("too large")) if too_large else PASS

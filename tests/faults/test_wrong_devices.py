@@ -157,7 +157,7 @@ def test_the_next_world_computes_as_it_should() -> None:
     assert _run(_products).values == [[[4.0] * 16]]
 
 
-def test_what_is_wrong_with_it_is_told() -> None:
+def test_what_is_wrong_with_it_is_reported() -> None:
     with pytest.raises(FaultError, match=r"strikes a virtual device, and the world has none; backend=\"nccl\", or"):
         simdist.run(print, world_size=1, faults=[DeviceWrong(rank=0)])
 

@@ -102,7 +102,7 @@ def test_one_rank_gets_a_wrong_result_and_the_others_the_right_one(
     ]
 
 
-def test_bytes_count_through_all_tensors_and_the_middle_is_meant_by_default() -> None:
+def test_bytes_count_through_all_tensors_and_the_middle_is_the_default() -> None:
     second = _run(_gotten, _negative(1, "all_gather", byte=15), args=("all_gather",))
     middle = _run(_gotten, WrongResult(rank=1, op="all_gather", nth=1, bit=7), args=("all_gather",))
 
@@ -111,7 +111,7 @@ def test_bytes_count_through_all_tensors_and_the_middle_is_meant_by_default() ->
     assert middle.values[1][1] != [2, 2]
 
 
-def test_it_is_told_when_the_operation_is_over_and_takes_no_time() -> None:
+def test_it_is_reported_when_the_operation_is_over_and_takes_no_time() -> None:
     plain, result = (_run(_gotten, *faults, args=("all_reduce",)) for faults in ((), (_negative(1),)))
 
     (done,) = events_of(plain, "complete")
@@ -120,7 +120,7 @@ def test_it_is_told_when_the_operation_is_over_and_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_an_operation_that_nobody_waits_for_yet_is_changed_when_its_result_is_there(backend: str) -> None:
+def test_an_operation_without_a_wait_is_changed_when_its_result_is_there(backend: str) -> None:
     def body() -> list[list[float]]:
         device = _device(backend)
         tensor = torch.full((2,), dist.get_rank() + 1.0, device=device)
@@ -259,7 +259,7 @@ def test_what_cannot_be_changed_says_so(fault: Fault, said: str) -> None:
     assert said in str(result.ranks[0].exception)
 
 
-def test_what_is_wrong_with_it_is_told() -> None:
+def test_what_is_wrong_with_it_is_reported() -> None:
     faults = [
         WrongResult(rank=0, op="barrier", nth=1),
         WrongResult(rank=0, op="send", nth=1),

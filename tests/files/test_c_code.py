@@ -84,7 +84,7 @@ def test_a_database_that_syncs_survives_every_crash() -> None:
 
 
 @needs_reach
-def test_a_database_without_syncs_is_told_to_lose_its_steps() -> None:
+def test_a_database_without_syncs_is_found_to_lose_its_steps() -> None:
     report = _swept(_sqlite("off"))
 
     assert not report.ok

@@ -77,7 +77,7 @@ def half_written_sizes(rank: int, folder: Path) -> list[tuple[int, bool]]:
     return seen
 
 
-def test_another_host_is_told_the_size_that_the_server_knows(tmp_path: Path) -> None:
+def test_another_host_sees_the_size_that_the_server_knows(tmp_path: Path) -> None:
     writer, reader = run(half_written_sizes, tmp_path)
 
     assert writer == [(3, True), (3, True)]
@@ -111,7 +111,7 @@ def test_a_sync_on_another_host_does_not_send_what_a_client_has(tmp_path: Path) 
     assert reader == [b"", b"new"]
 
 
-def test_another_host_sees_bytes_once_they_are_synced_or_the_file_is_closed(tmp_path: Path) -> None:
+def test_another_host_sees_bytes_once_they_are_synced_or_the_file_closed(tmp_path: Path) -> None:
     writer, reader = run(half_written, tmp_path)
 
     assert writer == [b"new", b"newnewnew", b"newnewnew", b"newnewnew!"]

@@ -138,7 +138,7 @@ def test_an_effect_may_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "left"), [(0, {"a": 0}), (1, {}), (2, {"a": 5000})])
-def test_a_host_crash_takes_the_outcome_that_it_is_told(tmp_path: Path, outcome: int, left: dict[str, int]) -> None:
+def test_a_host_crash_takes_the_outcome_that_it_is_given(tmp_path: Path, outcome: int, left: dict[str, int]) -> None:
     result = _run(_save, tmp_path, HostCrash(rank=0, at_step=1, down_ns=SECOND, outcome=outcome))
 
     assert result.ranks[0].value == left
@@ -227,7 +227,7 @@ def test_of_several_hosts_one_that_goes_down_loses_what_it_had_not_closed(tmp_pa
 
 
 @pytest.mark.parametrize("profile", ["ext4", "xfs", "btrfs", "posix", "nfs"])
-def test_a_checkpoint_that_is_synced_and_renamed_survives_on_every_file_system(tmp_path: Path, profile: str) -> None:
+def test_a_synced_and_renamed_checkpoint_survives_on_every_file_system(tmp_path: Path, profile: str) -> None:
     def save(folder: Path, step: int) -> None:
         with (folder / "tmp").open("wb") as file:
             torch.save({"step": step}, file)

@@ -238,7 +238,7 @@ def test_after_the_run_files_are_ordinary_ones(tmp_path: Path) -> None:
         (Mount(folder="/", latency_ns=-1, bandwidth=0), r"disk.latency_ns: .*\n.*disk.bandwidth: "),
     ],
 )
-def test_what_is_wrong_with_a_disk_is_told(disk: Any, message: str) -> None:
+def test_what_is_wrong_with_a_disk_is_reported(disk: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"(?s){message}"):
         simdist.run(print, world_size=1, disk=disk)
 

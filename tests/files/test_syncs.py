@@ -298,7 +298,7 @@ def test_what_may_be_left_is_what_the_machine_leaves(
     assert found == allowed or len(allowed) > MANY // 2
 
 
-def test_a_checkpoint_that_is_synced_through_a_descriptor_to_read_survives_a_sweep(tmp_path: Path) -> None:
+def test_a_checkpoint_synced_through_a_descriptor_to_read_survives_a_sweep(tmp_path: Path) -> None:
     def train(folder: str) -> Any:
         path = Path(folder, "checkpoint.pt")
         saved = torch.load(path)["step"] if path.exists() else -1

@@ -36,7 +36,7 @@ def test_what_differs_from_run_to_run_is_no_part_of_a_template(one: str, other: 
         ("Connection closed by peer [127.0.0.1]:1", "Connection reset by peer [127.0.0.1]:1"),
     ],
 )
-def test_what_a_rank_is_told_stays_in_the_template(one: str, other: str) -> None:
+def test_what_a_rank_is_shown_stays_in_the_template(one: str, other: str) -> None:
     assert template(one) != template(other)
 
 
@@ -56,7 +56,7 @@ def reduce_three_times() -> list[float]:
     return values.tolist()
 
 
-def test_an_account_tells_each_ranks_operations_results_and_errors() -> None:
+def test_an_account_reports_each_ranks_operations_results_and_errors() -> None:
     fault = Crash(rank=1, op="all_reduce", nth=3)
     result = simdist.run(reduce_three_times, world_size=3, faults=[fault], record_results=True)
 

@@ -81,7 +81,7 @@ def test_how_far_a_life_came_that_the_launcher_ended_is_not_judged() -> None:
     assert wrong(compare(here, there)) == set()
 
 
-def test_what_a_torn_operation_left_behind_is_not_judged_but_what_a_timeout_left_is() -> None:
+def test_a_torn_operation_is_not_judged_but_what_a_timeout_left_is() -> None:
     here = account(Crash(rank=1, op="all_reduce", nth=2))
     key: tuple[object, ...] = ("all_reduce", "0", 1)
     there = dataclasses.replace(here, results={**here.results, (0, 0): {**here.results[0, 0], key: 1}})
@@ -108,9 +108,7 @@ GOOD, BAD = Point("outcome", 0, True, "returned", "returned"), Point("outcome", 
         ([ParityReport(PLAN, "gloo", reason="no backend")], 3),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst_and_3_if_nothing_was_comparable(
-    reports: list[ParityReport], code: int
-) -> None:
+def test_the_exit_code_is_that_of_the_worst_3_if_nothing_was_comparable(reports: list[ParityReport], code: int) -> None:
     assert exit_code(reports) == code
 
 

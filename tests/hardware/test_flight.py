@@ -126,7 +126,7 @@ def test_an_entry_has_the_times_of_the_run(tmp_path: Path) -> None:
         pickle.dumps(Path("/")),
     ],
 )
-def test_a_damaged_file_is_told_and_harms_nothing(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_harms_nothing(content: bytes, tmp_path: Path) -> None:
     found = matched([issue("all_reduce", 0)], content, tmp_path)
 
     assert found.record.problem.startswith("cannot be read: ")
@@ -222,7 +222,7 @@ def test_groups_without_names_are_not_compared(tmp_path: Path) -> None:
     assert (found.compared, found.disagreement) == (0, None)
 
 
-def test_messages_are_compared_apart_and_what_launches_them_together_is_none(tmp_path: Path) -> None:
+def test_messages_are_compared_apart_and_what_launches_them_is_none(tmp_path: Path) -> None:
     content = dump(message("send 0->1", 1), message("recv 0<-1", 1), message("coalesced", 1), entry("all_reduce", 1))
     records = [issue("send", 0), issue("recv", 1), issue("all_reduce", 0)]
 
@@ -440,7 +440,7 @@ def test_nccls_dumps_are_handed_out_as_they_are_of_the_last_life(report: RealRep
     }
 
 
-def test_a_rank_without_a_dump_is_told(report: RealReport, tmp_path: Path) -> None:
+def test_a_rank_without_a_dump_is_reported(report: RealReport, tmp_path: Path) -> None:
     first, *_, last = report.matches
     bad = dataclasses.replace(last, record=dataclasses.replace(last.record, problem="cannot be read: EOFError"))
 

@@ -82,7 +82,7 @@ def test_a_share_of_packets_is_lost_in_one_direction() -> None:
     assert conditions.due_s(0, 1, 100.0) == 100.0
 
 
-def test_packets_go_through_a_slow_link_one_after_the_other_in_the_runs_time() -> None:
+def test_packets_go_through_a_slow_link_in_turn_in_the_runs_time() -> None:
     slow = LinkSlow(src=0, dst=1, bandwidth=1_000, until_ns=100 * S, both_ways=False)
     conditions = Conditions([slow], 0.5)
 
@@ -108,7 +108,7 @@ def test_a_partition_loses_what_passes_between_its_groups() -> None:
     assert conditions.due_s(0, 2, 2.0) == 2.0
 
 
-def test_a_flapping_partition_loses_packets_while_it_is_split_in_the_runs_time() -> None:
+def test_a_flapping_partition_loses_packets_while_split_in_the_runs_time() -> None:
     cut = Partition(groups=((0,), (1,)), start_ns=S, until_ns=9 * S, period_ns=4 * S, up_ns=S)
     conditions = Conditions([cut], 0.5)
 
@@ -160,7 +160,7 @@ def test_an_address_of_somebody_else_is_no_rank() -> None:
 LINKS = "scenarios/partition_heals.toml"
 
 
-def test_why_link_faults_cannot_be_replayed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_link_faults_cannot_be_replayed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_portable, "why_no_namespaces", lambda: "this process is not root's")
     plan = load(LINKS)
 

@@ -22,7 +22,7 @@ from simdist.scenario._calibration import CalibrationError, calibrated
 from tests.hardware.jobs import job
 
 
-def test_a_journal_is_read_as_it_was_written_without_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_journal_is_read_as_written_without_a_line_that_was_cut_off(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 2, 1)
     journal.note("issue", "all_reduce", "0", 0, 8, "float32", (2,), -1, True, time_ns=5)
     with (tmp_path / "rank2-life1.jsonl").open("a") as stream:
@@ -106,7 +106,7 @@ def test_what_cannot_be_replayed_is_named_with_its_reason() -> None:
         (Nodes(count=3, endpoint="host:1", run_id="x"), ["--nnodes: 4 ranks do not divide among 3 nodes"]),
     ],
 )
-def test_nodes_that_do_not_fit_together_are_told(nodes: Nodes, lines: list[str]) -> None:
+def test_nodes_that_do_not_fit_together_are_reported(nodes: Nodes, lines: list[str]) -> None:
     found = nodes.problems(4)
 
     assert len(found) == len(lines)
@@ -234,7 +234,7 @@ _SIMULATED_ONLY = {
 }
 
 
-def test_every_kind_of_fault_that_real_processes_can_have_is_in_the_parity_suite() -> None:
+def test_every_fault_that_real_processes_can_have_is_in_the_parity_suite() -> None:
     plans = [load(str(path)) for path in sorted(Path("scenarios").glob("*.toml"))]
 
     replayed = {fault.kind for plan in plans if plan.portable for fault in plan.faults}

@@ -169,7 +169,7 @@ def test_both_arms_strike_at_the_same_places(
     assert Note.seen == seen
 
 
-def test_a_strike_is_in_the_journal_and_on_the_board_if_another_fault_waits_for_it(tmp_path: Path) -> None:
+def test_a_strike_is_in_the_journal_and_on_the_board_if_others_wait_for_it(tmp_path: Path) -> None:
     board = FakeBoard()
     faults = [Note(rank=0, at_point="saved", name="first"), Note(rank=0, nth=1, after="first", name="second")]
     strikes = strikes_of(tmp_path, faults, board)

@@ -38,7 +38,7 @@ def test_nccl_is_that_of_a_torch_for_cuda() -> None:
     assert torch.version.cuda is None or place.path_for_cuda == place.path
 
 
-def test_an_assertion_reads_as_torchs_own_and_names_the_folder_in_which_torch_was_built() -> None:
+def test_an_assertion_reads_as_torchs_own_with_the_folder_it_was_built_in() -> None:
     with pytest.raises(RuntimeError) as real:
         core_bindings._functorch.current_level()
     said = Place.NO_OPERATION.asserts("maybe_layer.has_value()", "")

@@ -38,7 +38,7 @@ def test_the_sums_of_a_copy_are_those_of_the_memory() -> None:
 
 
 @pytest.mark.parametrize("what", ["parameter", "gradient", "state"])
-def test_a_bit_tells_contents_apart(what: str) -> None:
+def test_a_bit_distinguishes_contents(what: str) -> None:
     (parameters, optimizer), (others, other_optimizer) = stepped(), stepped()
     content = copied(parameters, optimizer)
     assert content.is_of(others, other_optimizer.state)
@@ -60,7 +60,7 @@ def test_what_is_not_plain_memory_is_not_copied() -> None:
     assert copied_content([nn.Parameter(torch.ones(4, 2).t())], {}) is None
 
 
-def test_ranks_that_hold_the_same_share_one_content_also_behind_one_that_differs() -> None:
+def test_ranks_that_hold_the_same_share_a_content_behind_one_that_differs() -> None:
     (parameters, optimizer), (others, other_optimizer), (different, third) = stepped(), stepped(), stepped(1)
     table = Table()
 

@@ -61,7 +61,7 @@ def test_a_step_that_is_skipped_because_of_overflow_is_no_finding() -> None:
     assert run(body, "finite").ok
 
 
-def test_a_step_after_a_loss_that_is_no_number_is_found_though_gradients_are_finite() -> None:
+def test_a_step_after_a_loss_that_is_no_number_is_found_by_the_loss() -> None:
     def body(rank: int) -> None:
         weight = nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -98,7 +98,7 @@ def test_a_rank_that_leaves_the_last_step_out_is_found_at_the_end() -> None:
     assert found.problem == "0.weight is a replica, but took 4 optimizer steps here, and 5 on ranks 1, 2"
 
 
-def test_of_two_ranks_the_one_that_left_its_parameters_as_they_were_is_named() -> None:
+def test_of_two_ranks_the_one_that_left_its_parameters_alone_is_named() -> None:
     def body(rank: int) -> None:
         model = net()
         for step in training(model, 3):
@@ -170,7 +170,7 @@ def test_ddp_over_a_group_that_torch_does_not_know_is_judged(wrap: Callable[[Any
     assert (found.rank, found.step, found.subject) == (1, 2, "2.bias")
 
 
-def test_what_is_loaded_on_one_rank_after_ddp_was_made_is_found_before_the_first_step() -> None:
+def test_what_one_rank_loads_after_ddp_is_found_before_the_first_step() -> None:
     def body(rank: int) -> None:
         model = DistributedDataParallel(net(rank))
         if rank == 0:
@@ -430,7 +430,7 @@ def test_replicas_on_devices_are_looked_at_when_their_values_are_there() -> None
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_replicas_on_devices_that_are_equal_are_left_alone_and_take_no_time(waits: bool) -> None:
+def test_equal_replicas_on_devices_are_left_alone_and_take_no_time(waits: bool) -> None:
     body = over_nccl(partial(on_devices, spoil=False, waits=waits))
     with_judges = simdist.run(body, world_size=3, backend="nccl", judges=True)
     without = simdist.run(body, world_size=3, backend="nccl")

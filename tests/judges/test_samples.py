@@ -88,7 +88,7 @@ def test_samplers_that_all_take_the_first_share_are_found() -> None:
     assert found.problem.startswith("the ranks read 1 share of 3 in epoch 0: samples ")
 
 
-def test_samplers_that_all_take_the_first_share_of_augmented_data_are_found() -> None:
+def test_samplers_that_all_take_one_share_of_augmented_data_are_found() -> None:
     def augmented(dataset: TensorDataset, rank: int) -> Any:
         noisy = TensorDataset(dataset.tensors[0] + rank)
         return shared(noisy, rank, num_replicas=3, rank=0)

@@ -89,7 +89,7 @@ def test_a_judge_looks_at_each_event_by_itself() -> None:
     assert [bus.announce(Sent(size)).error for size in (9, 10)] == [None, LOST]
 
 
-def test_listeners_are_told_in_the_order_in_which_they_came_and_of_exactly_their_type() -> None:
+def test_listeners_are_called_in_their_order_and_for_exactly_their_type() -> None:
     bus = bus_of()
     told: list[tuple[str, Sent]] = []
     bus.listen(Sent, lambda event: told.append(("first", event)))
@@ -104,7 +104,7 @@ def test_listeners_are_told_in_the_order_in_which_they_came_and_of_exactly_their
     assert not bus.active  # who only listens judges nothing
 
 
-def test_who_has_stopped_listening_is_told_no_more() -> None:
+def test_who_has_stopped_listening_is_called_no_more() -> None:
     bus = bus_of()
     told: list[tuple[str, int]] = []
     end = bus.listen(Sent, lambda event: told.append(("first", event.size_bytes)))
@@ -127,7 +127,7 @@ def test_a_bus_hears_nothing_after_the_last_listener_of_a_kind() -> None:
     assert not bus.hears(Sent)
 
 
-def test_who_stops_listening_while_all_are_told_ends_it_for_nobody_else() -> None:
+def test_who_stops_listening_while_all_are_called_ends_it_for_nobody_else() -> None:
     bus = bus_of()
     told: list[Sent] = []
     ends = [bus.listen(Sent, lambda event: ends[0]())]
@@ -152,7 +152,7 @@ def test_the_log_has_every_record_before_a_listener_hears_of_it() -> None:
     assert log == [(5, "sleep", 1, 1_000), (6, "issue", 0, "barrier", "0", 0, 0, "", (), -1, True)]
 
 
-def test_a_listener_of_a_kind_hears_all_classes_of_it_and_one_of_records_all_kinds() -> None:
+def test_a_listener_of_a_kind_hears_all_its_classes_of_records_all_kinds() -> None:
     bus = bus_of()
     calls: list[Issued] = []
     every: list[Record] = []

@@ -30,7 +30,7 @@ def deadlock_of(script: Script) -> DeadlockError:
     return found
 
 
-def test_the_report_names_the_cycle_what_each_task_waits_in_and_who_has_finished() -> None:
+def test_the_report_has_the_cycle_each_task_s_wait_and_who_has_finished() -> None:
     script = Script()
     waits(script, "rank 0", "recv(src=1)", "rank 1", after_ns=1_500_000)
     waits(script, "rank 1", "recv(src=0)", "rank 0", after_ns=2_000_000_250)
@@ -68,7 +68,7 @@ def test_a_task_can_wait_for_itself() -> None:
     assert deadlock_of(script).cycle == ("a", "a")
 
 
-def test_the_shortest_cycle_through_its_first_task_is_told() -> None:
+def test_the_shortest_cycle_through_its_first_task_is_reported() -> None:
     script = Script()
     waits(script, "a", "x", "b", "d")
     waits(script, "b", "x", "c")
@@ -115,7 +115,7 @@ def test_a_deadlock_is_found_when_it_forms_although_everyone_has_a_timeout() -> 
     assert script.simulation.now_ns == 31 * MINUTES_NS
 
 
-def test_the_first_deadlock_stays_when_timeouts_resolve_it_and_another_forms() -> None:
+def test_the_first_deadlock_stays_when_timeouts_resolve_it_and_one_follows() -> None:
     script = Script()
 
     def twice(other: str) -> None:

@@ -6,7 +6,7 @@ from simdist.kernel import TaskKilled
 from tests.kernel.fakes import Script
 
 
-def test_a_killed_task_never_runs_again_and_its_finally_waits_for_the_teardown() -> None:
+def test_a_killed_task_never_runs_and_its_finally_waits_for_the_teardown() -> None:
     script = Script()
 
     def victim() -> None:

@@ -74,7 +74,7 @@ def ended_ns(*bodies: Callable[[Simulation], None], idle_turns: int = 1_000) -> 
     return simulation.now_ns
 
 
-def test_tasks_that_repeat_themselves_have_less_time_than_those_that_count_or_read_the_clock() -> None:
+def test_tasks_that_repeat_themselves_have_less_time_than_those_that_count() -> None:
     def repeats(simulation: Simulation) -> None:
         while True:
             simulation.sleep(1)
@@ -122,7 +122,7 @@ def test_a_poller_may_go_on_while_a_fault_or_a_message_is_due() -> None:
     assert ended_ns(polls) == 20_000
 
 
-def test_a_poller_has_no_more_time_while_another_wakes_up_now_and_then_for_nothing() -> None:
+def test_a_poller_has_no_more_time_while_another_wakes_up_for_nothing() -> None:
     def often(simulation: Simulation) -> None:
         while True:
             simulation.sleep(1)

@@ -55,7 +55,7 @@ def timers() -> str:
 
 
 @pytest.mark.real
-def test_a_task_that_keeps_the_lock_for_ever_is_reported_with_its_line_and_ends_the_process() -> None:
+def test_a_task_that_keeps_the_lock_is_reported_and_ends_the_process() -> None:
     ended = run("backtracks", repeat_s=1)
 
     assert ended.returncode == -SIGNAL

@@ -39,7 +39,7 @@ def all_cores_claimed() -> Iterator[None]:
         yield
 
 
-def test_the_calling_thread_keeps_to_one_core_with_batch_scheduling_and_is_put_back() -> None:
+def test_the_calling_thread_keeps_to_one_core_and_is_put_back() -> None:
     before = placed()
 
     with one_core() as core:

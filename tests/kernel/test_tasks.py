@@ -224,7 +224,7 @@ def test_a_bug_in_a_timer_is_an_internal_error_and_no_task_is_left() -> None:
     assert script.log == []
 
 
-def test_a_world_leaves_no_thread_and_starts_one_only_when_a_task_first_runs() -> None:
+def test_a_world_leaves_no_thread_and_starts_one_when_a_task_first_runs() -> None:
     simulation = Simulation()
     before = _thread._count()
     counts = []
@@ -256,7 +256,7 @@ def test_tasks_that_still_wait_are_unwound_at_the_end() -> None:
     assert task.error is None
 
 
-def test_a_task_that_swallows_exceptions_while_it_is_unwound_cannot_park_again() -> None:
+def test_a_task_that_swallows_exceptions_while_unwound_cannot_park_again() -> None:
     script = Script()
 
     def stubborn() -> None:

@@ -212,7 +212,7 @@ def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Cal
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of threads are Linux's")
-def test_a_task_s_processor_time_is_its_thread_s_and_none_when_that_is_gone() -> None:
+def test_a_task_s_processor_time_is_its_thread_s_none_when_that_is_gone() -> None:
     simulation = Simulation()
     times: list[float] = []
     task = simulation.spawn(lambda: times.extend((thread_time(), processor_seconds(task), thread_time())), "task")
@@ -226,7 +226,7 @@ def test_a_task_s_processor_time_is_its_thread_s_and_none_when_that_is_gone() ->
     assert (before, gone) == (0, 0)
 
 
-def test_progress_tells_time_and_events_while_the_world_runs() -> None:
+def test_progress_reports_time_and_events_while_the_world_runs() -> None:
     told: list[tuple[int, int]] = []
     heard = threading.Event()
 

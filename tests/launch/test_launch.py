@@ -119,7 +119,7 @@ def test_nodes_have_names_of_their_own(launched: Launched) -> None:
     assert result.stdout.splitlines() == [f"{rank} host{rank // 2} host{rank // 2}" for rank in range(4)]
 
 
-def test_what_stands_behind_the_script_is_the_scripts_and_short_for_nothing(launched: Launched) -> None:
+def test_what_stands_behind_the_script_is_the_scripts_own(launched: Launched) -> None:
     words = ["--device=cpu", "--device", "cpu", "--dev", "--t", "--trace", "out", "--seed=3"]
 
     result = launched("import sys\nprint(sys.argv[1:])", *words)
@@ -272,7 +272,7 @@ def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched:
     assert first.stderr == again.stderr
 
 
-def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_path: Path) -> None:
     strike = faults(tmp_path, 'kind = "crash"\nrank = 7\nstpe = 2')
     words = (
         "--nnodes=2:1",
@@ -303,7 +303,7 @@ def test_everything_that_is_wrong_is_told_at_once(launched: Launched, tmp_path: 
     ]
 
 
-def test_an_unknown_option_is_told_in_one_line(launched: Launched) -> None:
+def test_an_unknown_option_is_reported_in_one_line(launched: Launched) -> None:
     result = launched(SHOWS, before=("--nproc=2", "--frobnicate"))
 
     assert result.exit_code == 2
@@ -377,7 +377,7 @@ dist.init_process_group("nccl")
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl:UserWarning")
-def test_devices_can_be_as_many_as_workers_and_are_none_unless_they_are_asked_for(launched: Launched) -> None:
+def test_devices_are_as_many_as_workers_at_most_none_unless_asked_for(launched: Launched) -> None:
     asked = launched(COUNTS, before=("--nproc-per-node=3", "--devices=ranks"))
     by_default = launched(COUNTS, before=("--nproc-per-node=3",))
     insists = launched(INSISTS, before=("--nproc-per-node=2",))

@@ -104,7 +104,7 @@ def test_the_words_of_accelerate_launch_are_its_own(launched: Launched) -> None:
     assert {name for name in first if first[name] != second[name]} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
 
 
-def test_what_a_launcher_does_not_do_is_told(launched: Launched) -> None:
+def test_what_a_launcher_does_not_do_is_reported(launched: Launched) -> None:
     pytest.importorskip("accelerate")
 
     late = launched(SCRIPT, before=("--max-restarts=1", "--launcher=accelerate"))

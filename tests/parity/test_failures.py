@@ -437,7 +437,7 @@ def endless_large_all_reduces() -> Log:
     return log
 
 
-def test_a_death_in_the_middle_of_a_large_all_reduce_reaches_both_neighbours_at_once() -> None:
+def test_a_death_within_a_large_all_reduce_reaches_both_neighbours() -> None:
     crash = simdist.faults.Crash(rank=1, op="all_reduce", nth=3, when="during")
 
     simulation = simulated(endless_large_all_reduces, 3, faults=(crash,))

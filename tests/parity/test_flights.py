@@ -97,7 +97,7 @@ def test_torchs_analyser_reads_a_real_run(scenario: str, expected: list[str], tm
         assert any(line.startswith(words_said) for line in said), said
 
 
-def test_dumps_that_cannot_be_written_are_told_before_the_run(tmp_path: Path) -> None:
+def test_dumps_that_cannot_be_written_are_reported_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = ["run", "scenarios/timeout.toml", "--real", "gloo", "--flight-recorder", str(tmp_path / "file")]
 

@@ -112,7 +112,7 @@ def test_what_a_keeper_has_started_dies_with_it() -> None:
     assert not folder.exists()
 
 
-def test_a_keeper_tells_of_a_child_that_has_ended(tmp_path: Path) -> None:
+def test_a_keeper_reports_a_child_that_has_ended(tmp_path: Path) -> None:
     with Keeper(tmp_path) as keeper:
         child = keeper.start([sys.executable, "-c", "pass"])
 

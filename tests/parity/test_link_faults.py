@@ -54,7 +54,7 @@ def test_real_processes_get_over_a_network_that_is_in_trouble_for_a_while(fault:
         assert min(timing.simulated_s, *timing.real_s) > 2.5  # without the fault 2 s and the start
 
 
-def test_large_messages_take_on_real_processes_as_long_over_a_slow_link_as_in_the_simulation() -> None:
+def test_large_messages_over_a_slow_link_take_as_long_as_in_the_simulation() -> None:
     plan = load(HEALS, overrides=["workload.kwargs.steps=3", "workload.kwargs.elements=250000"])
     report = check_parity(replace(plan, faults=(LinkSlow(src=0, dst=1, bandwidth=2_000_000),)))
 

@@ -290,7 +290,7 @@ CASES = [Case(name, body, size) for name, (body, size) in STORIES.items()]
 test_the_same_story = story_test(CASES)
 
 
-def test_a_process_that_goes_while_its_data_is_under_way_resets_the_connection() -> None:
+def test_a_process_that_goes_while_data_is_under_way_resets_the_connection() -> None:
     size = 64 << 20
     body = each(wait_shortly(size, 0.005, leave_at_once), after(0.1, "under way", reduce_all(size)))
 

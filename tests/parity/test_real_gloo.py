@@ -28,7 +28,7 @@ def ways_to_end() -> int:
     return rank
 
 
-def test_every_way_to_end_is_told_apart() -> None:
+def test_every_way_to_end_is_distinguished() -> None:
     outcomes = run_real(ways_to_end, 6, timeout_s=1)
 
     assert [(outcome.status, outcome.exit_code) for outcome in outcomes] == [

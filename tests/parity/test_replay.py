@@ -182,7 +182,7 @@ def test_nothing_comparable_is_exit_code_3_with_the_reason() -> None:
         (["calibrate", "-o", "/no/where.toml"], ["-o /no/where.toml: cannot be written"]),
     ],
 )
-def test_bad_input_is_told_at_once_and_nothing_runs(
+def test_bad_input_is_reported_at_once_and_nothing_runs(
     arguments: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

@@ -324,7 +324,7 @@ def test_a_signal_ends_a_program_at_once(command: list[str], number: int) -> Non
     assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-number, 2.0)]
 
 
-def test_a_thread_that_waits_for_a_program_is_woken_by_the_signal_that_ends_it() -> None:
+def test_a_thread_that_waits_for_a_program_wakes_by_its_last_signal() -> None:
     def body() -> tuple[int, float]:
         program = subprocess.Popen(["sleep", "1000"])
         threading.Timer(2, program.terminate).start()
@@ -333,7 +333,7 @@ def test_a_thread_that_waits_for_a_program_is_woken_by_the_signal_that_ends_it()
     assert simdist.run(body, world_size=1, program_ns=3600 * SECOND).values == [(-15, 2 + LATE_S)]
 
 
-def test_programs_without_a_time_can_be_ended_and_signalled_by_pid_and_group() -> None:
+def test_programs_without_a_time_can_be_ended_by_pid_and_group() -> None:
     def body() -> list[int]:
         first = subprocess.Popen(["sleep", "1000"])
         first.terminate()
@@ -369,7 +369,7 @@ def in_background() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("in_background")
-def test_ranks_of_a_program_that_ignores_the_interrupt_begin_so_and_pass_it_on() -> None:
+def test_ranks_of_a_program_that_ignores_interrupts_do_so_and_pass_it_on() -> None:
     def body() -> tuple[bool, list[int]]:
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGINT)
@@ -448,7 +448,7 @@ def by_waitid() -> int:
 
 
 @pytest.mark.parametrize("start", [by_posix_spawn, by_posix_spawnp, by_spawn, by_spawn_in_path, by_wait, by_waitid])
-def test_programs_that_are_started_without_subprocess_are_the_rank_s_and_named(
+def test_programs_started_without_subprocess_are_the_rank_s_and_named(
     start: Callable[[], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = simdist.run(lambda: (start(), time.monotonic()), world_size=2, program_ns=5 * SECOND)
@@ -564,7 +564,7 @@ def test_a_rank_reads_from_a_program_that_waits_for_another_rank(
     assert values(body, 2) == [("ready\n", "seen\n", "more\n", "err\n"), None]
 
 
-def test_a_program_that_says_nothing_ends_the_run_with_the_line_that_started_it(
+def test_a_program_that_says_nothing_ends_the_run_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simdist.process.children._program_output._ALONE_S", 0.01)

@@ -110,7 +110,7 @@ def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
     assert calendar.values == [(BEGIN_S, True, BEGIN_S * 10**9 + 250_001_000, BEGIN_S + 0.250002)]
 
 
-def test_a_programs_calendar_runs_ahead_of_virtual_time_by_a_millisecond_at_most() -> None:
+def test_a_programs_calendar_is_ahead_of_virtual_time_by_at_most_1_ms() -> None:
     looks, span = simdist.run(_looks_often, world_size=1, isolate=True).values[0]
 
     assert looks == [min(number, 1000) * 1000 for number in range(2000)]
@@ -165,7 +165,7 @@ def test_a_start_time_has_to_be_a_moment_of_these_days(start_time: Any, text: st
         simdist.run(lambda: None, world_size=1, start_time=start_time)
 
 
-def test_calendars_tell_the_day() -> None:
+def test_calendars_show_the_day() -> None:
     def body() -> tuple[object, ...]:
         time.sleep(86_400)
         return (

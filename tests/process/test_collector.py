@@ -17,7 +17,7 @@ from tests.c10d.stores import dist
 from tests.device.worlds import values
 
 
-def test_a_world_of_many_ranks_collects_as_rarely_as_each_of_its_ranks_would() -> None:
+def test_a_world_of_many_ranks_collects_as_rarely_as_each_rank_would() -> None:
     before = gc.get_threshold()
 
     result = simdist.run(lambda: (original(gc.get_threshold)(), gc.get_threshold()), world_size=3)

@@ -153,7 +153,7 @@ def test_an_iterable_data_set_is_divided_among_workers(method: str) -> None:
 
 @ONE_CORE
 @pytest.mark.parametrize("action", FAILURES, ids=lambda action: action.__name__)
-def test_a_worker_that_fails_is_told_in_torchs_words(action: Callable[[], None]) -> None:
+def test_a_worker_that_fails_is_reported_in_torchs_words(action: Callable[[], None]) -> None:
     assert simdist.run(failure, world_size=1, args=("fork", action)).values == [FAILURES[action]]
 
 
@@ -229,7 +229,7 @@ def test_a_rank_that_is_killed_collects_its_iterator_without_a_word() -> None:
     assert (result.ranks[0].status, complaints) == ("killed", [])
 
 
-def test_an_iterator_that_another_rank_collects_ends_on_no_thread_that_it_waits_for() -> None:
+def test_an_iterator_that_another_rank_collects_ends_on_no_awaited_thread() -> None:
     shared: list[Any] = []
 
     def main() -> None:

@@ -87,7 +87,7 @@ def test_what_a_rank_writes_has_the_time_of_its_calendar(name: str, tmp_path: Pa
     assert simdist.run(body, world_size=1).values == [((1.5, 1.5), (1.5, 1.5))]
 
 
-def test_all_ways_to_ask_tell_the_same(tmp_path: Path) -> None:
+def test_all_ways_to_ask_have_one_answer(tmp_path: Path) -> None:
     def body() -> list[Any]:
         time.sleep(2.5)
         path = tmp_path / "file"
@@ -185,7 +185,7 @@ def test_rights_change_a_file_and_do_not_write_it(tmp_path: Path) -> None:
     assert simdist.run(body, world_size=1).values == [[(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]]
 
 
-def test_files_of_the_host_keep_their_real_times_and_so_do_all_for_the_host(tmp_path: Path) -> None:
+def test_files_of_the_host_keep_real_times_and_all_do_for_the_host(tmp_path: Path) -> None:
     file, written = tmp_path / "file", tmp_path / "written"
     file.write_text("data")
     os.utime(file, (5, 6))

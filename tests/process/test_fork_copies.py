@@ -180,7 +180,7 @@ def test_so_it_is_where_ranks_share_their_modules() -> None:
     assert state()[:3] == [0, [], [1]]
 
 
-def test_a_child_has_what_its_parent_has_set_on_shared_modules_and_imported() -> None:
+def test_a_child_has_what_its_parent_set_on_shared_modules_and_imported() -> None:
     assert simdist.run(parents_settings, world_size=2, isolate=True).values == [["parent's", "child's", "parent's"]] * 2
 
 

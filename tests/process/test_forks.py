@@ -89,7 +89,7 @@ def test_a_child_is_as_if_no_world_ran_and_may_run_its_own(world: Any) -> None:
     assert values == [("0", 2.0), ("1", 2.0)]
 
 
-def test_a_child_that_goes_on_in_the_run_itself_is_told_so() -> None:
+def test_a_child_that_goes_on_in_the_run_itself_is_reported() -> None:
     children: list[int] = []
     answers, answer = os.pipe()
 

@@ -118,7 +118,7 @@ def test_one_rank_may_draw_gaussians_in_odd_numbers_between_the_others() -> None
     assert together[2] == [(random.gauss(0, 1), np.random.randn(), torch.randn(3).tolist()) for _ in range(12)]
 
 
-def test_generators_that_nobody_seeded_differ_from_rank_to_rank_and_repeat_with_the_seed() -> None:
+def test_generators_that_nobody_seeded_differ_by_rank_and_repeat_by_seed() -> None:
     def body() -> tuple[Any, ...]:
         return random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()
 
@@ -139,7 +139,7 @@ def test_generators_that_nobody_seeded_differ_from_rank_to_rank_and_repeat_with_
     ],
     ids=["python", "numpy", "torch"],
 )
-def test_a_rank_that_seeds_one_generator_and_draws_after_a_collective_draws_from_its_own(
+def test_a_rank_that_seeds_a_generator_draws_from_it_after_a_collective(
     seed: Callable[[int], Any], draw: Callable[[], float]
 ) -> None:
     def body() -> list[float]:

@@ -44,7 +44,7 @@ def names() -> list[str]:
     ]
 
 
-def test_ranks_and_their_threads_are_told_the_name_of_their_simulated_host() -> None:
+def test_ranks_and_their_threads_get_the_name_of_their_simulated_host() -> None:
     def look() -> tuple[list[str], list[str]]:
         on_thread: list[str] = []
         thread = threading.Thread(target=lambda: on_thread.extend(names()))
@@ -66,7 +66,7 @@ def late_names(rank: int) -> list[str]:
     return names()
 
 
-def test_threads_of_the_host_are_told_the_real_machines_name_while_a_world_lives() -> None:
+def test_threads_of_the_host_get_the_real_name_of_the_machine_in_a_world() -> None:
     real = names()
     world = World(WorldSpec(call=late_names, world_size=1))
 

@@ -296,7 +296,7 @@ def test_what_is_raised_is_of_the_hosts_classes(program: ModuleType) -> None:
     assert error.args == ("second",)
 
 
-def test_a_nested_function_keeps_what_it_closes_over_and_has_modules_of_the_rank(program: ModuleType) -> None:
+def test_a_nested_function_keeps_its_closure_and_has_modules_of_the_rank(program: ModuleType) -> None:
     log: list[int] = []
 
     def body() -> bool:
@@ -376,7 +376,7 @@ def test_what_all_share(name: str) -> None:
         ({"share": ["no name"]}, "share[0]: 'no name' is not the name of a module"),
     ],
 )
-def test_bad_names_are_told(settings: dict[str, Any], text: str) -> None:
+def test_bad_names_are_reported(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         simdist.run(print, world_size=1, **settings)
 

@@ -287,7 +287,7 @@ def loads_compiled_code(function: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_a_module_registers_when_ranks_import_it_is_not_called_when_a_rank_ends(
+def test_what_a_module_registers_at_its_import_is_not_called_by_ranks(
     compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
@@ -317,7 +317,7 @@ def test_atexit_functions_may_take_time_and_use_the_network() -> None:
     assert ends(simdist.run(body, world_size=1)) == [("returned", 0, 500)]
 
 
-def test_an_atexit_function_that_fails_is_told_and_the_others_run() -> None:
+def test_an_atexit_function_that_fails_is_reported_and_the_others_run() -> None:
     log: Log = []
 
     def fails() -> None:

@@ -75,7 +75,7 @@ def test_psutil_shows_a_rank_to_itself() -> None:
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_psutil_is_told_of_ranks_wherever_it_is_imported_first(*, isolate: bool, interpreters: Interpreters) -> None:
+def test_psutil_knows_of_ranks_wherever_it_is_imported_first(*, isolate: bool, interpreters: Interpreters) -> None:
     pytest.importorskip("psutil")
     program = """
 import sys, simdist
@@ -153,7 +153,7 @@ def test_psutil_shows_the_processes_of_a_ranks_own_machine() -> None:
 
 
 @pytest.mark.parametrize("call", [("nice", 5), ("cpu_affinity", [0]), ("rlimit", 7, (9, 9))], ids=lambda each: each[0])
-def test_psutil_changes_nothing_about_the_one_process_that_all_ranks_live_in(call: tuple[Any, ...]) -> None:
+def test_psutil_changes_nothing_about_the_process_that_all_ranks_live_in(call: tuple[Any, ...]) -> None:
     psutil = pytest.importorskip("psutil")
     before = getattr(psutil.Process(), call[0])(*call[1:2] if call[0] == "rlimit" else ())
 
@@ -268,7 +268,7 @@ def test_tables_of_a_library_are_each_rank_s_and_the_host_s_come_back(monkeypatc
     assert tables.PartialState._shared_state == {"of": "host"}
 
 
-def test_psutil_that_each_rank_imports_for_itself_is_told_of_ranks() -> None:
+def test_psutil_that_each_rank_imports_for_itself_knows_of_ranks() -> None:
     pytest.importorskip("psutil")
 
     def body() -> tuple[int, list[int]]:

@@ -139,7 +139,7 @@ def test_a_library_that_has_a_name_for_all_modules_moves_none(monkeypatch: pytes
     assert values(modules_of_a_child, 1, isolate=True) == [[True, True]]
 
 
-def test_a_library_that_nobody_names_is_left_alone_and_so_is_what_has_compiled_code() -> None:
+def test_a_library_that_nobody_names_is_left_alone_and_so_is_compiled_code() -> None:
     names = _library_tables._named_libraries().keys()
 
     assert "networkx" in names

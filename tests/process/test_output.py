@@ -109,7 +109,7 @@ def test_what_is_written_to_the_file_of_a_stream_joins_the_stream_in_order() -> 
         assert "in body" in rank.stderr
 
 
-def test_the_files_of_streams_close_with_the_world_also_that_of_a_killed_rank() -> None:
+def test_the_files_of_streams_close_with_the_world_a_killed_rank_s_too() -> None:
     seen: list[int] = []
 
     def body() -> None:
@@ -166,7 +166,7 @@ def test_a_killed_rank_writes_no_more() -> None:
     assert result.ranks[0].stdout == "before"
 
 
-def test_what_a_hung_rank_wrote_is_told() -> None:
+def test_what_a_hung_rank_wrote_is_reported() -> None:
     def body() -> None:
         print("half a line", end="")
         time.sleep(1)
@@ -176,7 +176,7 @@ def test_what_a_hung_rank_wrote_is_told() -> None:
     assert result.ranks[0].stdout == "half a line"
 
 
-def test_an_exception_is_told_on_stderr_without_frames_of_the_engine() -> None:
+def test_an_exception_is_reported_on_stderr_without_frames_of_the_engine() -> None:
     def body() -> None:
         raise ValueError("two\nlines")
 

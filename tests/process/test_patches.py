@@ -62,7 +62,7 @@ def test_the_steps_are_remembered_taken_again_and_undone() -> None:
     assert not hasattr(module, "added")
 
 
-def test_where_something_else_stands_the_functions_are_called_anew_and_it_is_put_back() -> None:
+def test_where_something_else_stands_functions_are_called_and_put_back() -> None:
     module.function = lambda: "function"
     _world()
     calls.clear()

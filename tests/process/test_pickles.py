@@ -49,7 +49,7 @@ def test_dates_are_of_the_type_that_they_are_outside() -> None:
     assert types == [datetime.datetime] * 6 + [datetime.date] * 2 + [Stamp] * 2
 
 
-def test_names_imported_early_tell_virtual_time() -> None:
+def test_names_imported_early_show_virtual_time() -> None:
     (found,) = simdist.run(moments, world_size=1).values
 
     local = datetime.datetime.fromtimestamp(HOUR_S)
@@ -128,7 +128,7 @@ def test_tensors_pickle_to_the_same_bytes_wherever_their_memory_is() -> None:
     assert again["bias"].untyped_storage().data_ptr() == again["weight"].untyped_storage().data_ptr()
 
 
-def test_modules_with_hooks_pickle_to_the_same_bytes_in_every_world_and_on_every_rank() -> None:
+def test_modules_with_hooks_pickle_to_equal_bytes_in_each_world_and_rank() -> None:
     def body() -> tuple[bytes, int]:
         module = torch.nn.ReLU()
         handle = module.register_forward_hook(print)

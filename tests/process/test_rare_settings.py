@@ -101,7 +101,7 @@ def test_a_rank_has_the_policy_for_loops_that_it_has_set() -> None:
     assert written.lines() == []
 
 
-def test_the_tracing_of_memory_ends_with_the_world_and_goes_on_where_the_host_had_begun() -> None:
+def test_tracing_of_memory_ends_with_the_world_unless_the_host_began_it() -> None:
     result = simdist.run(tracemalloc.start, world_size=1)
 
     assert not tracemalloc.is_tracing()
@@ -116,7 +116,7 @@ def test_the_tracing_of_memory_ends_with_the_world_and_goes_on_where_the_host_ha
         tracemalloc.stop()
 
 
-def test_what_a_module_does_with_readline_when_it_is_imported_is_not_told(
+def test_what_a_module_does_with_readline_when_imported_is_not_reported(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readline: Any = pytest.importorskip("readline")

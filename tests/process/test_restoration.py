@@ -174,7 +174,7 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
 
 
 @pytest.mark.real
-def test_a_stall_tells_whose_thread_is_left_behind(taken_lock: None) -> None:
+def test_a_stall_reports_whose_thread_is_left_behind(taken_lock: None) -> None:
     with pytest.raises(StallError) as caught:
         simdist.run(blocks, world_size=2, stall_s=0.3)
 

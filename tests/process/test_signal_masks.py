@@ -229,7 +229,7 @@ def test_a_signal_for_the_world_reaches_the_thread_that_waits() -> None:
     assert result.values == [(TERM, 2.0)]
 
 
-def test_who_waits_for_a_signal_that_never_comes_hangs_and_that_is_told() -> None:
+def test_waiting_for_a_signal_that_never_comes_hangs_and_is_reported() -> None:
     (rank,) = simdist.run(lambda: signal.sigwait([USR1, TERM]), world_size=1).ranks
 
     assert (rank.status, rank.waiting) == ("hung", "signal.sigwait(SIGTERM, SIGUSR1)")

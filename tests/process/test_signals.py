@@ -146,7 +146,7 @@ def test_without_a_handler_for_it_a_signal_acts_as_ever() -> None:
     assert (alone(body).status, alone(body).exit_code) == ("killed", -15)
 
 
-def test_an_alarm_tells_what_is_left_and_can_be_withdrawn() -> None:
+def test_an_alarm_reports_what_is_left_and_can_be_withdrawn() -> None:
     def body() -> list[Any]:
         rung: list[int] = []
         signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic_ns()))

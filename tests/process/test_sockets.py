@@ -225,7 +225,7 @@ def test_ranks_talk_to_each_other() -> None:
     assert simdist.run(body, world_size=3).values == [[b"1", b"2"], b"called", b"called"]
 
 
-def test_who_waits_for_nobody_hangs_and_that_is_told() -> None:
+def test_who_waits_for_nobody_hangs_and_that_is_reported() -> None:
     def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.accept()

@@ -118,7 +118,7 @@ def printed_by(interpreters: Interpreters, folder: Path, program: str, *argument
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_rank_whose_program_is_another_file_spawns_as_a_real_process_does(
+def test_a_rank_whose_program_is_another_file_spawns_as_a_process_does(
     start: str, interpreters: Interpreters, tmp_path: Path
 ) -> None:
     (tmp_path / "spawning.py").write_text(textwrap.dedent(SPAWNING))
@@ -145,7 +145,7 @@ LOOKING = """
 """
 
 
-def test_the_program_is_main_on_a_rank_and_is_imported_when_something_asks_for_what_it_holds(
+def test_the_program_is_main_and_imported_when_its_names_are_asked_for(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
     (tmp_path / "looking.py").write_text(textwrap.dedent(LOOKING))
@@ -160,7 +160,7 @@ def test_the_program_is_main_on_a_rank_and_is_imported_when_something_asks_for_w
     assert printed == "[(('__mp_main__', 'program.py', False, False), 5, True, 'module', False)]\n"
 
 
-def test_a_program_that_can_not_be_imported_is_told_as_a_missing_attribute(
+def test_a_program_that_cannot_be_imported_is_reported_as_an_attribute(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
     (tmp_path / "looking.py").write_text(textwrap.dedent(LOOKING))
@@ -175,7 +175,7 @@ def test_a_program_that_can_not_be_imported_is_told_as_a_missing_attribute(
     assert printed.startswith("the program, which holds 'COUNT', can't be imported: SimdistError('another simulated")
 
 
-def test_children_of_a_module_that_is_the_program_import_it_within_its_package(
+def test_children_of_a_module_that_is_the_program_import_it_in_its_package(
     interpreters: Interpreters, tmp_path: Path
 ) -> None:
     package = tmp_path / "package"

@@ -82,7 +82,7 @@ def test_a_pool_takes_nothing_at_the_end() -> None:
     assert alone(body).value == ["cannot schedule new futures after shutdown"]
 
 
-def test_a_thread_that_raises_is_told_on_stderr_and_the_rank_goes_on() -> None:
+def test_a_thread_that_raises_is_reported_on_stderr_and_the_rank_goes_on() -> None:
     def body() -> float:
         def fails() -> None:
             raise ValueError("of a thread")

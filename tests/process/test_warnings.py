@@ -85,7 +85,7 @@ def test_what_is_left_open_is_gone_with_its_world() -> None:
     assert (warnings.filters, warnings.showwarning, list(warnings.filters)) == before
 
 
-def test_what_a_shared_module_does_to_the_interpreter_while_it_is_imported_is_for_all_and_stays(
+def test_what_a_module_does_to_the_interpreter_at_its_import_stays_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registers_at_import.py").write_text(
@@ -148,7 +148,7 @@ def test_each_rank_of_each_world_is_warned_once_for_a_place(interpreters: Interp
     assert second == first
 
 
-def test_what_the_host_was_warned_of_is_no_matter_to_ranks_and_theirs_none_to_it() -> None:
+def test_warnings_of_the_host_are_no_matter_to_ranks_nor_theirs_to_it() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         warns_of_its_place()
@@ -159,7 +159,7 @@ def test_what_the_host_was_warned_of_is_no_matter_to_ranks_and_theirs_none_to_it
     assert [str(each.message) for each in caught] == ["of one place"] * 4  # the host twice, and each rank
 
 
-def test_a_rank_that_changes_its_filters_is_warned_again_and_others_are_not() -> None:
+def test_a_rank_that_changes_its_filters_is_warned_again_others_are_not() -> None:
     def warns() -> None:
         warns_of_its_place()
         if rank() == 1:

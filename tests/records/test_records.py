@@ -104,7 +104,7 @@ def test_what_a_record_holds_is_what_files_may_hold(made: type[Record], data: st
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_the_table_of_the_trace_package_tells_of_every_field(kind: str) -> None:
+def test_the_table_of_the_trace_package_has_every_field(kind: str) -> None:
     """It says what users find in `Event.data`, in more words than a name."""
     rows = [line.split("|")[1:3] for line in str(trace.__doc__).splitlines() if line.startswith("| ")]
     (told,) = [words for names, words in rows if kind in names.strip().split(", ")]

@@ -87,7 +87,7 @@ def test_a_group_whose_members_never_met_misses_nobody() -> None:
 
 
 @pytest.mark.parametrize(("strict", "lines"), [(False, 2), (True, 1)])
-def test_ranks_that_call_another_collective_are_told_apart(strict: bool, lines: int) -> None:
+def test_ranks_that_call_another_collective_are_distinguished(strict: bool, lines: int) -> None:
     events = [_group(0, 1, 2), _issue(0, 0), _issue(1, 0, size=2), _issue(2, 0, "barrier", size=0)]
 
     told = uneven_collectives(events, strict=strict)
@@ -127,7 +127,7 @@ def test_a_run_that_did_well_has_no_report() -> None:
     assert simdist.run(lambda: None, world_size=2).summary()["report"] is None
 
 
-def test_the_faults_that_struck_are_told_up_to_a_number() -> None:
+def test_the_faults_that_struck_are_reported_up_to_a_number() -> None:
     faults = [Hang(rank=rank, at_ns=rank, duration_ns=5_000_000) for rank in range(6)]
     result = simdist.run(_waits, world_size=6, faults=[*faults, Crash(rank=0, at_ns=100)])
 

@@ -103,7 +103,7 @@ def problems_of(source: str, *overrides: str) -> tuple[str, ...]:
         ),
     ],
 )
-def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, problem: str) -> None:
+def test_a_bad_key_or_value_is_reported_in_plain_words(write: Write, text: str, problem: str) -> None:
     assert problem in problems_of(write(text))
 
 
@@ -171,7 +171,7 @@ def test_a_bad_key_or_value_is_told_in_plain_words(write: Write, text: str, prob
         ('kind = "hang"\nrank = 1\nstep = 1\nduratoin = "1s"', ".duratoin: unknown key; did you mean 'duration'?"),
     ],
 )
-def test_a_bad_fault_is_told_by_its_place_and_the_files_keys(write: Write, fault: str, problem: str) -> None:
+def test_a_bad_fault_is_reported_by_its_place_and_the_files_keys(write: Write, fault: str, problem: str) -> None:
     good = '[[faults]]\nkind = "crash"\nrank = 1\nstep = 1'
 
     assert problems_of(write(f"world_size = 4\n{good}\n[[faults]]\n{fault}")) == (f"faults[1]{problem}",)
@@ -219,7 +219,7 @@ def test_a_bad_fault_is_told_by_its_place_and_the_files_keys(write: Write, fault
         ('kind = "rais"\nerror = "EFOO"', (".kind: unknown fault 'rais'; did you mean 'raise'?",)),
     ],
 )
-def test_what_is_wrong_whatever_the_kind_is_told_beside_a_bad_kind(
+def test_what_is_wrong_whatever_the_kind_is_reported_beside_a_bad_kind(
     write: Write, tmp_path: Path, fault: str, problems: tuple[str, ...]
 ) -> None:
     lines = [f"faults[0]{problem.replace('{folder}', str(tmp_path))}" for problem in problems]
@@ -269,7 +269,7 @@ def test_one_bad_key_hides_no_other_problem_of_its_fault(write: Write, fault: st
     assert problems_of(write(f"world_size = 4\n[[faults]]\n{fault}")) == lines
 
 
-def test_a_file_takes_the_words_of_the_fault_classes_for_a_step_and_a_point(write: Write) -> None:
+def test_a_file_takes_the_words_of_fault_classes_for_a_step_and_a_point(write: Write) -> None:
     one, other = (
         load(
             write(
@@ -283,7 +283,7 @@ def test_a_file_takes_the_words_of_the_fault_classes_for_a_step_and_a_point(writ
     assert one.faults == other.faults == (Crash(rank=1, at_step=3), Hang(rank=1, at_point="saved"))
 
 
-def test_a_step_in_both_words_is_told(write: Write) -> None:
+def test_a_step_in_both_words_is_reported(write: Write) -> None:
     assert problems_of(write('world_size = 4\n[[faults]]\nkind = "crash"\nrank = 1\nstep = 3\nat_step = 3')) == (
         "faults[0].at_step: at_step and step are one key; give one of them",
     )
@@ -321,7 +321,7 @@ def test_a_fault_with_one_bad_key_still_has_its_rank_checked(write: Write) -> No
         ("restarts = '1'", "expect.restarts: expected a whole number, found the text '1'"),
     ],
 )
-def test_a_bad_expectation_is_told(write: Write, expect: str, problem: str) -> None:
+def test_a_bad_expectation_is_reported(write: Write, expect: str, problem: str) -> None:
     found = problems_of(write(f"world_size = 4\n[expect]\n{expect}"))
 
     assert [line for line in found if line.startswith(problem)]
@@ -345,7 +345,7 @@ def test_a_bad_expectation_is_told(write: Write, expect: str, problem: str) -> N
         ("broken:work", "target: importing 'broken' raised SyntaxError: "),
     ],
 )
-def test_a_workload_that_cannot_be_had_is_told(write: Write, tmp_path: Path, target: str, problem: str) -> None:
+def test_a_workload_that_cannot_be_had_is_reported(write: Write, tmp_path: Path, target: str, problem: str) -> None:
     (tmp_path / "raising.py").write_text("\nx = 1 / 0\n")
     (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "missing.py").write_text("import nowhere\n")
@@ -365,13 +365,13 @@ def test_a_workload_that_cannot_be_had_is_told(write: Write, tmp_path: Path, tar
         ("arg = []", "arg: unknown key; did you mean 'args'?"),
     ],
 )
-def test_arguments_that_do_not_fit_the_function_are_told(write: Write, arguments: str, problem: str) -> None:
+def test_arguments_that_do_not_fit_the_function_are_reported(write: Write, arguments: str, problem: str) -> None:
     source = write("world_size = 2", workload=f'[workload]\ntarget = "job:work"\n{arguments}')
 
     assert problems_of(source) == (f"workload.{problem}",)
 
 
-def test_a_file_without_a_workload_is_told(write: Write) -> None:
+def test_a_file_without_a_workload_is_reported(write: Write) -> None:
     assert problems_of(write("world_size = 2", workload="")) == (
         "workload: missing; it has no default: say target = 'module:function'",
     )
@@ -419,14 +419,14 @@ def test_every_problem_of_a_file_is_in_one_message(write: Write) -> None:
         (b"a = '\xff'", "not TOML: byte 5 is no UTF-8 text"),
     ],
 )
-def test_what_is_no_toml_is_told_with_its_place(tmp_path: Path, data: bytes, problem: str) -> None:
+def test_what_is_no_toml_is_reported_with_its_place(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "file.toml"
     path.write_bytes(data)
 
     assert problems_of(str(path)) == (problem,)
 
 
-def test_a_missing_file_is_told_with_its_neighbour(write: Write, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_its_neighbour(write: Write, tmp_path: Path) -> None:
     write("world_size = 2", name="deadlock.toml")
 
     assert problems_of(str(tmp_path / "deadlok.toml")) == ("no such file; did you mean 'deadlock'?",)

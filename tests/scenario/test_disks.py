@@ -92,7 +92,7 @@ def test_a_disk_has_the_settings_of_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_wrong_with_a_disk_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_disk_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(_write(tmp_path, disk='profile = "zfs"\nlatency = -1\nspeed = 2'))
 

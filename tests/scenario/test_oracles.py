@@ -48,7 +48,7 @@ def test_without_expectations_all_return_and_nothing_deadlocks() -> None:
     }
 
 
-def test_another_outcome_is_told_by_rank() -> None:
+def test_another_outcome_is_reported_by_rank() -> None:
     killed = RankResult(2, "killed", None, exit_code=-9)
     result = result_of(returned(0), raised(1, OSError()), killed, raised(3, OSError()))
 

@@ -86,7 +86,7 @@ def test_an_index_reaches_into_a_list() -> None:
         ("seed.x=3", "--set seed.x=3: seed is the number 0, not a table"),
     ],
 )
-def test_what_cannot_be_set_is_told(override: str, problem: str) -> None:
+def test_what_cannot_be_set_is_reported(override: str, problem: str) -> None:
     problems: list[Problem] = []
 
     apply_overrides({"seed": 0, "faults": [{}]}, [override], problems)

@@ -188,7 +188,7 @@ def test_loading_leaves_no_trace_in_the_interpreter(write: Write) -> None:
     assert "job" not in sys.modules
 
 
-def test_a_module_of_the_same_name_from_elsewhere_is_set_aside_and_comes_back(write: Write, tmp_path: Path) -> None:
+def test_a_module_of_the_same_name_from_elsewhere_is_set_aside_for_a_while(write: Write, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "job.py").write_text("def nothing(): ...\n")

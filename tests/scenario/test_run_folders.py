@@ -80,7 +80,7 @@ def test_a_folder_of_another_process_is_left_alone_until_it_ends(tmp_path: Path)
         assert Path(folder).name == "simdist-save-0"
 
 
-def test_a_program_that_tells_where_it_saves_has_one_digest(tmp_path: Path) -> None:
+def test_a_program_that_reports_where_it_saves_has_one_digest(tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(
         textwrap.dedent("""
             import torch.distributed as dist

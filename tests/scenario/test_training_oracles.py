@@ -62,7 +62,7 @@ def test_the_first_tensor_that_differs_is_named_with_its_step(tmp_path: Path) ->
     assert found["equal_states"] == (False, "model.weight differs between ranks 0 and 1 in step 1")
 
 
-def test_a_loss_that_one_rank_would_not_have_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_one_rank_would_not_have_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sum.py").write_text(
         "import torch.distributed as dist\n\n\ndef f():\n    dist.init_process_group('gloo')\n"
         "    return {'loss': 1.5 * dist.get_world_size()}\n"
@@ -75,7 +75,7 @@ def test_a_loss_that_one_rank_would_not_have_is_told(tmp_path: Path) -> None:
     assert verdict == "loss: rank 0 at ['loss']: 3.0 and 1.5 with one rank"
 
 
-def test_what_nobody_told_is_no_proof(tmp_path: Path) -> None:
+def test_what_nobody_reported_is_no_proof(tmp_path: Path) -> None:
     path = tmp_path / "scenario.toml"
     (tmp_path / "quiet.py").write_text("def f():\n    pass\n")
     path.write_text(
@@ -90,7 +90,7 @@ def test_what_nobody_told_is_no_proof(tmp_path: Path) -> None:
     }
 
 
-def test_what_they_are_not_is_told(tmp_path: Path) -> None:
+def test_what_they_are_not_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError) as caught:
         _verdicts(tmp_path, 'equal_states = "yes"\nsamples_once = -1\nmax_files = "few"')
 

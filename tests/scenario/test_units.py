@@ -119,6 +119,6 @@ def test_sizes_are_exact_bytes(text: object, expected: int) -> None:
         ("9999999999TB", "is more than simdist can count"),
     ],
 )
-def test_what_is_no_size_is_told(text: object, problem: str) -> None:
+def test_what_is_no_size_is_reported(text: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_size(text)

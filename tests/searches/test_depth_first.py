@@ -144,7 +144,7 @@ def fails_out_of_order() -> None:
         raise ValueError("out of order")
 
 
-def test_an_order_that_a_search_has_found_is_shrunk_and_fails_in_the_same_way() -> None:
+def test_an_order_that_a_search_has_found_is_shrunk_and_fails_alike() -> None:
     report = simdist.explore(fails_out_of_order, world_size=4, systematic=True)
     (failure,) = report.failures
     places = failure.attempt.policy.removeprefix("order:").split(".")

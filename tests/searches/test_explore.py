@@ -60,7 +60,7 @@ def test_an_outcome_that_depends_on_the_schedule_may_be_a_failure() -> None:
     assert "found: the outcome depends on the schedule" in str(report)
 
 
-def test_a_race_between_threads_is_found_and_became_inevitable_at_some_moment() -> None:
+def test_a_race_between_threads_is_found_and_became_inevitable_somewhere() -> None:
     report = simdist.explore(check_then_act, world_size=1, runs=60)
 
     (failure,) = report.failures

@@ -112,7 +112,7 @@ def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
         report.raise_for_failure()
 
 
-def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
     report = fuzz_plan(
         scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept"
     )
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_torn_is_found_as_small_as_can_be_and_written_down(
     assert len(list((tmp_path / "kept" / "saving").iterdir())) == len(report.bugs)
 
 
-def test_what_the_database_holds_is_tried_first_and_forgotten_when_it_is_mended(tmp_path: Path) -> None:
+def test_what_the_database_holds_is_tried_first_and_forgotten_when_mended(tmp_path: Path) -> None:
     plan, kept = scenario(tmp_path), tmp_path / "kept"
     fuzz_plan(plan, Tries(families=("crash",), runs=8, seed=10), database=kept)
     again = fuzz_plan(plan, Tries(families=("slow",), runs=1), database=kept)
@@ -246,7 +246,7 @@ def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: s
         simdist.fuzz(all_together, world_size=2, **given)
 
 
-def test_what_a_fault_has_besides_is_left_out_even_if_two_fields_need_each_other() -> None:
+def test_what_a_fault_has_besides_is_left_out_even_if_two_fields_need_it() -> None:
     def fails(_: Program, attempt: Attempt) -> bool:
         """It takes the jitter, and a share of a tail only beside its length."""
         (fault,) = attempt.faults or (None,)

@@ -99,7 +99,7 @@ def test_what_ranks_leave_where_all_see_it_is_named() -> None:
     assert written.lines() == sorted(told for _, told in NAMED.values())
 
 
-def test_names_that_a_module_looks_up_late_and_keeps_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     late = types.ModuleType("late_names")
 
     def look_up(name: str) -> int:
@@ -192,7 +192,7 @@ def test_an_ordinary_program_leaves_nothing() -> None:
     assert written.found == {}
 
 
-def test_what_an_imported_module_registers_for_itself_is_not_told(
+def test_what_an_imported_module_registers_for_itself_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registers.py").write_text(
@@ -243,7 +243,7 @@ def test_what_the_standard_library_finds_on_first_use_is_not_told() -> None:
     assert process._system_limits_checked
 
 
-def test_another_name_of_what_is_known_to_be_harmless_is_not_told(
+def test_another_name_of_what_is_known_to_be_harmless_is_not_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "has_names.py").write_text("from sys import modules\nfrom linecache import cache as lines\nOWN = {}\n")

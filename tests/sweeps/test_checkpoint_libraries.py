@@ -239,7 +239,7 @@ def by_lightning(folder: str) -> list[float]:
 
 
 @pytest.mark.real
-def test_model_checkpoint_of_lightning_empties_the_last_one_first_and_syncs_nothing() -> None:
+def test_model_checkpoint_of_lightning_empties_the_last_one_unsynced() -> None:
     pytest.importorskip("lightning", reason="lightning is in the extra `programs`")
 
     report = _swept(by_lightning)

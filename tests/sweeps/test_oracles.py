@@ -79,7 +79,7 @@ def test_training_that_keeps_everything_passes_all_of_them() -> None:
     assert len(report.cases) > 40
 
 
-def test_a_state_that_is_not_restored_is_told_by_tensor_and_step() -> None:
+def test_a_state_that_is_not_restored_is_reported_by_tensor_and_step() -> None:
     told = _told(_swept({"same_states_as_without_faults": True}, keeps_momentum=False))
 
     assert (
@@ -89,19 +89,19 @@ def test_a_state_that_is_not_restored_is_told_by_tensor_and_step() -> None:
     assert {name for name, _ in told} == {"same_states_as_without_faults"}
 
 
-def test_ranks_that_differ_are_told_by_tensor_and_step() -> None:
+def test_ranks_that_differ_are_reported_by_tensor_and_step() -> None:
     report = _swept({"equal_states": True}, noise=True)
 
     assert report.wrong == (("equal_states", "net.bias differs between ranks 0 and 1 in step 2"),)
 
 
-def test_samples_that_are_left_out_after_a_restart_are_told() -> None:
+def test_samples_that_are_left_out_after_a_restart_are_reported() -> None:
     told = _told(_swept({"samples_once": SAMPLES}, skips=True))
 
     assert ("samples_once", "epoch 0: 6 samples of 8 were used, sample 2 was not, and 1 more") in told
 
 
-def test_samples_that_are_used_twice_are_told() -> None:
+def test_samples_that_are_used_twice_are_reported() -> None:
     def twice(folder: str) -> None:
         for step in range(2):
             simdist.step(step)
@@ -112,7 +112,7 @@ def test_samples_that_are_used_twice_are_told() -> None:
     assert report.wrong == (("samples_once", "epoch 1: sample 0 was used 2 times"),)
 
 
-def test_files_that_pile_up_are_told() -> None:
+def test_files_that_pile_up_are_reported() -> None:
     def leaves(folder: str) -> None:
         life = os.environ["TORCHELASTIC_RESTART_COUNT"]
         (Path(folder) / f"{life}.tmp").write_text("1")
@@ -139,7 +139,7 @@ def _write_late(folder: str) -> None:
     (Path(folder) / "late").write_text("x")
 
 
-def test_what_a_process_writes_whose_rank_was_started_again_is_told() -> None:
+def test_what_a_process_writes_whose_rank_was_started_again_is_reported() -> None:
     def leaves_a_child(folder: str) -> None:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             multiprocessing.get_context("fork").Process(target=_write_late, args=(folder,), daemon=True).start()

@@ -53,7 +53,7 @@ def test_a_replay_names_the_function_and_what_it_was_given() -> None:
     )
 
 
-def test_hosts_are_told_of_too() -> None:
+def test_hosts_are_reported_too() -> None:
     report = simdist.sweep(in_place, world_size=2, cluster=make(2, hosts=2), strikes=["all"], limit=4, outcomes=1)
 
     assert "cluster=simdist.cluster.make(2, hosts=2)" in report.shortest()[0].replay

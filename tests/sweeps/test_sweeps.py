@@ -80,7 +80,7 @@ def test_code_that_syncs_survives_everything() -> None:
     report.raise_for_failure()
 
 
-def test_code_that_does_not_sync_is_told_so_with_the_line_and_what_is_left() -> None:
+def test_code_that_does_not_sync_is_reported_with_the_line_and_the_rest() -> None:
     report = simdist.sweep(count, world_size=1, kwargs={"sync": False}, strikes=["all"])
 
     assert not report.ok
@@ -236,7 +236,7 @@ def test_what_cannot_be_seen_is_named() -> None:
     assert simdist.sweep(unseen, world_size=1, strikes=["rank"]).unseen == ("shared",)
 
 
-def test_bad_arguments_are_told_all_at_once() -> None:
+def test_bad_arguments_are_reported_all_at_once() -> None:
     wrong: Any = {"strikes": ["cat"], "disk": "x"}
 
     with pytest.raises(ArgumentError) as caught:
@@ -497,7 +497,7 @@ def saving_on_sigterm(folder: str, *, early: bool, code: int = 1) -> int:
     return state["total"]
 
 
-def test_a_sigterm_at_every_moment_finds_a_handler_that_saves_in_the_middle_of_a_step() -> None:
+def test_a_sigterm_at_any_moment_finds_a_handler_that_saves_within_a_step() -> None:
     report = simdist.sweep(saving_on_sigterm, world_size=1, kwargs={"early": True}, strikes=["sigterm"])
 
     assert [(case.strike, case.fault) for case in report.cases] == [
@@ -591,7 +591,7 @@ def test_a_hang_at_every_moment_finds_a_time_out_that_is_swallowed() -> None:
     assert "let a time-out end the rank" in str(report)
 
 
-def test_a_time_out_that_ends_the_program_is_survived_and_a_hang_that_nobody_waits_for_too() -> None:
+def test_a_time_out_that_ends_the_program_and_a_lone_hang_are_survived() -> None:
     report = hangs(swallows=False)
 
     assert report.ok

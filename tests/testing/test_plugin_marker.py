@@ -15,7 +15,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters)
     return run_samples(tmp_path_factory.mktemp("marked"), "marked", start=interpreters.run, arguments=["-rA"])
 
 
-def test_every_sample_ends_as_its_name_tells(marked: PytestRun) -> None:
+def test_every_sample_ends_as_its_name_says(marked: PytestRun) -> None:
     words = {"passes": "passed", "fails": "failed", "skipped": "skipped"}
     outcomes = marked.outcomes
 
@@ -57,7 +57,7 @@ def test_a_returned_value_is_warned_about(marked: PytestRun) -> None:
     assert "test_passes_with_a_warning_that_it_returned_something returned <class 'int'> on a rank" in marked.text
 
 
-def test_bad_keywords_are_told_together_at_collection(run: Run) -> None:
+def test_bad_keywords_are_reported_together_at_collection(run: Run) -> None:
     source = """
 import pytest
 @pytest.mark.simdist(4, world_siz=2, seeds=0, faults=[1], policy="lifo", timeout="soon", strict="yes", env={1: 2})

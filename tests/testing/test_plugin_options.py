@@ -40,7 +40,7 @@ def test_order(rank, simdist_seed):
     dist.barrier()
     order.append(rank)
 
-def test_told():
+def test_reported():
     print("orders", [order[start:start + 8] for start in range(0, len(order), 8)])
 """
 
@@ -60,7 +60,7 @@ def names(run: Run, *arguments: str) -> list[str]:
         ("--simdist-explore=1.5", "--simdist-explore: expected a whole number, found '1.5'"),
     ],
 )
-def test_a_number_that_is_none_is_told_in_plain_words(run: Run, option: str, problem: str) -> None:
+def test_a_number_that_is_none_is_reported_in_plain_words(run: Run, option: str, problem: str) -> None:
     done = run(option, files={"test_it.py": "def test_it(): ..."})
 
     assert f"error: argument {problem}\n" in done.text

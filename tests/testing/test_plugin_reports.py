@@ -46,7 +46,7 @@ def test_every_failure_has_its_golden_file(failures: PytestRun) -> None:
     assert sorted(path.stem for path in GOLDEN.iterdir()) == sorted(NAMES)
 
 
-def test_a_large_world_is_told_in_few_lines(run: Run) -> None:
+def test_a_large_world_is_reported_in_few_lines(run: Run) -> None:
     source = """
 import pytest, torch, torch.distributed as dist
 

@@ -13,7 +13,7 @@ def driven(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters)
     return run_samples(tmp_path_factory.mktemp("driven"), "driven", "under_way", start=interpreters.run)
 
 
-def test_every_sample_ends_as_its_name_tells(driven: PytestRun) -> None:
+def test_every_sample_ends_as_its_name_says(driven: PytestRun) -> None:
     words = {"passes": {"passed"}, "fails": {"failed"}, "error": {"error", "passed"}}
     outcomes = driven.outcomes
 
@@ -22,7 +22,7 @@ def test_every_sample_ends_as_its_name_tells(driven: PytestRun) -> None:
     assert wrong == {}, driven.text
 
 
-def test_a_fault_that_no_world_came_after_is_told(driven: PytestRun) -> None:
+def test_a_fault_that_no_world_came_after_is_reported(driven: PytestRun) -> None:
     assert "ERROR at teardown of test_error_because_no_world_came_after_the_fault" in driven.text
     assert "was given to 'sim', and no world was started after it" in driven.text
 

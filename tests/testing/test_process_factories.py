@@ -250,7 +250,7 @@ def test_run_is_called_with_the_arguments_that_it_has() -> None:
     assert outcome(OlderRun("test_runs")).wasSuccessful()
 
 
-def test_a_judge_behind_a_decorator_is_called_with_the_arguments_that_it_has() -> None:
+def test_a_judge_behind_a_decorator_is_called_with_the_arguments_it_has() -> None:
     case = Decorated("test_runs")
 
     assert outcome(case).wasSuccessful()

@@ -86,7 +86,7 @@ def test_a_part_is_chosen_by_ranks_group_and_time() -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_trace_is_reported_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
 

@@ -61,7 +61,7 @@ def test_an_empty_trace_is_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "run.svg").stat().st_size > 0
 
 
-def test_the_notes_tell_the_fault_and_what_it_did_to_the_others() -> None:
+def test_the_notes_report_the_fault_and_what_it_did_to_the_others() -> None:
     notes = [(note.text, note.ranks, note.tone) for note in notes_of(trace_of(runs.crashed()))]
 
     assert notes[0] == ("rank 1 dies of SIGKILL", (1,), "fault")
@@ -69,7 +69,7 @@ def test_the_notes_tell_the_fault_and_what_it_did_to_the_others() -> None:
     assert notes[1][0].startswith("ranks 0, 2: RuntimeError: ")
 
 
-def test_the_notes_tell_a_deadlock_as_a_cycle() -> None:
+def test_the_notes_report_a_deadlock_as_a_cycle() -> None:
     notes = notes_of(trace_of(runs.stuck()))
 
     assert [note.tone for note in notes] == ["deadlock", "failure"]

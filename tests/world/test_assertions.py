@@ -32,7 +32,7 @@ def test_what_does_not_hold_is_a_finding_of_its_first_moment() -> None:
     assert found.problem == "rank is small: does not hold"
 
 
-def test_what_sometimes_holds_is_told_with_what_never_did() -> None:
+def test_what_sometimes_holds_is_reported_with_what_never_did() -> None:
     result = simdist.run(says, world_size=3, args=(3,))
 
     assert result.sometimes == (("rank 1 was here", True), ("rank 7 was here", False))

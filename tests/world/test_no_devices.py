@@ -48,7 +48,7 @@ def test_ranks_without_devices_see_no_gpu_of_their_machine() -> None:
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_whoever_insists_on_a_gpu_is_told_of_virtual_ones() -> None:
+def test_a_test_that_insists_on_a_gpu_hears_of_virtual_ones() -> None:
     rank = simdist.run(lambda: torch.ones(2).cuda(), world_size=1).ranks[0]
 
     assert "No CUDA GPUs are available" in str(rank.exception)

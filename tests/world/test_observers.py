@@ -40,7 +40,7 @@ class Watching:
         self.ranks.append((event.process.rank, here))
 
 
-def test_an_observer_hears_of_each_world_from_its_first_record_to_its_result() -> None:
+def test_an_observer_hears_of_each_world_from_first_record_to_result() -> None:
     with observed_by(Watching(Started, Ended, WorldEnded)) as watching:
         results = [simdist.run(lambda: 7, world_size=2) for _ in range(2)]
 

@@ -84,7 +84,7 @@ def strike_everywhere(phase: str, isolate: bool, every: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("phase", "isolate", "every"), [("start", False, 1), ("close", False, 1), ("start", True, 97)])
-def test_a_world_that_is_struck_at_any_moment_of_its_start_or_end_leaves_nothing(
+def test_a_world_struck_at_any_moment_of_its_start_or_end_leaves_nothing(
     phase: str, isolate: bool, every: int, interpreters: Interpreters
 ) -> None:
     assert interpreters.call("1", strike_everywhere, phase, isolate, every) == []

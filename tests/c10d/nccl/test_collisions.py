@@ -259,7 +259,7 @@ def test_messages_of_other_sizes(sent: int, room: int, expected: list[Any]) -> N
     assert outcomes(passed, args=[sent, room]) == expected
 
 
-def test_sockets_tell_of_a_message_that_is_too_long() -> None:
+def test_sockets_report_a_message_that_is_too_long() -> None:
     result = run(passed, args=[100_000, 10], cluster=build(2, hosts=2))
 
     assert (
@@ -273,7 +273,7 @@ def test_sockets_tell_of_a_message_that_is_too_long() -> None:
 
 
 @pytest.mark.parametrize("network", ["IB", "Socket"])
-def test_sockets_tell_of_a_collective_in_another_protocol(network: str) -> None:
+def test_sockets_report_a_collective_in_another_protocol(network: str) -> None:
     cluster = build(2, hosts=2, nccl=NcclModel())
 
     result = run(reduced, args=[10_000_000, 100], cluster=cluster, env={"NCCL_NET": network})

@@ -288,7 +288,7 @@ def test_an_abort_closes_sockets_too() -> None:
 # -- errors that ranks tell each other ---------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_made_anew_with_the_same_store_finds_the_old_error_there() -> None:
+def test_a_group_made_anew_with_the_same_store_finds_the_old_error_there() -> None:
     def body() -> list[Any]:
         if start() == 0:
             dist.all_reduce(of(1), async_op=True)
@@ -308,7 +308,7 @@ def test_a_group_that_is_made_anew_with_the_same_store_finds_the_old_error_there
     assert "] [PG ID 1 PG GUID 0(default_pg) Rank 1]  remote error detected from rank: 0\n" in result.ranks[1].stderr
 
 
-def test_a_watchdog_tells_each_time_that_it_asks_a_store_that_is_gone_for_errors() -> None:
+def test_a_watchdog_reports_each_time_that_it_asks_a_store_that_is_gone() -> None:
     def body() -> None:
         if start() == 0:
             time.sleep(0.05)

@@ -39,7 +39,7 @@ def test_a_world_over_nccl_has_a_device_for_each_rank() -> None:
     assert hasattr(dist, "ProcessGroupNCCL") is BUILT_FOR_CUDA
 
 
-def test_a_rank_that_sees_no_device_is_told() -> None:
+def test_a_rank_that_sees_no_device_is_refused() -> None:
     result = run(lambda: dist.init_process_group("nccl"), 1, env={"CUDA_VISIBLE_DEVICES": ""})
 
     assert str(result.ranks[0].exception) == "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
@@ -64,7 +64,7 @@ def test_torch_finds_its_nccl() -> None:
     assert results(body, 1) == [found]
 
 
-def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_forward() -> None:
+def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_on() -> None:
     def body(device_id: bool) -> tuple[float, float]:
         rank = int(os.environ["RANK"])
         time.sleep(rank)
@@ -78,7 +78,7 @@ def test_the_first_call_waits_for_all_ranks_and_device_id_brings_it_forward() ->
     assert results(body, args=[True]) == [(1, 0), (0, 0)]
 
 
-def test_two_ranks_on_one_device_are_told_so() -> None:
+def test_two_ranks_on_one_device_are_refused() -> None:
     def body() -> str:
         dist.init_process_group("nccl")
         return said(lambda: dist.all_reduce(torch.ones(1, device="cuda:0")))
@@ -268,7 +268,7 @@ def test_synchronized_batch_norm_is_that_of_the_whole_batch(shape: tuple[int, ..
     assert torch.allclose(torch.cat([first[3], second[3]]), whole.grad, atol=1e-4)
 
 
-def test_a_mesh_selects_the_device_of_a_program_that_has_not_begun_with_cuda() -> None:
+def test_a_mesh_selects_the_device_of_a_program_that_has_not_used_cuda() -> None:
     def body() -> tuple[bool, int]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl", device_id=device)
@@ -280,7 +280,7 @@ def test_a_mesh_selects_the_device_of_a_program_that_has_not_begun_with_cuda() -
     assert results(body) == [(False, 0), (False, 1)]
 
 
-def test_the_first_rank_of_a_communicator_is_waited_for_as_long_as_the_store_waits() -> None:
+def test_a_communicator_s_first_rank_is_awaited_as_long_as_the_store_waits() -> None:
     def body() -> str:
         rank = join(timeout=timedelta(seconds=20))
         if rank == 0:

@@ -50,7 +50,7 @@ ABORTED = ["Launching ProcessGroupNCCL abort asynchronously.", "ProcessGroupNCCL
 JOINED = ["ProcessGroupNCCL watchdog thread joined.", "ProcessGroupNCCL heart beat monitor thread joined."]
 
 
-def test_a_group_tells_how_it_was_made_and_destroyed() -> None:
+def test_a_group_reports_how_it_was_made_and_destroyed() -> None:
     def body() -> None:
         join()
         dist.all_reduce(of(1))
@@ -76,7 +76,7 @@ def test_a_group_tells_how_it_was_made_and_destroyed() -> None:
     assert not run(body, 1).ranks[0].stderr
 
 
-def test_a_group_tells_that_it_is_aborted() -> None:
+def test_a_group_reports_that_it_is_aborted() -> None:
     def body() -> None:
         join(device_id=torch.device("cuda", 0))
         abort: Any = dist.distributed_c10d._abort_process_group
@@ -98,7 +98,7 @@ def test_a_group_that_is_left_is_aborted_by_its_destructor() -> None:
     assert said[-4:] == [*ABORTED, *JOINED]
 
 
-def test_a_second_group_does_not_tell_the_environment_again() -> None:
+def test_a_second_group_does_not_report_the_environment_again() -> None:
     def body() -> None:
         join()
         torch.use_deterministic_algorithms(True)
@@ -116,7 +116,7 @@ def test_a_second_group_does_not_tell_the_environment_again() -> None:
     ]
 
 
-def test_variables_that_change_what_a_watchdog_does_are_told() -> None:
+def test_variables_that_change_what_a_watchdog_does_are_reported() -> None:
     blocking = lines(run(join, 1, env=INFO | {"TORCH_NCCL_BLOCKING_WAIT": "1"}))
     raised = lines(run(join, 1, env=INFO | {"TORCH_NCCL_DESYNC_DEBUG": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}))
 
@@ -129,7 +129,7 @@ def test_variables_that_change_what_a_watchdog_does_are_told() -> None:
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING: 3, TORCH_NCCL_ENABLE_TIMING: 1" in "".join(raised)
 
 
-def test_a_dump_is_told(tmp_path: Any) -> None:
+def test_a_dump_is_reported(tmp_path: Any) -> None:
     def body() -> None:
         join()
         dist.all_reduce(of(1))
@@ -169,7 +169,7 @@ def outlives_the_store(seconds: float, *, calls: bool = False) -> None:
 
 
 @pytest.mark.parametrize(("env", "times"), [({}, 8), ({"TORCH_NCCL_COORD_CHECK_MILSEC": "2000"}, 4)])
-def test_a_monitor_tells_each_time_that_it_looks_into_a_store_that_is_gone(env: dict[str, str], times: int) -> None:
+def test_a_monitor_reports_each_look_into_a_store_that_is_gone(env: dict[str, str], times: int) -> None:
     result = run(outlives_the_store, 2, args=[9.5], env=env | {"TORCHELASTIC_USE_AGENT_STORE": "0"})
 
     socket = "SocketImpl(fd=3, addr=[host0]:40001, remote=[127.0.0.1]:29500)"
@@ -194,7 +194,7 @@ def test_a_watchdog_can_not_ask_for_dumps_without_a_store() -> None:
     assert result.ranks[1].exit_code == -6
 
 
-def test_without_a_store_communicators_that_are_there_go_on_and_no_new_one_is_made() -> None:
+def test_without_a_store_communicators_go_on_and_no_new_one_is_made() -> None:
     def body() -> list[Any]:
         rank = join()
         group, new = dist.new_group([1, 2]), dist.new_group([1, 2])

@@ -113,7 +113,7 @@ def test_what_the_report_is_made_of_is_in_the_groups_store() -> None:
     assert results(body, env=env) == [[one, one, (2).to_bytes(8, "little") + b"BROADCAST\0", one]] * 2
 
 
-def test_the_report_tells_the_last_work_that_is_queued_behind_the_one_that_hangs() -> None:
+def test_the_report_has_the_last_work_queued_behind_the_one_that_hangs() -> None:
     def body() -> None:
         rank = join()
         dist.all_reduce(of(1))
@@ -158,7 +158,7 @@ def test_without_the_variable_there_is_no_report() -> None:
     assert "Timeout at collective" not in logged(run(skips, 2))
 
 
-def test_an_error_is_told_to_the_other_ranks() -> None:
+def test_an_error_is_reported_to_the_other_ranks() -> None:
     def body() -> tuple[str, str]:
         rank = join()
         dist.all_reduce(of(1))
@@ -203,7 +203,7 @@ def test_a_duration_is_that_of_the_kernel_with_its_wait_for_others() -> None:
     assert 0 < quick < 1
 
 
-def test_a_hook_is_told_of_each_work_that_is_over() -> None:
+def test_a_hook_is_called_for_each_work_that_is_over() -> None:
     def body() -> list[Any]:
         join()
         seen: list[Any] = []
@@ -276,7 +276,7 @@ def test_an_estimate_is_that_of_the_tuning_model_and_moves_nothing() -> None:
         assert (spent, value) == (0, rank)
 
 
-def test_nccl_is_told_of_memory_pools_once_it_has_a_communicator() -> None:
+def test_nccl_learns_of_memory_pools_once_it_has_a_communicator() -> None:
     def body() -> list[str]:
         join()
         pool: Any = torch.cuda.MemPool()

@@ -143,7 +143,7 @@ def test_a_collective_begins_when_the_streams_of_all_ranks_have_come_there() -> 
 
 
 @pytest.mark.parametrize("copy", ["to", "tensor", "cuda", "copy_"])
-def test_a_copy_from_the_host_waits_for_the_stream_unless_it_is_told_not_to(copy: str) -> None:
+def test_a_copy_from_the_host_waits_for_the_stream_unless_it_may_not(copy: str) -> None:
     def body() -> list[float]:
         begin()
         there = torch.ones(1, device="cuda")
@@ -186,7 +186,7 @@ def test_computing_goes_on_beside_an_asynchronous_collective() -> None:
     assert one_by_one == [0.0021, 0.0021]
 
 
-def test_works_of_one_group_run_one_after_another_and_those_of_two_beside_each_other() -> None:
+def test_works_of_one_group_run_in_turn_and_those_of_two_side_by_side() -> None:
     def body(groups: int) -> float:
         begin()
         others = [dist.new_group([0, 1]) for _ in range(groups)]

@@ -284,7 +284,7 @@ def test_a_group_with_unequal_hosts_is_refused_with_the_way_out() -> None:
         ({"channels": 0, "gpu": "volt"}, "channels: 0 is too small; the least is 1; gpu: unknown 'volt'"),
     ],
 )
-def test_what_is_no_model_is_told(settings: Any, problem: str) -> None:
+def test_what_is_no_model_is_reported(settings: Any, problem: str) -> None:
     with pytest.raises(TopologyError) as caught:
         NcclModel(**settings)
 

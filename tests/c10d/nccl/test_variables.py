@@ -88,7 +88,7 @@ def test_what_stoi_refuses_is_refused(text: str) -> None:
         Variables({"N": text}, lambda *_: None).number(9, "N")
 
 
-def test_an_old_name_is_told_of_and_the_new_one_goes_before_it() -> None:
+def test_an_old_name_is_reported_and_the_new_one_goes_before_it() -> None:
     told: list[tuple[Any, ...]] = []
     variables = Variables({"NEW": "0", "OLD": "yes"}, lambda *what: told.append(what))
 
@@ -242,7 +242,7 @@ def test_a_wrong_variable_of_dumps_ends_the_process_that_dumps() -> None:
     )
 
 
-def test_an_error_in_a_part_of_the_ranks_is_told_with_the_rank_in_that_group() -> None:
+def test_an_error_in_some_ranks_is_reported_with_the_rank_in_that_group() -> None:
     def body() -> None:
         rank = join()
         group = dist.new_group([1, 2], timeout=timedelta(seconds=1))
@@ -343,7 +343,7 @@ def test_a_root_that_never_comes_is_missed_by_all() -> None:
     )
 
 
-def test_ids_that_are_not_told_are_refused_with_the_way_out() -> None:
+def test_ids_that_are_not_reported_are_refused_with_the_way_out() -> None:
     result = run(reduce_once, 2, env={"TORCH_NCCL_BCAST_UNIQUEID": "0"})
     alone = run(reduce_once, 1, env={"TORCH_NCCL_BCAST_UNIQUEID": "0"})
 
@@ -371,7 +371,7 @@ def test_a_groups_config_chooses_communicators_that_do_not_block() -> None:
     )
 
 
-def test_a_flag_that_is_none_is_told_of() -> None:
+def test_a_flag_that_is_none_is_reported() -> None:
     result = run(reduce_once, 1, env={"TORCH_NCCL_USE_COMM_NONBLOCKING": "yes"})
 
     assert lines(result, 0)[0] == (

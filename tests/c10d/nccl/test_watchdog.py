@@ -102,7 +102,7 @@ def test_a_skipped_collective_ends_with_the_log_of_a_real_job() -> None:
     ]
 
 
-def test_a_rank_that_waits_elsewhere_dumps_as_well_and_is_ended_by_its_monitor(tmp_path: Path) -> None:
+def test_a_rank_that_waits_elsewhere_dumps_too_and_its_monitor_ends_it(tmp_path: Path) -> None:
     env = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}
 
     result = run(skips, 2, args=[True], env=env)
@@ -291,7 +291,7 @@ def test_a_group_is_aborted_and_made_anew() -> None:
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "mismatch"])
-def test_an_abort_ends_what_is_joined_after_another_one_and_what_does_not_fit(what: str, tmp_path: Path) -> None:
+def test_an_abort_ends_what_is_joined_behind_another_and_what_does_not_fit(what: str, tmp_path: Path) -> None:
     def body(path: str) -> float:
         rank = join()
         dist.all_reduce(of(1))
@@ -323,7 +323,7 @@ def test_to_destroy_a_group_waits_for_what_is_queued() -> None:
     assert first == second
 
 
-def test_a_group_that_is_left_open_is_told_by_the_first_rank_of_a_host() -> None:
+def test_a_group_that_is_left_open_is_reported_by_the_first_rank_of_a_host() -> None:
     def body() -> None:
         join()
         dist.all_reduce(of(1))

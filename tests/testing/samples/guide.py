@@ -27,7 +27,7 @@ def test_sum(rank):
 
 
 @pytest.mark.simdist(world_size=4, timeout="30s", faults=[Crash(rank=2, op="all_reduce", nth=2, when="during")])
-def test_survivors_are_told_when_a_rank_dies(rank):
+def test_survivors_hear_of_it_when_a_rank_dies(rank):
     dist.all_reduce(torch.ones(1000))
     with pytest.raises(RuntimeError, match=r"Connection|Timed out"):
         dist.all_reduce(torch.ones(1000))
