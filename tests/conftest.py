@@ -104,7 +104,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         _guarding = False
         gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
-    # A thread has a few instructions left after it has told that its work is done, and so have those of a fixture's
+    # A thread has a few instructions left after it has reported that its work is done, and so have those of a fixture's
     # world when the test begins: fewer than then are no fault.
     patience = threading.Event()
     for _ in range(3000):

@@ -1,7 +1,7 @@
 """Run a function on real Gloo: forked processes on loopback, one per rank, always brought to an end.
 
 The reference arm of every test that compares a simulation with reality. `run_real` takes what `simdist.run` takes (a
-function that needs nothing but `torch.distributed` and torchrun's environment) and tells how each process ended in
+function that needs nothing but `torch.distributed` and torchrun's environment) and returns how each process ended in
 the same words.
 
 The parent must not have an accelerator in use, and torch must be imported before the fork so that a rank costs
@@ -55,7 +55,7 @@ def run_real(
     timeout_s: float = 60,
     kill: Mapping[int, float] | None = None,
 ) -> list[RealOutcome]:
-    """Call `fn(*args)` in `world_size` forked processes with torchrun's environment and tell how each one ended.
+    """Call `fn(*args)` in `world_size` forked processes with torchrun's environment and return how each one ended.
 
     A rank's process is gone as soon as its function ends: sockets close, threads stop, no destructor runs. `kill` maps
     a rank to the seconds after the start at which it gets SIGKILL. Whatever still lives after `timeout_s` is killed
@@ -95,7 +95,7 @@ class RealWorld:
         self.close()
 
     def finish(self) -> list[RealOutcome]:
-        """Wait for every rank to end, kill what is due, and tell how each one ended."""
+        """Wait for every rank to end, kill what is due, and return how each one ended."""
         open_readers = {child.reader: child for child in self._children}
         while open_readers:
             now = time.monotonic() - self._started
@@ -182,7 +182,7 @@ def _child_main(
     writer: connection.Connection,
 ) -> int:
     signal.set_wakeup_fd(-1)
-    faulthandler.disable()  # pytest's: how a rank dies is told by its outcome, not by a dump in the log
+    faulthandler.disable()  # pytest's: how a rank dies is in its outcome, not by a dump in the log
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # the parent's handlers (pytest-timeout) are none of the rank's business
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ All of the plain command's tests go on all cores; a part of them, or real proces
 timing, run one after the other (`-n` says otherwise).
 
 A busy machine can make real processes differ. So what fails with `--real` is run again when all others are done, each
-test alone in a pytest of its own, up to twice, and fails only if it never passes. The summary tells of each such test
+test alone in a pytest of its own, up to twice, and fails only if it never passes. The summary names each such test
 what every attempt showed, of those that passed in the end too.
 """
 
@@ -25,7 +25,7 @@ MARKER = "real: needs real processes or real time; runs with --real"
 _AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
 _ALONE = 2  # more attempts of a test that failed
 _LONGEST_S = 300
-_COLUMNS = 400  # so that a reason is told whole
+_COLUMNS = 400  # so that a reason is shown whole
 
 
 @dataclass(slots=True)
@@ -160,13 +160,13 @@ class _RunAgain:
             return False, f"did not end within {_LONGEST_S} s"
         if done.returncode == 0 and re.search(r"\b1 passed\b", done.stdout):  # not skipped
             return True, "passed"
-        told = re.findall(r"^(?:FAILED|ERROR) \S.*? - (.+)$", done.stdout, re.MULTILINE)
+        reported = re.findall(r"^(?:FAILED|ERROR) \S.*? - (.+)$", done.stdout, re.MULTILINE)
         last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
-        return False, told[-1] if told else f"exit code {done.returncode}: {last}"
+        return False, reported[-1] if reported else f"exit code {done.returncode}: {last}"
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """The line that tells why it failed."""
+    """The line that says why it failed."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip() or "nothing"
     return text.splitlines()[0] if crash is not None else text.splitlines()[-1]

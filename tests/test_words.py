@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tools._words import TURNS, stumbles
+
+TESTS = Path(__file__).parent
 
 
 def test_a_turn_is_found_with_its_place_and_what_to_write(tmp_path: Path) -> None:
@@ -22,3 +25,10 @@ def test_a_turn_is_found_with_its_place_and_what_to_write(tmp_path: Path) -> Non
         "pages/page.md:3: 'whoever'",
     ]
     assert len(TURNS) > 9
+
+
+def test_names_of_tests_are_short_and_report() -> None:
+    names = {name for file in TESTS.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+
+    assert [name for name in sorted(names) if len(name) > 70] == []
+    assert [name for name in sorted(names) if re.search(r"_(tell|tells|told)(_|$)", name)] == []

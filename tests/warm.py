@@ -54,8 +54,8 @@ class Interpreters:
         """
         with self._connected(hash_seed) as connection, connection.makefile("rwb") as stream:
             _send(stream, pickle.dumps((dict(os.environ), function, arguments)))
-            told = _receive(stream)
-        failed, answer = pickle.loads(told) if told else (True, "the fork ended without an answer")
+            reported = _receive(stream)
+        failed, answer = pickle.loads(reported) if reported else (True, "the fork ended without an answer")
         assert not failed, answer
         return answer
 
@@ -78,7 +78,7 @@ class Interpreters:
         assert words[0] == sys.executable
         environment = dict(os.environ if env is None else env)
         hash_seed = environment.get("PYTHONHASHSEED", "")
-        told = self.call(
+        reported = self.call(
             hash_seed if hash_seed in HASH_SEEDS else HASH_SEEDS[0],
             _python,
             list(words[1:]),
@@ -88,7 +88,7 @@ class Interpreters:
             self._name if checks else "",
             tuple(anew),
         )
-        return subprocess.CompletedProcess(list(words), *told)
+        return subprocess.CompletedProcess(list(words), *reported)
 
     def close(self) -> None:
         """Let them end, if no other process uses them."""
@@ -194,7 +194,7 @@ def _answer(connection: socket.socket) -> NoReturn:
 def _python(
     words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str, anew: tuple[str, ...]
 ) -> tuple[int, str, str]:
-    """Be `python WORDS` in a fork of this fork, and tell its exit code and what it printed."""
+    """Be `python WORDS` in a fork of this fork, and return its exit code and what it printed."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(typed.encode())
         stdin.seek(0)

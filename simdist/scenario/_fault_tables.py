@@ -2,7 +2,7 @@
 
 A table with a bad key is read all the same. Its bad fields hold `_WRONG`, and nothing more is said about these; where
 a key is unknown, so is every field that the table leaves out, since the key may stand for any of them. A table whose
-kind is unknown is read as each kind in turn, and what is wrong with a key whatever the kind is told.
+kind is unknown is read as each kind in turn, and what is wrong with a key whatever the kind is reported.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class FaultTables:
 
     def read(self, problems: list[Problem]) -> tuple[Fault, ...]:
         """The faults; what is wrong with them is appended to `problems`, in the order of the tables."""
-        told: list[list[Problem]] = [[] for _ in self.tables]
+        reported: list[list[Problem]] = [[] for _ in self.tables]
         readings: dict[int, _Reading] = {}
         for index, table in enumerate(self.tables):
             if not isinstance(table, dict):
-                told[index] = [Problem((), f"expected a table, found {found(table)}")]
+                reported[index] = [Problem((), f"expected a table, found {found(table)}")]
                 continue
             keys: dict[str, Any] = {
                 SHORT_KEYS.get(str(key), str(key)): value for key, value in table.items() if key != "kind"
             }
-            told[index] = [
+            reported[index] = [
                 Problem((short,), f"{long} and {short} are one key; give one of them")
                 for long, short in SHORT_KEYS.items()
                 if long in table and short in table
@@ -66,13 +66,13 @@ class FaultTables:
                     raise KindError(f"missing; the kinds are {', '.join(KINDS)}")
                 kind = fault_kind(table["kind"], self.folder)
             except KindError as error:
-                told[index] += [Problem(("kind",), str(error)), *self._whatever_kind(table.get("kind"), keys)]
+                reported[index] += [Problem(("kind",), str(error)), *self._whatever_kind(table.get("kind"), keys)]
             else:
                 readings[index] = reading = self._as(kind, keys)
-                told[index] += reading.problems
+                reported[index] += reading.problems
         for index, problem in self._in_their_world(readings):
-            told[index].append(problem)
-        for index, (table, lines) in enumerate(zip(self.tables, told, strict=True)):
+            reported[index].append(problem)
+        for index, (table, lines) in enumerate(zip(self.tables, reported, strict=True)):
             written = {SHORT_KEYS[key]: key for key in table if key in SHORT_KEYS} if isinstance(table, dict) else {}
             for line in lines:
                 path = (written.get(str(line.path[0]), line.path[0]), *line.path[1:]) if line.path else ()
@@ -139,7 +139,7 @@ class FaultTables:
             index = places[problem.index]
             path = (*(file_key(str(part)) for part in problem.path[:1]), *problem.path[1:])
             yield index, Problem(path, _in_keys(problem.text, readings[index].kind))
-        for index, reading in readings.items():  # a rank outside the world is told even beside one that is no rank
+        for index, reading in readings.items():  # a rank outside the world is reported even beside one that is no rank
             for name in sorted(reading.wrong):
                 for rank in ranks_in(fields_of(reading.kind)[name].spec, reading.table.get(file_key(name))):
                     if not 0 <= rank < size:

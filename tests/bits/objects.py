@@ -22,9 +22,9 @@ def object_cases(world: int) -> Iterator[BitsCase]:
         return repr(everyone)
 
     def broadcast_object_list(bench: Bench) -> Result:
-        told: list[Any] = [("from the root", 1.5), {2}] if bench.rank == 0 else [None, None]
-        dist.broadcast_object_list(told, 0)
-        return repr(told)
+        reported: list[Any] = [("from the root", 1.5), {2}] if bench.rank == 0 else [None, None]
+        dist.broadcast_object_list(reported, 0)
+        return repr(reported)
 
     def gather_object(bench: Bench) -> Result:
         collected: list[Any] | None = [None] * bench.world if bench.rank == 1 else None

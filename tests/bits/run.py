@@ -1,6 +1,6 @@
 """One list of collectives whose results must be those of real Gloo in every bit, to be run by simulated and real ranks.
 
-`bits_cases` is the list for a world size, `run_bits` runs it on a rank and tells a digest for each case, and
+`bits_cases` is the list for a world size, `run_bits` runs it on a rank and returns a digest for each case, and
 `name_difference` says where two ranks' results part. `tools/conformance.py --bits` runs all of it; `tests/parity` a
 selection.
 """
@@ -67,7 +67,7 @@ def run_bits(
     words: Callable[[str], str] = str,
     whole: bool = False,
 ) -> list[Any]:
-    """The body of a rank: join a Gloo world, run the list or what of it has these titles, tell one result for each.
+    """The body of a rank: join a Gloo world, run the list or what of it has these titles, return one result for each.
 
     A result is a digest, or the type and text of a refusal, the latter as `words` puts it. With `whole` it is what the
     rank holds, to be shown to `name_difference`.

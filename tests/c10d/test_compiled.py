@@ -237,7 +237,7 @@ def stopped(x: torch.Tensor, *, far: bool) -> torch.Tensor:
 
 def learned() -> Any:
     """What dynamo compiles as shapes change, and what it counts."""
-    import torch._dynamo.utils as told
+    import torch._dynamo.utils as reported
 
     graphs: list[Any] = []
 
@@ -251,8 +251,8 @@ def learned() -> Any:
         compiled(torch.ones(size))
     for size in (2, 6):
         parts(torch.ones(size), far=size > 3)
-    counted = dict(told.counters["stats"]), sum(told.counters["graph_break"].values())
-    kept = len(told.guard_failures), len(told.graph_break_reasons), told.op_count
+    counted = dict(reported.counters["stats"]), sum(reported.counters["graph_break"].values())
+    kept = len(reported.guard_failures), len(reported.graph_break_reasons), reported.op_count
     torch._dynamo.reset()
     compiled(torch.ones(7))
     return graphs, counted, kept

@@ -254,7 +254,7 @@ speeds = st.lists(
 
 
 def known(flow: Flow, ranks: int, moment: int) -> list[object]:
-    """All that a flow tells, and what it has put down for those who look next."""
+    """All that a flow finds, and what it has put down for those who look next."""
     flow.conclude()
     outcomes = [flow.outcome(rank) for rank in range(ranks)]
     quiet = [flow.quiet(rank, moment) for rank in range(ranks)]

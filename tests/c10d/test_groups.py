@@ -63,9 +63,9 @@ def test_group_ranks_translate_to_global_ones_and_back() -> None:
         refused = attempt(lambda: dist.get_group_rank(group, 0))
         return dist.get_global_rank(group, 1), dist.get_group_rank(group, 3), refused
 
-    told = in_group(body, 4)
+    reported = in_group(body, 4)
 
-    for translated, back, refused in (told[1], told[3]):
+    for translated, back, refused in (reported[1], reported[3]):
         assert (translated, back) == (3, 1)
         assert refused.startswith("ValueError: Global rank 0 is not part of group")
 
@@ -145,10 +145,10 @@ def test_new_group_ends_after_its_own_timeout_and_names_the_missing_key() -> Non
         said = attempt(lambda: dist.new_group([0, 1, 2], timeout=timedelta(seconds=1)))
         return said, round((now_ns() - begin) / 1e9, 2)
 
-    told = in_group(body, 3, timeout_s=2)
+    reported = in_group(body, 3, timeout_s=2)
 
     for rank in (0, 2):
-        said, after_s = told[rank]
+        said, after_s = reported[rank]
         assert said.startswith("DistStoreError: wait timeout after 1000ms, keys: /")
         assert said.endswith("default_pg/0//1//cpu//0/1")
         assert after_s == 1.0
@@ -286,10 +286,14 @@ def failed_init(missing: int) -> list[tuple[str, float, bool]]:
 
 
 def test_init_without_a_client_fails_in_the_store_and_in_the_group() -> None:
-    told = failed_init(missing=1)
+    refused = failed_init(missing=1)
 
-    assert told[0] == ("DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.", 3.0, False)
-    assert told[2] == ("DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0", 2.0, False)
+    assert refused[0] == (
+        "DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.",
+        3.0,
+        False,
+    )
+    assert refused[2] == ("DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0", 2.0, False)
 
 
 def test_init_without_the_host_of_the_store_fails_to_connect() -> None:

@@ -64,13 +64,13 @@ def test_a_key_that_never_comes_into_a_real_store_is_reported_in_its_words(tmp_p
             lambda: store.wait(["no"], timedelta(milliseconds=500)),
             lambda: store.get("no"),
         )
-        told = []
+        reported = []
         for wait in waits:
             began_ns = time.monotonic_ns()
             with pytest.raises(RuntimeError) as caught:
                 wait()
-            told.append((type(caught.value).__name__, str(caught.value), time.monotonic_ns() - began_ns))
-        return told
+            reported.append((type(caught.value).__name__, str(caught.value), time.monotonic_ns() - began_ns))
+        return reported
 
     second, late = 1_000_000_000, 1_000_000
     assert simdist.run(body, world_size=1, args=(hash_store,)).values == [
@@ -89,12 +89,12 @@ def test_a_rank_hears_that_a_real_store_would_keep_the_others_waiting(tmp_path: 
     stores = host_stores(tmp_path)
 
     def body() -> list[str]:
-        told = []
+        reported = []
         for store in stores:
             with pytest.raises(SimdistError) as caught:
                 store.queue_pop("key")
-            told.append(str(caught.value))
-        return told
+            reported.append(str(caught.value))
+        return reported
 
     found = simdist.run(body, world_size=1).values[0]
 
@@ -109,12 +109,12 @@ def test_a_group_at_a_real_store_is_refused(tmp_path: Path) -> None:
     stores = host_stores(tmp_path)
 
     def body() -> list[str]:
-        told = []
+        reported = []
         for store in stores:
             with pytest.raises(SimdistError) as caught:
                 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-            told.append(str(caught.value))
-        return told
+            reported.append(str(caught.value))
+        return reported
 
     assert simdist.run(body, world_size=1).values[0] == [
         f"a real {kind}, made outside the simulation, was passed to a simulated rank; {WAY_OUT}"

@@ -71,13 +71,13 @@ def story(
 
 
 def check(diaries: list[Diary | None], expected: Expected) -> None:
-    told = {rank: [(e.ended_ms, e.outcome) for e in diary.entries] for rank, diary in enumerate(diaries) if diary}
+    reported = {rank: [(e.ended_ms, e.outcome) for e in diary.entries] for rank, diary in enumerate(diaries) if diary}
     for rank, calls in expected.items():
         diary = diaries[rank]
         assert diary is not None
         assert len(diary.entries) == len(calls)
         for entry, (ended_s, outcome) in zip(diary.entries, calls, strict=True):
-            assert entry.is_as(ended_s, outcome), (rank, entry, (ended_s, outcome), told)
+            assert entry.is_as(ended_s, outcome), (rank, entry, (ended_s, outcome), reported)
 
 
 def absent(diary: Diary, missing: int, dead: bool, calls: Sequence[str], at_s: float = 0.3) -> None:

@@ -66,51 +66,51 @@ def stories(
 
 
 def test_it_names_the_first_rank_that_did_not_come() -> None:
-    told = stories(3, (1,))
+    reported = stories(3, (1,))
 
-    assert told[0] == [(failed(1, timed_out("recv", 1000)), 1.0), (APP_CLOSED, 1.0)]
-    assert told[2] == [(reached(2, CLOSED), 1.0), (timed_out("send", 2000), 3.0)]
+    assert reported[0] == [(failed(1, timed_out("recv", 1000)), 1.0), (APP_CLOSED, 1.0)]
+    assert reported[2] == [(reached(2, CLOSED), 1.0), (timed_out("send", 2000), 3.0)]
 
 
 def test_what_is_left_of_the_time_is_for_the_next_rank() -> None:
-    told = stories(3, (2,))
+    reported = stories(3, (2,))
 
-    said, at_s = told[0][0]
+    said, at_s = reported[0][0]
     left = re.search(r"waiting (\d+)ms", said)
     assert left is not None
     assert 990 <= int(left[1]) <= 1000  # a little went by with rank 1
     assert said == failed(2, timed_out("recv", int(left[1])))
     assert at_s == 1.0
-    assert told[1][0] == (reached(1, CLOSED), 1.0)
+    assert reported[1][0] == (reached(1, CLOSED), 1.0)
 
 
 def test_it_names_all_of_them_if_asked() -> None:
     assert stories(3, (1,), wait_all=True)[0][0] == (all_failed("1"), 1.0)
-    told = stories(4, (1, 2), wait_all=True)
+    reported = stories(4, (1, 2), wait_all=True)
 
-    assert told[0] == [(all_failed("1, 2"), 1.0), (APP_CLOSED, 1.0)]
-    assert told[3][0] == (reached(3, CLOSED), 1.0)
+    assert reported[0] == [(all_failed("1, 2"), 1.0), (APP_CLOSED, 1.0)]
+    assert reported[3][0] == (reached(3, CLOSED), 1.0)
 
 
 def test_it_stops_at_the_first_of_several() -> None:
-    told = stories(4, (1, 2))
+    reported = stories(4, (1, 2))
 
-    assert told[0][0] == (failed(1, timed_out("recv", 1000)), 1.0)
-    assert told[3][0] == (reached(3, CLOSED), 1.0)
+    assert reported[0][0] == (failed(1, timed_out("recv", 1000)), 1.0)
+    assert reported[3][0] == (reached(3, CLOSED), 1.0)
 
 
 def test_without_rank_0_the_others_wait_for_the_group_s_timeout() -> None:
-    told = stories(3, (0,))
+    reported = stories(3, (0,))
 
     for rank in (1, 2):
-        assert told[rank] == [(reached(rank, timed_out("send", 2000)), 2.0), (APP_CLOSED, 2.0)]
+        assert reported[rank] == [(reached(rank, timed_out("send", 2000)), 2.0), (APP_CLOSED, 2.0)]
 
 
 def test_rank_0_reports_a_dead_rank_bare_and_the_others_wait() -> None:
-    told = stories(3, (1,), dead=True, at_s=0.2)
+    reported = stories(3, (1,), dead=True, at_s=0.2)
 
-    assert told[0][0] == (CLOSED, 0.2)
-    assert told[2][0] == (reached(2, timed_out("send", 2000)), 2.2)
+    assert reported[0][0] == (CLOSED, 0.2)
+    assert reported[2][0] == (reached(2, timed_out("send", 2000)), 2.2)
 
 
 def test_everyone_passes_when_everyone_comes() -> None:

@@ -31,8 +31,8 @@ def said(call: Callable[[], Any]) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def told(group: Any) -> Any:
-    """What a group tells of itself, and the sum of its ranks."""
+def reported(group: Any) -> Any:
+    """What a group says of itself, and the sum of its ranks."""
     if group is None:
         return None
     options = group._get_backend(CPU).options
@@ -62,12 +62,12 @@ def splits(*, of_types: bool = True) -> list[Any]:
     kept, found = [], []  # real groups that are freed while others still connect can make these hang
     for make in made.values():
         kept.append(make())
-        found.append(told(kept[-1]))
+        found.append(reported(kept[-1]))
         dist.barrier()
         time.sleep(0.3)
     child = group.split_group([0, 1, 2], None, None, "child", "a child")
     kept.append(child.split_group([2, 1]))
-    found.append(told(kept[-1]))
+    found.append(reported(kept[-1]))
     refused: list[list[int]] = [[], [0, 0], [0, 1, 2, 3]]
     found += [said(functools.partial(group.split_group, ranks)) for ranks in refused]
     found.append(said(lambda: group.split_group([0], None, None, "gpu", "", [torch.device("cuda")])))
@@ -85,13 +85,13 @@ def merges() -> list[Any]:
     halves: Any = [dist.new_group([0, 1], backend="cpu:gloo"), dist.new_group([2], backend="cpu:gloo")]
     half, store = halves[rank // 2], _dist.PrefixStore("m", group.get_group_store())  # type: ignore[union-attr]
     time.sleep((0.0, 0.8, 0.4)[rank])  # who comes later has a higher rank in the merged group
-    found = [told(half.merge_remote_group(store, 3, SOON, "merged", "all of us"))]
+    found = [reported(half.merge_remote_group(store, 3, SOON, "merged", "all of us"))]
     found.append(said(lambda: half.merge_remote_group(store, 3, SOON).rank()))
     dist.barrier()
     time.sleep((0.0, 0.4, 0.8)[rank])
     others = _dist.PrefixStore("n", group.get_group_store())  # type: ignore[union-attr]
-    found.append(said(lambda: told(half.merge_remote_group(others, 4, timedelta(seconds=1)))))
-    found.append(told(half.merge_remote_group(_dist.HashStore(), 1, SOON)))
+    found.append(said(lambda: reported(half.merge_remote_group(others, 4, timedelta(seconds=1)))))
+    found.append(reported(half.merge_remote_group(_dist.HashStore(), 1, SOON)))
     own = half._get_backend(CPU).options
     return [*found, own._timeout.total_seconds(), own.group_name, half.group_name]
 
@@ -179,7 +179,7 @@ def test_a_group_whose_calls_are_compared_is_split_as_well() -> None:
         dist.init_process_group("cpu:gloo")
         group: Any = dist.group.WORLD
         merged = group.merge_remote_group(_dist.PrefixStore("m", group.get_group_store()), 2)
-        return told(group.split_group([0, 1], None, None, "all", "x")), merged.size()
+        return reported(group.split_group([0, 1], None, None, "all", "x")), merged.size()
 
     result = simdist.run(body, world_size=2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 

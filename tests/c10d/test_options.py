@@ -31,7 +31,7 @@ def gloo(*args: Any, rank: int = 0, size: int = 1, **kwargs: Any) -> Any:
     return gloo_class()(stores.HashStore(), rank, size, *args, **kwargs)
 
 
-def told(call: Callable[[], Any]) -> str:
+def reported(call: Callable[[], Any]) -> str:
     """What `call` raises."""
     try:
         call()
@@ -56,7 +56,7 @@ def told(call: Callable[[], Any]) -> str:
 def test_a_timeout_is_a_duration_or_seconds_as_a_float(simulated: bool, given: Any, kept: Any) -> None:
     def body() -> list[Any]:
         makers: list[Callable[[], Any]] = [lambda: gloo(given), lambda: gloo(timeout=given)]
-        return [told(make) if isinstance(kept, str) else make().options._timeout for make in makers]
+        return [reported(make) if isinstance(kept, str) else make().options._timeout for make in makers]
 
     found = simdist.run(body, world_size=1).values[0] if simulated else body()
 
@@ -73,7 +73,7 @@ def test_what_is_no_duration_is_refused_by_the_same_type(simulated: bool) -> Non
             lambda: gloo(options=10.0),
             lambda: gloo(1.0, timeout=1.0),
         ]
-        return [told(make) for make in makers]
+        return [reported(make) for make in makers]
 
     found = simdist.run(body, world_size=1).values[0] if simulated else body()
 
@@ -89,7 +89,7 @@ def test_a_place_outside_the_group_and_options_with_no_device_are_refused(simula
             lambda: gloo(rank=-1),
             lambda: gloo(gloo_class()._Options()),
         ]
-        return [told(make).split("] ")[-1] for make in makers]
+        return [reported(make).split("] ")[-1] for make in makers]
 
     found = simdist.run(body, world_size=1).values[0] if simulated else body()
 
@@ -125,8 +125,8 @@ def test_a_group_has_what_its_class_makes_devices_and_options_with() -> None:
             options._timeout,
             made.options._timeout,
             isinstance(backend.Options("x"), real.Options),
-            told(lambda: backend.create_device()),
-            told(lambda: backend.create_device(3)).split(" The following")[0],
+            reported(lambda: backend.create_device()),
+            reported(lambda: backend.create_device(3)).split(" The following")[0],
         ]
 
     assert (

@@ -62,10 +62,10 @@ def test_a_rank_that_always_asks_if_a_message_is_completed_is_reported(pause_s: 
     result = simdist.run(body, world_size=2)
 
     assert [type(rank.exception) for rank in result.ranks] == [LivelockError] * 2
-    told = str(result.ranks[0].exception)
-    assert told.startswith("rank 0 has asked 1")
-    assert "whether its send(dst=1, tag=0) in group '0' is completed at test_polling.py:" in told
-    assert told.endswith("in body; with Gloo it never is before wait()")
+    reported = str(result.ranks[0].exception)
+    assert reported.startswith("rank 0 has asked 1")
+    assert "whether its send(dst=1, tag=0) in group '0' is completed at test_polling.py:" in reported
+    assert reported.endswith("in body; with Gloo it never is before wait()")
 
 
 def test_a_strict_run_refuses_a_second_wait_for_a_message() -> None:

@@ -219,8 +219,8 @@ def test_rules_for_sharding_and_handlers_of_metrics_are_each_rank_s_own() -> Non
             optimizers.register_functional_optim("mine", torch.optim.SGD)
             metrics.configure(metrics.NullMetricHandler(), group="mine")
         dist.barrier()
-        told = propagator.op_strategy_funcs.get(operator) is not before[0]
-        return told, "mine" in table, "mine" in metrics_api._metrics_map
+        reported = propagator.op_strategy_funcs.get(operator) is not before[0]
+        return reported, "mine" in table, "mine" in metrics_api._metrics_map
 
     assert values(body, 2) == [(True, True, True), (False, False, False)]
     after = propagator.op_strategy_funcs.get(operator), len(table), dict(metrics_api._metrics_map)

@@ -40,7 +40,7 @@ costs = st.builds(Undisturbed, latency=st.integers(0, 1_000_000), per_byte=st.sa
 
 
 class Copies(Movement):
-    """Notes what it is told."""
+    """Notes the moves."""
 
     def __init__(self) -> None:
         super().__init__(lambda name, dtype: lambda local, came, out: None)
@@ -103,10 +103,10 @@ def test_a_flow_that_takes_over_goes_on_as_if_it_had_been_there(
                 movement.enter(rank, torch.zeros(0), case.program(rank), "sum")
             real.arrive(rank, time_ns)
             flow.arrive(rank, time_ns)
-            told, worked_out = known(flow, case.ranks), known(real, case.ranks)
+            reported, worked_out = known(flow, case.ranks), known(real, case.ranks)
 
-            if index != over:  # where all that are stuck are told again
-                assert told == worked_out
+            if index != over:  # where all that are stuck are reported again
+                assert reported == worked_out
         assert known(flow, case.ranks)[2:] == known(real, case.ranks)[2:]
         assert movement.story == notes.moved
 

@@ -103,7 +103,7 @@ def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int
             enter(rank)
             flow.arrive(rank, time_ns)
             look()
-    # The rest of the connections end when all is quiet: a rank fails, and its neighbours are told.
+    # The rest of the connections end when all is quiet: a rank fails, and its neighbours hear of it.
     for rank in range(story.ranks):
         if isinstance(flow.outcome(rank), Blocked):
             flow.fail(rank, Failed(10_000_000, "gone"))

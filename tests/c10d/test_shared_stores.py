@@ -200,10 +200,10 @@ def test_the_host_waits_for_its_clients_in_whole_seconds() -> None:
         said = attempt(lambda: shared(timeout_s=2))
         return said, now_ns() / 1e9
 
-    told = values(body, 3)
+    reported = values(body, 3)
 
-    assert told[0] == ("DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.", 3.001)
-    assert told[2] == ("ok", 0.0)
+    assert reported[0] == ("DistStoreError: Timed out after 3 seconds waiting for clients. 2/3 clients joined.", 3.001)
+    assert reported[2] == ("ok", 0.0)
 
 
 def test_a_client_gives_up_when_nobody_opens_the_store() -> None:

@@ -59,7 +59,7 @@ def send_without_partner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         (strided_tensor, "strides [2] has gaps in memory"),
         (nan_in_a_maximum, "the tensor holds a NaN"),
@@ -69,13 +69,13 @@ def send_without_partner() -> None:
         (send_without_partner, "send(dst=1, tag=0) in group '0' never met its partner"),
     ],
 )
-def test_a_strict_run_names_it_and_an_ordinary_one_does_not_mind(program: Callable[[], None], told: str) -> None:
+def test_a_strict_run_names_it_and_an_ordinary_one_does_not_mind(program: Callable[[], None], reported: str) -> None:
     strict = simdist.run(program, world_size=2, strict=True)
     ordinary = simdist.run(program, world_size=2)
 
     error = strict.ranks[0].exception
     assert isinstance(error, StrictError)
-    assert told in str(error)
+    assert reported in str(error)
     assert ordinary.ranks[0].ok
 
 

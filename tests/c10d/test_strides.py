@@ -115,10 +115,10 @@ def _lazy_views() -> list[Any]:
         lambda: torch.full((2,), (rank + 1) * (1 + 2j)).conj(),
     )
     for make in makers:
-        reduced, told = make(), make()
+        reduced, reported = make(), make()
         group.allreduce([reduced], c10d.AllreduceOptions()).wait()
-        group.broadcast([told], c10d.BroadcastOptions()).wait()
-        seen += [reduced.tolist(), told.tolist()]
+        group.broadcast([reported], c10d.BroadcastOptions()).wait()
+        seen += [reduced.tolist(), reported.tolist()]
     sent = torch._neg_view(torch.ones(2) * (rank + 1))
     gathered = [torch.zeros(2), torch.zeros(2)]
     dist.all_gather(gathered, sent)

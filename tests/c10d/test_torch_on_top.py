@@ -79,8 +79,8 @@ def test_functional_coalesced_calls_take_several_tensors() -> None:
         scattered = functional.reduce_scatter_tensor_coalesced(inputs, "sum", [0, 0], world())
         return [plain(tensor) for tensor in (*reduced, *gathered, *scattered)]
 
-    for rank, told in enumerate(in_group(body, 2)):
-        assert told == [
+    for rank, reported in enumerate(in_group(body, 2)):
+        assert reported == [
             [10, 12],
             [10, 12, 14, 16],
             [0, 1, 10, 11],

@@ -1,4 +1,4 @@
-"""`simdist calibrate`, with a machine that measures as told."""
+"""`simdist calibrate`, with a machine that measures what it should."""
 
 from __future__ import annotations
 

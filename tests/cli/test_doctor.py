@@ -55,18 +55,18 @@ def test_without_the_main_job_it_fails_and_says_why(simdist: Simdist, answers: d
 def test_what_is_off_says_what_turns_it_on(simdist: Simdist, answers: dict[str, str]) -> None:
     answers["devices"] = "torch is built otherwise"
 
-    told = json.loads(simdist("doctor", "--json").output)
+    reported = json.loads(simdist("doctor", "--json").output)
 
-    assert told["ok"] is True
-    assert set(told) == {"ok", "facts", "features"}
-    off = {each["name"]: each for each in told["features"] if not each["on"]}
+    assert reported["ok"] is True
+    assert set(reported) == {"ok", "facts", "features"}
+    off = {each["name"]: each for each in reported["features"] if not each["on"]}
     assert off["virtual CUDA devices"]["why_off"] == "torch is built otherwise"
     assert off["kernels of virtual devices in C++"]["why_off"] == "there are no virtual devices"
     assert all(each["turned_on_by"].endswith(".") for each in off.values())
 
 
 @pytest.mark.parametrize(
-    ("why", "missing", "told"),
+    ("why", "missing", "reported"),
     [
         ("", "there is no C++ compiler", ""),
         ("they are not built", "", "they are not built"),
@@ -74,7 +74,7 @@ def test_what_is_off_says_what_turns_it_on(simdist: Simdist, answers: dict[str, 
     ],
 )
 def test_native_folds_are_on_or_say_what_they_lack(
-    simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str, missing: str, told: str
+    simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str, missing: str, reported: str
 ) -> None:
     monkeypatch.setattr(native, "why_off", lambda: why)
     monkeypatch.setattr(native, "why_not_buildable", lambda: missing)
@@ -83,7 +83,7 @@ def test_native_folds_are_on_or_say_what_they_lack(
     features = json.loads(simdist("doctor", "--json").output)["features"]
 
     (folds,) = [each for each in features if each["name"] == "native folds of collectives"]
-    assert (folds["on"], folds["why_off"]) == (not told, told)
+    assert (folds["on"], folds["why_off"]) == (not reported, reported)
 
 
 def test_an_unknown_version_of_torch_is_reported(
@@ -91,9 +91,9 @@ def test_an_unknown_version_of_torch_is_reported(
 ) -> None:
     monkeypatch.setattr(_doctor, "TRIED", {"1.0.0": "nothing"})
 
-    told = json.loads(simdist("doctor", "--json").output)
+    reported = json.loads(simdist("doctor", "--json").output)
 
-    assert "not among the versions that simdist was tried on: 1.0.0" in told["facts"]["torch"]
+    assert "not among the versions that simdist was tried on: 1.0.0" in reported["facts"]["torch"]
 
 
 def test_a_question_that_raises_is_a_reason() -> None:

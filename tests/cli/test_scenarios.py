@@ -46,8 +46,8 @@ def test_the_scenario_meets_its_expectations(ran: Ran, file: Path) -> None:
     result, _ = ran(file)
 
     assert "✗" not in result.stdout
-    told = [line for line in result.stdout.splitlines() if not line.startswith(("    ", "replay"))]
-    assert max(map(len, told)) <= 100
+    reported = [line for line in result.stdout.splitlines() if not line.startswith(("    ", "replay"))]
+    assert max(map(len, reported)) <= 100
 
 
 def digests_of(files: list[Path]) -> list[str]:

@@ -121,7 +121,7 @@ class TestInitTimeouts(Bodies):
 @on_both_arms
 class TestSequenceNumbers(Bodies):
     def verify(self, group: Any, others: Any) -> int:
-        """The number is the same on all; told through another group, whose calls do not count."""
+        """The number is the same on all; sent through another group, whose calls do not count."""
         numbers: list[Any] = [None] * dist.get_world_size(others)
         dist.all_gather_object(numbers, group._get_sequence_number_for_group(), group=others)
         self.assertEqual(len(set(numbers)), 1)

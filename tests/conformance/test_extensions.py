@@ -238,9 +238,9 @@ class TestLargeWorlds(Bodies):
             gathered: Any = [None, None] if self.rank == 2 else None
             dist.gather_object(self.rank, gathered, dst=2, group=group)
             self.assertEqual(gathered, [0, 2] if self.rank == 2 else None)
-            told = [self.rank, "x" * self.rank]
-            dist.broadcast_object_list(told, src=2, group=group)
-            self.assertEqual(told, [2, "xx"])
+            reported = [self.rank, "x" * self.rank]
+            dist.broadcast_object_list(reported, src=2, group=group)
+            self.assertEqual(reported, [2, "xx"])
             received: list[Any] = [None]
             dist.scatter_object_list(received, ["a", "b"] if self.rank == 0 else None, src=0, group=group)
             self.assertEqual(received, ["a" if self.rank == 0 else "b"])

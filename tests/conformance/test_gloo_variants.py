@@ -90,13 +90,13 @@ class TestLazyInitByEnvironment(LazyBodies):
         return dist.ProcessGroupGloo(self.store(), self.rank, self.world_size)
 
     def test_a_group_is_there_before_its_other_members(self) -> None:
-        told = dist.PrefixStore("told", self.store())
+        reported = dist.PrefixStore("news", self.store())
         if self.rank == 0:
-            told.wait([f"made {rank}" for rank in range(1, self.world_size)])
+            reported.wait([f"made {rank}" for rank in range(1, self.world_size)])
         os.environ[LAZY] = "1"
         store = dist.PrefixStore("lazy", self.store())
         group = dist.ProcessGroupGloo(store, self.rank, self.world_size)
-        told.set(f"made {self.rank}", "")
+        reported.set(f"made {self.rank}", "")
         tensor = torch.ones(1)
         group.allreduce([tensor]).wait()
 

@@ -1,4 +1,4 @@
-"""One entry, run as a bug hunter would: nothing is told, and what is reported counts."""
+"""One entry, run as a bug hunter would: nothing is known, and what is reported counts."""
 
 from __future__ import annotations
 

@@ -89,11 +89,11 @@ def data_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
             weight.grad = grad(weight) / size
         if bugs.get("twice"):
             weight.grad = grad(weight) / size
-        told = loss.detach().clone()
-        dist.all_reduce(told)
-        told /= size
+        reported = loss.detach().clone()
+        dist.all_reduce(reported)
+        reported /= size
         optimizer.step()
-        losses.append(told.item())
+        losses.append(reported.item())
         gradients.append({"weight": grad(weight).clone()})
     return {"loss": losses, "gradient": gradients, "parameters": {"weight": weight.detach()}}
 

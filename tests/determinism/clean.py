@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simdist
 from tests.determinism import helper
-from tests.determinism.planted import Plain, begin, tell
+from tests.determinism.planted import Plain, begin, report
 
 
 def sorted_set() -> list[str]:
@@ -37,7 +37,7 @@ def sorted_set() -> list[str]:
 def set_as_a_set() -> int:
     begin()
     seen = {f"shard {number}" for number in range(50)}
-    tell(len(seen))
+    report(len(seen))
     return sum(int(name[6:]) for name in seen)
 
 
@@ -59,7 +59,7 @@ def generators_of_the_rank() -> float:
 def virtual_time() -> str:
     begin()
     time.sleep(0.25)
-    tell(time.time() * 1e6 + time.perf_counter() * 1e3)
+    report(time.time() * 1e6 + time.perf_counter() * 1e3)
     return datetime.datetime.now().isoformat()
 
 
@@ -85,7 +85,7 @@ def identity_as_a_key() -> int:
     begin()
     things = [Plain() for _ in range(10)]
     seen = {id(thing): number for number, thing in enumerate(things)}
-    tell(seen[id(things[7])])
+    report(seen[id(things[7])])
     return len(seen)
 
 
@@ -100,7 +100,7 @@ def name_derived_from_the_rank() -> str:
 def random_name_that_stays_inside() -> int:
     begin()
     name = uuid.uuid4().hex
-    tell(len(name))
+    report(len(name))
     return len({name})
 
 
@@ -108,7 +108,7 @@ def weak_reference_to_the_living() -> bool:
     begin()
     thing = Plain()
     reference = weakref.ref(thing)
-    tell(reference() is thing)
+    report(reference() is thing)
     del thing
     return reference() is None
 
@@ -193,7 +193,7 @@ def state_that_is_reset() -> int:
     dist.barrier()
     _calls.append(1)
     dist.barrier()
-    tell(len(_calls))
+    report(len(_calls))
     return len(_calls)
 
 
@@ -202,7 +202,7 @@ _calls: list[int] = []
 
 def wall_clock_in_another_module() -> None:
     begin()
-    tell(helper.microseconds())
+    report(helper.microseconds())
 
 
 def unseeded_batches_of_a_training() -> None:
@@ -225,7 +225,7 @@ def unseeded_batches_of_a_training() -> None:
 def unseeded_random() -> None:
     begin()
     generator = random.Random()
-    tell(generator.randrange(10**6))
+    report(generator.randrange(10**6))
 
 
 def unseeded_numpy() -> None:

@@ -23,7 +23,7 @@ def begin() -> int:
     return dist.get_rank()
 
 
-def tell(number: float) -> None:
+def report(number: float) -> None:
     """Let a number show in the events: so many microseconds of sleep."""
     time.sleep(int(number) % 1_000_003 / 1e6)
 
@@ -36,20 +36,20 @@ def processor_time() -> None:
     begin()
     sum(range(20_000))
     usage = resource.getrusage(resource.RUSAGE_SELF)  # <- here
-    tell(usage.ru_utime * 1e6 + usage.ru_stime * 1e6 + usage.ru_maxrss)
+    report(usage.ru_utime * 1e6 + usage.ru_stime * 1e6 + usage.ru_maxrss)
 
 
 def time_of_a_file() -> None:
     begin()
     began = Path("/proc/self").stat().st_mtime_ns  # <- here
-    tell(began // 1000)
+    report(began // 1000)
 
 
 def address_of_an_object() -> None:
     begin()
     thing = Plain()
     key = id(thing)  # <- here
-    tell(key >> 4)
+    report(key >> 4)
 
 
 def address_in_a_text() -> None:
@@ -63,7 +63,7 @@ def address_in_a_text() -> None:
 def hash_of_a_text() -> None:
     begin()
     place = hash("embedding.weight") % 1_000_003  # <- here
-    tell(place)
+    report(place)
 
 
 def order_of_a_set() -> None:
@@ -120,7 +120,7 @@ def branch_on_a_popped_element() -> None:
 def environment() -> None:
     begin()
     number = os.getppid() + int(os.environ.get("PYTHONHASHSEED", "0").replace("random", "77"))  # <- here
-    tell(number)
+    report(number)
 
 
 def order_of_a_folder() -> None:
@@ -130,7 +130,7 @@ def order_of_a_folder() -> None:
             (Path(folder) / name).touch()
         shards = os.listdir(folder)  # noqa: PTH208  # <- here
     for shard in shards:
-        tell(len(shard) * (rank + 1))
+        report(len(shard) * (rank + 1))
 
 
 def order_of_a_glob() -> None:
@@ -150,7 +150,7 @@ def garbage_collection() -> None:
         thing.itself = thing  # type: ignore[attr-defined]
         references.append(weakref.ref(thing))
     alive = sum(reference() is not None for reference in references)  # <- here
-    tell(alive)
+    report(alive)
 
 
 def memory_that_nobody_wrote() -> None:
@@ -164,13 +164,13 @@ def memory_that_nobody_wrote() -> None:
 def thread_outside() -> None:
     begin()
     ticks = helper.ticks_of_a_thread()
-    tell(ticks)
+    report(ticks)
 
 
 def queue_that_a_thread_fills() -> None:
     begin()
     waiting = helper.BOX.qsize()  # <- here
-    tell(waiting)
+    report(waiting)
 
 
 CALLS: list[int] = []
@@ -180,23 +180,23 @@ def state_of_the_module() -> None:
     begin()
     CALLS.append(1)
     number = len(CALLS)  # <- here
-    tell(number)
+    report(number)
 
 
 def file_left_over() -> None:
     rank = begin()
     mark = Path(tempfile.gettempdir()) / f"{os.environ['SIMDIST_TEST_MARK']}-{rank}"
     if mark.exists():  # <- here
-        tell(1000)
+        report(1000)
     mark.touch()
     dist.barrier()
 
 
 def generator_made_when_imported() -> None:
     begin()
-    tell(helper.GENERATOR.randrange(10**6))
+    report(helper.GENERATOR.randrange(10**6))
 
 
 def made_when_imported() -> None:
     begin()
-    tell(helper.RUN_NUMBER)
+    report(helper.RUN_NUMBER)

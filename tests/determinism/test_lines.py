@@ -27,7 +27,7 @@ def numbers() -> Iterator[int]:
     yield 1
 
 
-def told(trace: LineTrace, *names: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+def reported(trace: LineTrace, *names: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
     return [
         (
             step.function,
@@ -43,7 +43,7 @@ def test_a_step_has_the_values_before_and_after_its_line() -> None:
         total = 1
         total += LIMIT
 
-    steps = told(traced(program), "total", f"{__name__}:LIMIT")
+    steps = reported(traced(program), "total", f"{__name__}:LIMIT")
 
     assert steps == [
         ("program", {}, {"total": "1"}),

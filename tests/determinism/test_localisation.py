@@ -18,7 +18,7 @@ from tests.determinism import clean, helper, planted
 from tests.determinism.simulate import simulate
 from tests.warm import Interpreters
 
-NOT_PROGRAMS = ("begin", "tell")
+NOT_PROGRAMS = ("begin", "report")
 Checked = Callable[[ModuleType, str], DeterminismReport]
 
 

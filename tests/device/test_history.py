@@ -85,8 +85,8 @@ def test_frames_are_kept_as_far_as_they_are_asked_for() -> None:
         trace = _cuda.memory._snapshot()["device_traces"][0]
         in_blocks = any(block["frames"] for segment in state["segments"] for block in segment["blocks"])
         found[context] = in_blocks, ["frames" in entry for entry in trace if entry["action"] != "segment_alloc"][:2]
-        told = [entry for entry in trace if "frames" in entry and entry["action"] in ("alloc", "free_requested")]
-        lines = {entry["frames"][0]["line"] for entry in told}
+        reported = [entry for entry in trace if "frames" in entry and entry["action"] in ("alloc", "free_requested")]
+        lines = {entry["frames"][0]["line"] for entry in reported}
         assert len(lines) == {"alloc": 1, "all": 2}.get(str(context), 0), "what frees has a line of its own with all"
 
     assert found == {

@@ -31,15 +31,15 @@ def _run(*faults: Fault, **options: Any) -> RunResult:
 
 
 @pytest.mark.parametrize(
-    ("values", "told", "sum_there"), [("nan", "nan", "nan"), ("inf", "inf", "inf"), ("zeros", "0", "1.0")]
+    ("values", "reported", "sum_there"), [("nan", "nan", "nan"), ("inf", "inf", "inf"), ("zeros", "0", "1.0")]
 )
-def test_a_share_of_what_a_rank_gives_has_the_value(values: str, told: str, sum_there: str) -> None:
+def test_a_share_of_what_a_rank_gives_has_the_value(values: str, reported: str, sum_there: str) -> None:
     result = _run(BadValues(rank=1, nth=1, values=values, share=0.1))
 
     sums = [str(each) for each in result.values[0]]
     assert (sums.count(sum_there), sums.count("2.0")) == (20, 180)
     assert [event.data["text"] for event in events_of(result, "fault")] == [
-        f"10 % of what rank 1 gives to all_reduce becomes {told}"
+        f"10 % of what rank 1 gives to all_reduce becomes {reported}"
     ]
 
 

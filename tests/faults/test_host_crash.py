@@ -47,8 +47,8 @@ def test_all_processes_of_the_host_die_and_the_others_hear_nothing() -> None:
 def test_the_report_says_what_happened_to_whom() -> None:
     result = run([HostCrash(rank=3, at_ns=SECOND // 2, down_ns=5 * SECOND)])
 
-    told = [event.data["text"] for event in result.events if event.kind == "fault"]
-    assert told == ["the host of rank 3 goes down for 5000 ms", "the host of rank 3 is up again"]
+    reported = [event.data["text"] for event in result.events if event.kind == "fault"]
+    assert reported == ["the host of rank 3 goes down for 5000 ms", "the host of rank 3 is up again"]
     (fault,) = result.faults
     assert fault.struck_ns == (SECOND // 2,)
     assert fault.ended == ((2, 0, "killed"), (3, 0, "killed"))

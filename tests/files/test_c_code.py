@@ -1,4 +1,4 @@
-"""Libraries whose C code writes and syncs for itself: right programs pass, wrong ones are told."""
+"""Libraries whose C code writes and syncs for itself: right programs pass, wrong ones are reported."""
 
 from __future__ import annotations
 

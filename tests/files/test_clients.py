@@ -63,7 +63,7 @@ def half_written(rank: int, folder: Path) -> list[bytes]:
 
 
 def half_written_sizes(rank: int, folder: Path) -> list[tuple[int, bool]]:
-    """Rank 0 writes, and closes; what rank 1 is told of the size, and whether the rest is that of the file."""
+    """Rank 0 writes, and closes; what rank 1 sees of the size, and whether the rest is that of the file."""
     path, seen = folder / "a", []
     file = path.open("wb", buffering=0) if rank == 0 else None
     for step in range(2):

@@ -14,7 +14,7 @@ import simdist
 from simdist.files import Looks, present_disks
 from simdist.storage import Mount
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify tells who opens a file")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify reports who opens a file")
 
 NAMES = ("c", "emptied", "kept", "linked", "listed/a", "moved", "opened", "program", "removed", "replaced", "sized")
 

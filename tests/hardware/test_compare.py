@@ -1,4 +1,4 @@
-"""Which differences between two runs are found, and how they are told."""
+"""Which differences between two runs are found, and how they are reported."""
 
 from __future__ import annotations
 

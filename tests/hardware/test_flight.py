@@ -348,18 +348,18 @@ def test_gloo_sums_each_entry_of_a_list_and_records_no_message(tmp_path: Path) -
 def test_an_operation_completes_when_its_kernel_ends(tmp_path: Path) -> None:
     records = [issue("all_reduce", 0), complete("all_reduce", 0, 10 * MS + 5)]
 
-    told = with_device_times(records, matched(records, dump(entry("all_reduce", 1)), tmp_path))
+    reported = with_device_times(records, matched(records, dump(entry("all_reduce", 1)), tmp_path))
 
-    assert told == [records[0], (12_500_000, "complete", 0, "all_reduce", "0", 0, 10 * MS, 0)]
+    assert reported == [records[0], (12_500_000, "complete", 0, "all_reduce", "0", 0, 10 * MS, 0)]
 
 
 def test_kernels_of_a_group_run_one_after_the_other(tmp_path: Path) -> None:
     entries = [entry("all_reduce", 1, duration_ms=25.0), entry("all_reduce", 2), message("send 0->1", 1)]
     records = [issue("all_reduce", 0), issue("all_reduce", 1), issue("send", 0)]
 
-    told = with_device_times(records, matched(records, dump(*entries), tmp_path))
+    reported = with_device_times(records, matched(records, dump(*entries), tmp_path))
 
-    completed = [record for record in map(unpacked, told) if isinstance(record, Completed)]
+    completed = [record for record in map(unpacked, reported) if isinstance(record, Completed)]
     ends = [(record.op, record.begin_ns, record.time_ns) for record in completed]
     assert ends == [
         ("all_reduce", 10 * MS, 35 * MS),
@@ -373,9 +373,9 @@ def test_no_kernel_ends_after_torch_has_noticed_its_end(tmp_path: Path) -> None:
     entries[1]["time_discovered_completed_ns"] = ORIGIN_NS + 100 * MS
     records = [issue("all_reduce", 0), issue("all_reduce", 1)]
 
-    told = with_device_times(records, matched(records, dump(*entries), tmp_path))
+    reported = with_device_times(records, matched(records, dump(*entries), tmp_path))
 
-    assert [record[0] for record in told if record[1] == "complete"] == [95 * MS, 100 * MS]
+    assert [record[0] for record in reported if record[1] == "complete"] == [95 * MS, 100 * MS]
 
 
 def test_an_operation_that_failed_stays_so(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def report(tmp_path: Path) -> RealReport:
 
 
 def test_a_run_has_the_groups_and_the_devices_times(report: RealReport) -> None:
-    told = [(event.time_ns, event.kind, event.rank) for event in report.result.events if event.kind != "start"]
+    reported = [(event.time_ns, event.kind, event.rank) for event in report.result.events if event.kind != "start"]
 
     life = [
         (0, "group", -1),
@@ -422,10 +422,10 @@ def test_a_run_has_the_groups_and_the_devices_times(report: RealReport) -> None:
         (2_500_006, "complete", 1),
     ]
     begun = 100 * MS
-    assert told[:7] == life
-    assert told[7] == (begun, "restart", -1)
+    assert reported[:7] == life
+    assert reported[7] == (begun, "restart", -1)
     expected = [(time_ns + begun, kind, rank) for time_ns, kind, rank in life if (kind, rank) != ("exit", 0)]
-    assert told[8:] == [*expected, (200 * MS, "exit", 0)]
+    assert reported[8:] == [*expected, (200 * MS, "exit", 0)]
     assert report.ok
 
 

@@ -84,9 +84,9 @@ def test_an_exception_that_does_not_unpickle_keeps_its_name_and_text(tmp_path: P
 def test_what_cannot_be_replayed_is_named_with_its_reason() -> None:
     plan = load("scenarios/straggler.toml", overrides=['backend="sim"', "strict=true"])
 
-    told = [str(each) for each in not_replayed(plan, "gloo")]
+    reported = [str(each) for each in not_replayed(plan, "gloo")]
 
-    assert told == [
+    assert reported == [
         "backend 'sim': it exists only in simulation",
         "strict: a real backend has no strict mode",
     ]

@@ -36,13 +36,13 @@ class Note(RankFault):
 
 
 class FakeBoard:
-    """Says yes to everything, and remembers what was told."""
+    """Says yes to everything, and remembers what was reported."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.reported: list[tuple[Any, ...]] = []
 
     def call(self, method: str, *arguments: Any) -> Any:
-        self.told.append((method, *arguments))
+        self.reported.append((method, *arguments))
         return (True, False) if method == "wait_entered_or_ended" else None
 
 
@@ -184,7 +184,7 @@ def test_a_strike_is_in_the_journal_and_on_the_board_if_others_wait_for_it(tmp_p
         ("note", "note strikes rank 0", 0),
         ("note", "note strikes rank 0", 0),
     ]
-    assert [told[:2] for told in board.told if told[0] == "struck"] == [("struck", "first")]
+    assert [reported[:2] for reported in board.reported if reported[0] == "struck"] == [("struck", "first")]
 
 
 def test_a_delay_is_asked_how_long_it_has_lasted_in_virtual_time(
@@ -247,7 +247,7 @@ class TellingBoard(FakeBoard):
     """Says of two faults, one after the other, that they have struck, and then that the run is over."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        self.told.append((method, *arguments))
+        self.reported.append((method, *arguments))
         names = arguments[0]
         if len(names) == 2:
             return {"there": 0}

@@ -1,4 +1,4 @@
-"""What ranks hold alike is copied once; what differs in a bit is told apart, with the sums of the copy."""
+"""What ranks hold alike is copied once; what differs in a bit is distinguished, with the sums of the copy."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ForWorkers(Rows):
 
 
 class Ones(Rows):
-    """Rows that can't be told apart."""
+    """Rows that can't be distinguished."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.ones(4) for _ in range(24))

@@ -91,14 +91,14 @@ def test_a_judge_looks_at_each_event_by_itself() -> None:
 
 def test_listeners_are_called_in_their_order_and_for_exactly_their_type() -> None:
     bus = bus_of()
-    told: list[tuple[str, Sent]] = []
-    bus.listen(Sent, lambda event: told.append(("first", event)))
-    bus.listen(Sent, lambda event: told.append(("second", event)))
+    reported: list[tuple[str, Sent]] = []
+    bus.listen(Sent, lambda event: reported.append(("first", event)))
+    bus.listen(Sent, lambda event: reported.append(("second", event)))
 
     bus.report(Sent(3))
     bus.report(SentTwice(4))
 
-    assert told == [("first", Sent(3)), ("second", Sent(3))]
+    assert reported == [("first", Sent(3)), ("second", Sent(3))]
     assert bus.hears(Sent)
     assert not bus.hears(SentTwice)
     assert not bus.active  # who only listens judges nothing
@@ -106,16 +106,16 @@ def test_listeners_are_called_in_their_order_and_for_exactly_their_type() -> Non
 
 def test_who_has_stopped_listening_is_called_no_more() -> None:
     bus = bus_of()
-    told: list[tuple[str, int]] = []
-    end = bus.listen(Sent, lambda event: told.append(("first", event.size_bytes)))
-    bus.listen(Sent, lambda event: told.append(("second", event.size_bytes)))
+    reported: list[tuple[str, int]] = []
+    end = bus.listen(Sent, lambda event: reported.append(("first", event.size_bytes)))
+    bus.listen(Sent, lambda event: reported.append(("second", event.size_bytes)))
 
     bus.report(Sent(1))
     end()
     end()
     bus.report(Sent(2))
 
-    assert told == [("first", 1), ("second", 1), ("second", 2)]
+    assert reported == [("first", 1), ("second", 1), ("second", 2)]
 
 
 def test_a_bus_hears_nothing_after_the_last_listener_of_a_kind() -> None:
@@ -129,26 +129,26 @@ def test_a_bus_hears_nothing_after_the_last_listener_of_a_kind() -> None:
 
 def test_who_stops_listening_while_all_are_called_ends_it_for_nobody_else() -> None:
     bus = bus_of()
-    told: list[Sent] = []
+    reported: list[Sent] = []
     ends = [bus.listen(Sent, lambda event: ends[0]())]
-    bus.listen(Sent, told.append)
+    bus.listen(Sent, reported.append)
 
     bus.report(Sent(1))
     bus.report(Sent(2))
 
-    assert told == [Sent(1), Sent(2)]
+    assert reported == [Sent(1), Sent(2)]
 
 
 def test_the_log_has_every_record_before_a_listener_hears_of_it() -> None:
     log: list[Packed] = []
     bus = bus_of(log)
-    told: list[tuple[Record, int]] = []
-    bus.listen(Slept, lambda record: told.append((record, len(log))))
+    reported: list[tuple[Record, int]] = []
+    bus.listen(Slept, lambda record: reported.append((record, len(log))))
 
     bus.record(slept(5, 1, 1_000))
     bus.record(issued(6, 0, "barrier", "0", 0, 0, "", (), -1, True))
 
-    assert told == [(Slept(5, 1, 1_000), 1)]
+    assert reported == [(Slept(5, 1, 1_000), 1)]
     assert log == [(5, "sleep", 1, 1_000), (6, "issue", 0, "barrier", "0", 0, 0, "", (), -1, True)]
 
 

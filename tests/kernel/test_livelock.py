@@ -61,7 +61,7 @@ def polled(simulation: Simulation, *, every_ns: int = 1, times: int) -> None:
 
 
 def ended_ns(*bodies: Callable[[Simulation], None], idle_turns: int = 1_000) -> int:
-    """When a world of these tasks ends; a livelock is told as a negative time."""
+    """When a world of these tasks ends; a livelock is a negative time."""
     simulation = Simulation(idle_turns=idle_turns)
     for index, body in enumerate(bodies):
         simulation.spawn(partial(body, simulation), f"task {index}")

@@ -54,14 +54,14 @@ def test_a_callback_of_the_collector_is_not_struck() -> None:
     # What is raised in there is lost, and printed: on a busy machine a collection may still be under way.
     entered, leaves, seen = threading.Event(), threading.Event(), []
 
-    def told(phase: str, info: dict[str, int]) -> None:
+    def reported(phase: str, info: dict[str, int]) -> None:
         entered.set()
         leaves.wait(10)
         seen.append(phase)
 
-    thread = threading.Thread(target=told, args=("stop", {}))
+    thread = threading.Thread(target=reported, args=("stop", {}))
     task: Any = SimpleNamespace(calm=False, insisted=False, ident=None)
-    gc.callbacks.append(told)
+    gc.callbacks.append(reported)
     try:
         thread.start()
         assert entered.wait(10)
@@ -70,7 +70,7 @@ def test_a_callback_of_the_collector_is_not_struck() -> None:
         leaves.set()
         thread.join()
     finally:
-        gc.callbacks.remove(told)
+        gc.callbacks.remove(reported)
 
     assert seen == ["stop"]
     assert not task.insisted

@@ -227,11 +227,11 @@ def test_a_task_s_processor_time_is_its_thread_s_none_when_that_is_gone() -> Non
 
 
 def test_progress_reports_time_and_events_while_the_world_runs() -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     heard = threading.Event()
 
     def progress(now_ns: int, events: int) -> None:
-        told.append((now_ns, events))
+        reported.append((now_ns, events))
         heard.set()
 
     simulation = Simulation(progress=progress)
@@ -246,7 +246,7 @@ def test_progress_reports_time_and_events_while_the_world_runs() -> None:
     simulation.run()
 
     assert simulation.close() == []
-    assert told[-1] == (42, 1)
+    assert reported[-1] == (42, 1)
     assert simulation.tasks[0].error is None
 
 

@@ -99,8 +99,8 @@ def test_the_words_of_accelerate_launch_are_its_own(launched: Launched) -> None:
 
     assert result.exit_code == 0, result.output
     first, second = map(eval, result.stdout.splitlines())
-    told = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_OFFLOAD_PARAMS", "WORLD_SIZE")
-    assert [first[name] for name in told] == ["true", "2", "true", "2"]
+    reported = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_OFFLOAD_PARAMS", "WORLD_SIZE")
+    assert [first[name] for name in reported] == ["true", "2", "true", "2"]
     assert {name for name in first if first[name] != second[name]} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
 
 

@@ -54,15 +54,15 @@ WORDS = ("--nproc-per-node=2", "--max-restarts=2", "--rdzv-id=job", "--log-dir=l
 
 
 def found_in(folder: Path) -> dict[str, Any]:
-    """By path below the run's folder: what workers printed and what the last of them that failed told."""
+    """By path below the run's folder: what workers printed and what the last of them that failed reported."""
     (run,) = (folder / "logs").iterdir()
     found: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         if path.suffix == ".json":
-            told = json.loads(path.read_text())["message"]
-            trace = told["extraInfo"].pop("py_callstack")
-            told["extraInfo"].pop("timestamp")
-            found[str(path.relative_to(run))] = told, trace.splitlines()[-1]
+            reported = json.loads(path.read_text())["message"]
+            trace = reported["extraInfo"].pop("py_callstack")
+            reported["extraInfo"].pop("timestamp")
+            found[str(path.relative_to(run))] = reported, trace.splitlines()[-1]
         elif path.is_file():
             text = path.read_text().splitlines()
             found[str(path.relative_to(run))] = [line for line in text if not re.search(r"Gloo|W\d{4}|\[rank", line)]

@@ -33,7 +33,7 @@ __all__ = [
 def simulated(
     body: Callable[..., Any], world_size: int, *, args: Sequence[Any] = (), faults: Sequence[Any] = ()
 ) -> list[RealOutcome]:
-    """Run the body in a simulated world and tell each rank's outcome in the words of the real arm.
+    """Run the body in a simulated world and return each rank's outcome in the words of the real arm.
 
     Rank 0 hosts the store in both arms.
     """
@@ -152,7 +152,7 @@ class Log:
         self.entries.append(Entry(name, outcome, text, time.monotonic() - self.zero))
 
 
-# A rank that closed its connections after its own timeout and one whose peer did so first tell different halves of
+# A rank that closed its connections after its own timeout and one whose peer did so first report different halves of
 # one event; which half a rank sees is a race between processes.
 _BROKEN = (
     "Application timeout caused pair closure",

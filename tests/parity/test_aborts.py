@@ -26,7 +26,7 @@ def ends(outcomes: list[RealOutcome]) -> list[str]:
     ]
 
 
-# A rank that sent too much reads a reset: its bytes were never read. With three ranks the two survivors tell
+# A rank that sent too much reads a reset: its bytes were never read. With three ranks the two survivors report
 # different stories in every real run, whichever connection fails first.
 STORIES = {(2, 1): ["reset", "killed"], (4, 2): ["closed by peer", "closed by peer", "killed", "reset"]}
 

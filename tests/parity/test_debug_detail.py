@@ -1,4 +1,4 @@
-"""TORCH_DISTRIBUTED_DEBUG=DETAIL: what ranks are told that are about to call different things. One body, two arms."""
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL: the errors of ranks that are about to call different things. One body, two arms."""
 
 from __future__ import annotations
 

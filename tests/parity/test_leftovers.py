@@ -31,18 +31,18 @@ CALLS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def without_one(name: str, count: int) -> tuple[str, str]:
-    """What a rank was told, and a digest of what it has left."""
+    """What a rank was answered, and a digest of what it has left."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=1))
     tensor = torch.arange(count, dtype=torch.float32) % 1000 + 1000 * dist.get_rank()
     dist.barrier()
-    told = "ok"
+    reported = "ok"
     if dist.get_rank() != MISSING:
         try:
             CALLS[name](tensor)
         except RuntimeError as error:
-            told = type(error).__name__
+            reported = type(error).__name__
     time.sleep(1.5)  # nobody leaves while others wait
-    return told, hashlib.md5(tensor.numpy().tobytes()).hexdigest()
+    return reported, hashlib.md5(tensor.numpy().tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize(

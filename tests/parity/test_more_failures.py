@@ -294,12 +294,12 @@ def test_a_process_that_goes_while_data_is_under_way_resets_the_connection() -> 
     size = 64 << 20
     body = each(wait_shortly(size, 0.005, leave_at_once), after(0.1, "under way", reduce_all(size)))
 
-    def told(outcomes: list[RealOutcome]) -> list[str]:
+    def reported(outcomes: list[RealOutcome]) -> list[str]:
         return [entry.text for entry in outcomes[1].value.entries]
 
-    simulation = told(simulated(body, 2))
+    simulation = reported(simulated(body, 2))
     # Not when: how long 64 MiB take is the machine's business.
-    assert any(told(run_real(body, 2)) == simulation for _ in range(5))
+    assert any(reported(run_real(body, 2)) == simulation for _ in range(5))
     assert simulation[0].startswith("Read error [host]:port: Connection reset by peer")
 
 

@@ -1,4 +1,4 @@
-"""The reference arm itself: every way for a process to end is told, and nothing hangs or stays behind."""
+"""The reference arm itself: every way for a process to end is reported, and nothing hangs or stays behind."""
 
 from __future__ import annotations
 

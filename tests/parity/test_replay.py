@@ -172,7 +172,7 @@ def test_nothing_comparable_is_exit_code_3_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["parity", "scenarios/none.toml", "--html", "/no/where.html"], ["no such file", "--html /no/where.html"]),
         (["parity", "scenarios/straggler.toml", "--time-scale", "0"], ["--time-scale: 0 is too small"]),
@@ -183,12 +183,12 @@ def test_nothing_comparable_is_exit_code_3_with_the_reason() -> None:
     ],
 )
 def test_bad_input_is_reported_at_once_and_nothing_runs(
-    arguments: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], reported: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
 
     result = CliRunner().invoke(main, arguments)
 
     assert result.exit_code == 2, result.output
-    assert all(text in result.output for text in told), result.output
+    assert all(text in result.output for text in reported), result.output
     assert "Traceback" not in result.output

@@ -357,7 +357,7 @@ def real_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str], ran
 
 def as_planned(results: list[list[Any]]) -> list[list[Any]]:
     """Without the texts of exceptions, of which the model knows only the types."""
-    return [[value.split(":")[0] if isinstance(value, str) else value for value in told] for told in results]
+    return [[value.split(":")[0] if isinstance(value, str) else value for value in reported] for reported in results]
 
 
 def check(kind: str, program: Sequence[tuple[int, Step]], ranks: int) -> None:

@@ -28,7 +28,7 @@ def shorts() -> Tensor:
     return ones(dtype=torch.int16)
 
 
-def told(act: Callable[[Log, int], object], end_s: float = 1.2) -> Callable[[], Log]:
+def reported(act: Callable[[Log, int], object], end_s: float = 1.2) -> Callable[[], Log]:
     def body() -> Log:
         log = Log.of_world(1.0)
         act(log, dist.get_rank())
@@ -179,16 +179,16 @@ def lists_that_differ(log: Log, rank: int) -> None:
 
 
 STORIES: dict[str, tuple[Callable[[], Log], int]] = {
-    "completed after the wait": (told(completed_after_the_wait), 2),
-    "waited for again": (told(waited_again, end_s=2.5), 2),
-    "without a partner": (told(without_a_partner), 2),
-    "refused calls": (told(refusals), 2),
-    "a call that one is refused": (told(one_is_refused), 2),
-    "exchanges": (told(exchanges), 2),
-    "an exchange that one refuses": (told(an_exchange_that_one_refuses), 2),
-    "an exchange without one": (told(an_exchange_without_one), 3),
-    "three ranks": (told(three_for_three), 3),
-    "lists whose entries differ": (told(lists_that_differ), 3),
+    "completed after the wait": (reported(completed_after_the_wait), 2),
+    "waited for again": (reported(waited_again, end_s=2.5), 2),
+    "without a partner": (reported(without_a_partner), 2),
+    "refused calls": (reported(refusals), 2),
+    "a call that one is refused": (reported(one_is_refused), 2),
+    "exchanges": (reported(exchanges), 2),
+    "an exchange that one refuses": (reported(an_exchange_that_one_refuses), 2),
+    "an exchange without one": (reported(an_exchange_without_one), 3),
+    "three ranks": (reported(three_for_three), 3),
+    "lists whose entries differ": (reported(lists_that_differ), 3),
 }
 CASES = [Case(name, body, size) for name, (body, size) in STORIES.items()]
 

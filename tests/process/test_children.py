@@ -289,7 +289,7 @@ def test_a_program_of_torch_takes_no_virtual_time_whatever_it_takes_to_end() -> 
     assert [event.kind for event in results[0].events] == [event.kind for event in results[1].events]
 
 
-def test_a_program_of_torch_that_hangs_is_ended_by_its_timeout_in_real_time() -> None:
+def test_a_program_of_torch_that_hangs_is_ended_by_its_real_timeout() -> None:
     def body() -> tuple[float, object]:
         with pytest.raises(subprocess.TimeoutExpired) as caught:
             _run_by_torch(["sleep", "1000"], timeout=0.2, check=True)

@@ -28,7 +28,7 @@ ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Drawing(Dataset[Any]):
-    """Each item tells what its worker draws, and how many it has had."""
+    """Each item has what its worker draws, and how many it has had."""
 
     def __init__(self) -> None:
         self.data = torch.arange(12.0)
@@ -70,7 +70,7 @@ def raise_error() -> None:
 
 
 def leave() -> None:
-    time.sleep(0.2)  # its loader waits for the batch by then, and is told by the signal that the child has ended
+    time.sleep(0.2)  # its loader waits for the batch by then, and learns by the signal that the child has ended
     os._exit(3)
 
 

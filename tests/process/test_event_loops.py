@@ -60,11 +60,11 @@ def test_threads_wake_an_event_loop() -> None:
             time.sleep(2)
             return time.monotonic()
 
-        def tell() -> None:
+        def report() -> None:
             time.sleep(0.25)
             loop.call_soon_threadsafe(answer.set_result, time.monotonic())
 
-        threading.Thread(target=tell).start()
+        threading.Thread(target=report).start()
         return [await answer, time.monotonic(), await asyncio.to_thread(work), time.monotonic()]
 
     assert simdist.run(lambda: asyncio.run(main()), world_size=2).values == [[0.25, 0.25, 2.25, 2.25]] * 2

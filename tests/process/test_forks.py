@@ -110,10 +110,10 @@ def test_a_child_that_goes_on_in_the_run_itself_is_reported() -> None:
         os._exit(0)
     os.close(answer)
     with os.fdopen(answers, encoding="utf-8") as stream:
-        told = stream.read()
+        reported = stream.read()
     os.waitpid(children[0], 0)
 
-    assert told == "this process was forked while a simulated world ran; the world goes on in its parent only"
+    assert reported == "this process was forked while a simulated world ran; the world goes on in its parent only"
 
 
 def test_a_rank_may_not_fork() -> None:

@@ -218,12 +218,12 @@ def test_the_name_stands_in_the_environment_where_the_machines_did(monkeypatch: 
 
     monkeypatch.setenv("HOSTNAME", "machine")
     named = simdist.run(look, world_size=4, cluster=two_hosts())
-    told = simdist.run(look, world_size=1, env={"HOSTNAME": "mine"})
+    reported = simdist.run(look, world_size=1, env={"HOSTNAME": "mine"})
     monkeypatch.delenv("HOSTNAME")
     bare = simdist.run(look, world_size=1)
 
     assert named.values == ["host0", "host0", "host1", "host1"]
-    assert (told.values, bare.values) == (["mine"], [None])
+    assert (reported.values, bare.values) == (["mine"], [None])
 
 
 def test_what_is_sent_of_the_host_is_the_same_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

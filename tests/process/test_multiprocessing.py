@@ -223,7 +223,7 @@ def test_processes_of_a_rank_do_what_real_ones_do(program: Callable[[str], Any],
     assert result.virtual_time_ns < 100_000_000
 
 
-def tell(answers: Any, program: Callable[[str], Any], method: str) -> None:
+def report(answers: Any, program: Callable[[str], Any], method: str) -> None:
     answers.put(program(method))
 
 
@@ -233,7 +233,7 @@ def tell(answers: Any, program: Callable[[str], Any], method: str) -> None:
 def test_real_processes_do_that(program: Callable[[str], Any], method: str) -> None:
     context: Any = mp.get_context("spawn")  # whose names begin with 1
     answers = context.SimpleQueue()
-    runner = context.Process(target=tell, args=(answers, program, method))
+    runner = context.Process(target=report, args=(answers, program, method))
     runner.start()
     found = answers.get()
     runner.join()
@@ -258,12 +258,12 @@ def test_a_child_has_its_own_pid_environment_handlers_and_cause_of_chance() -> N
         processes = [multiprocessing.get_context("fork").Process(target=child, args=(queue,)) for _ in range(2)]
         for process in processes:
             process.start()
-        told = [queue.get() for _ in processes]
+        reported = [queue.get() for _ in processes]
         time.sleep(1)
         for process in processes:
             process.terminate()
             process.join()
-        return os.getpid(), "MINE" in os.environ, told, [process.exitcode for process in processes]
+        return os.getpid(), "MINE" in os.environ, reported, [process.exitcode for process in processes]
 
     first = simdist.run(body, world_size=2)
     second = simdist.run(body, world_size=2)
@@ -271,11 +271,11 @@ def test_a_child_has_its_own_pid_environment_handlers_and_cause_of_chance() -> N
     assert first.values == second.values
     assert first.digest == second.digest
     pids, drawn = set(), set()
-    for rank, (pid, has_mine, told, codes) in enumerate(first.values):
+    for rank, (pid, has_mine, reported, codes) in enumerate(first.values):
         assert not has_mine
         assert codes == [5, 5]
         pids.add(pid)
-        for child_pid, parent_pid, its_rank, *chance in told:
+        for child_pid, parent_pid, its_rank, *chance in reported:
             assert (parent_pid, its_rank) == (pid, str(rank))
             pids.add(child_pid)
             drawn.add(repr(chance))
@@ -400,8 +400,8 @@ def test_a_child_may_not_use_its_parents_group() -> None:
         dist.destroy_process_group()
         return found
 
-    for rank, (told, (kind, text)) in enumerate(simdist.run(body, world_size=2).values):
-        assert told == rank
+    for rank, (reported, (kind, text)) in enumerate(simdist.run(body, world_size=2).values):
+        assert reported == rank
         assert kind == "SimdistError"
         assert text.startswith(f"a child process of rank {rank} uses the rank's group ")
 

@@ -19,7 +19,7 @@ from tests.c10d.worlds import values
 
 
 def limits() -> list[object]:
-    """What a rank is told of its limits, and what a child that it forks has."""
+    """What a rank sees of its limits, and what a child that it forks has."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
     found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
     bad: Any = ((300, 200), (100, 300), (100,))

@@ -312,9 +312,9 @@ def test_programs_say_what_they_say_in_an_interpreter_of_their_own(name: str) ->
 
     assert rank.stdout == real.stdout
     assert rank.exit_code == real.returncode
-    told = [line for line in real.stderr.splitlines() if not line.startswith(" ")]
+    reported = [line for line in real.stderr.splitlines() if not line.startswith(" ")]
     found = [line.removeprefix("[rank0]: ") for line in rank.stderr.splitlines()]
-    assert [line for line in found if not line.startswith(" ")] == told
+    assert [line for line in found if not line.startswith(" ")] == reported
 
 
 # -- reports --------------------------------------------------------------------------------------------------------

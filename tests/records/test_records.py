@@ -107,9 +107,9 @@ def test_what_a_record_holds_is_what_files_may_hold(made: type[Record], data: st
 def test_the_table_of_the_trace_package_has_every_field(kind: str) -> None:
     """It says what users find in `Event.data`, in more words than a name."""
     rows = [line.split("|")[1:3] for line in str(trace.__doc__).splitlines() if line.startswith("| ")]
-    (told,) = [words for names, words in rows if kind in names.strip().split(", ")]
+    (reported,) = [words for names, words in rows if kind in names.strip().split(", ")]
 
-    assert [name for name in fields_of(kinds()[kind][-1]) if name not in re.findall(r"\w+", told)] == []
+    assert [name for name in fields_of(kinds()[kind][-1]) if name not in re.findall(r"\w+", reported)] == []
 
 
 def test_what_is_no_record_is_not_unpacked() -> None:

@@ -90,13 +90,13 @@ def test_a_group_whose_members_never_met_misses_nobody() -> None:
 def test_ranks_that_call_another_collective_are_distinguished(strict: bool, lines: int) -> None:
     events = [_group(0, 1, 2), _issue(0, 0), _issue(1, 0, size=2), _issue(2, 0, "barrier", size=0)]
 
-    told = uneven_collectives(events, strict=strict)
+    reported = uneven_collectives(events, strict=strict)
 
-    assert told[0] == (
+    assert reported[0] == (
         "ranks disagree on collective #0 of group '0': rank 0 all_reduce of float32[1]; "
         "rank 1 all_reduce of float32[2]; rank 2 barrier"
     )
-    assert len(told) == lines
+    assert len(reported) == lines
 
 
 # -- one report everywhere ------------------------------------------------------------------------------------------

@@ -87,9 +87,9 @@ def test_a_program_that_reports_where_it_saves_has_one_digest(tmp_path: Path) ->
 
             def main(folder):
                 dist.init_process_group("gloo")
-                told = [folder if dist.get_rank() == 0 else None]
-                dist.broadcast_object_list(told)
-                return told[0]
+                place = [folder if dist.get_rank() == 0 else None]
+                dist.broadcast_object_list(place)
+                return place[0]
         """)
     )
     (tmp_path / "saves.toml").write_text('world_size = 2\n[workload]\ntarget = "saves:main"\nargs = ["{tmp}"]\n')

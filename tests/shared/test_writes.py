@@ -43,7 +43,7 @@ class Own:
     """What is put in the place of a function."""
 
 
-# What ranks that share their modules do, and how it is told.
+# What ranks that share their modules do, and how it is reported.
 NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of a module": (lambda: setattr(json, "left", 1), "json.left: added"),
     "attribute of a module of constants": (lambda: setattr(string, "left", 1), "string.left: added"),
@@ -96,7 +96,7 @@ def test_what_ranks_leave_where_all_see_it_is_named() -> None:
     with put_back(), shared_writes() as written:
         simdist.run(body, world_size=1).raise_for_failure()
 
-    assert written.lines() == sorted(told for _, told in NAMED.values())
+    assert written.lines() == sorted(reported for _, reported in NAMED.values())
 
 
 def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def json_like(thing: object) -> str:
     return str(thing)
 
 
-# What ranks do inside the objects that modules hold, how it is taken back, and how it is told.
+# What ranks do inside the objects that modules hold, how it is taken back, and how it is reported.
 INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "type of a C function's result": (
         lambda: setattr(ctypes.pythonapi.Py_GetVersion, "restype", ctypes.c_char_p),
@@ -166,7 +166,7 @@ INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_ranks_leave_inside_the_objects_of_modules_is_named(name: str) -> None:
-    act, take_back, told = INSIDE[name]
+    act, take_back, reported = INSIDE[name]
     before = ctypes.pythonapi.Py_GetVersion.restype
 
     simdist.run(len, world_size=1, args=("",))
@@ -174,7 +174,7 @@ def test_what_ranks_leave_inside_the_objects_of_modules_is_named(name: str) -> N
         simdist.run(lambda: act() and None, world_size=1).raise_for_failure()
     take_back()
 
-    assert written.lines() == [told]
+    assert written.lines() == [reported]
     assert ctypes.pythonapi.Py_GetVersion.restype is before
 
 
@@ -227,7 +227,7 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         warnings.filters[:] = filters  # type: ignore[index]
 
 
-def test_what_the_standard_library_finds_on_first_use_is_not_told() -> None:
+def test_what_the_standard_library_finds_on_first_use_is_not_reported() -> None:
     def main() -> None:
         base64.b32encode(b"x")
         concurrent.futures.process._check_system_limits()

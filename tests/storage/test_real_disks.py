@@ -53,7 +53,7 @@ def _mounted(image: Path, at: Path) -> Iterator[Path]:
 
 
 class Program:
-    """Random calls in a folder of their own, each done to the real files and told to the model."""
+    """Random calls in a folder of their own, each done to the real files and to the model."""
 
     def __init__(self, folder: Path, kind: str, draws: np.random.Generator, *, also: bool = False) -> None:
         self.folder = folder

@@ -48,7 +48,7 @@ def _swept(program: Any, *, world_size: int = 2, **settings: Any) -> SweepReport
     )
 
 
-def _told(report: SweepReport) -> str:
+def _reported(report: SweepReport) -> str:
     assert report.wrong == ()
     return "\n".join(failure.account for failure in report.failures)
 
@@ -80,9 +80,9 @@ def by_safetensors(folder: str, *, sync: bool = True) -> float:
 def test_safetensors_does_not_sync() -> None:
     pytest.importorskip("safetensors", reason="safetensors is in the extra `programs`")
 
-    told = _told(_swept(by_safetensors, kwargs={"sync": False}, strikes=["all"]))
+    reported = _reported(_swept(by_safetensors, kwargs={"sync": False}, strikes=["all"]))
 
-    assert "model.safetensors is empty, of 384 bytes; rank 0 raised SafetensorError" in told
+    assert "model.safetensors is empty, of 384 bytes; rank 0 raised SafetensorError" in reported
 
 
 def test_safetensors_under_a_name_that_comes_last_survives() -> None:
@@ -90,7 +90,7 @@ def test_safetensors_under_a_name_that_comes_last_survives() -> None:
 
     report = _swept(by_safetensors, limit=30)
 
-    assert _told(report) == ""
+    assert _reported(report) == ""
     assert report.unseen == ("model.new",)
 
 
@@ -125,8 +125,8 @@ def test_save_pretrained_empties_the_old_config_first() -> None:
 
     report = _swept(by_save_pretrained, only=[Crash(rank=0, op="storage", nth=9)], strikes=["rank"])
 
-    assert "rank 0 died before write of model/config.json" in _told(report)
-    assert "is not a valid JSON file" in _told(report)
+    assert "rank 0 died before write of model/config.json" in _reported(report)
+    assert "is not a valid JSON file" in _reported(report)
 
 
 def by_accelerate(folder: str) -> list[float]:
@@ -156,10 +156,10 @@ def test_a_folder_of_accelerate_s_is_there_before_it_is_whole() -> None:
 
     crash = Crash(rank=0, op="storage", nth=3, when="during")
 
-    told = _told(_swept(by_accelerate, only=[crash], strikes=["rank"], isolate=True))
+    reported = _reported(_swept(by_accelerate, only=[crash], strikes=["rank"], isolate=True))
 
-    assert "rank 0 died during write of step0/optimizer.bin" in told
-    assert "rank 0 raised RuntimeError: PytorchStreamReader failed" in told
+    assert "rank 0 died during write of step0/optimizer.bin" in reported
+    assert "rank 0 raised RuntimeError: PytorchStreamReader failed" in reported
 
 
 def by_fabric(folder: str) -> list[float]:
@@ -191,10 +191,10 @@ def by_fabric(folder: str) -> list[float]:
 def test_fabric_empties_the_old_checkpoint_first() -> None:
     pytest.importorskip("lightning", reason="lightning is in the extra `programs`")
 
-    told = _told(_swept(by_fabric, only=[Crash(rank=0, op="storage", nth=4)], strikes=["rank"]))
+    reported = _reported(_swept(by_fabric, only=[Crash(rank=0, op="storage", nth=4)], strikes=["rank"]))
 
-    assert "rank 0 died before write of last.ckpt" in told
-    assert "in step 1; rank 0 raised EOFError" in told
+    assert "rank 0 died before write of last.ckpt" in reported
+    assert "in step 1; rank 0 raised EOFError" in reported
 
 
 def by_lightning(folder: str) -> list[float]:
@@ -244,12 +244,12 @@ def test_model_checkpoint_of_lightning_empties_the_last_one_unsynced() -> None:
 
     report = _swept(by_lightning)
 
-    told = _told(report)
+    reported = _reported(report)
     assert len(report.cases) > 200
     assert {failure.problems[0][0] for failure in report.failures} == {"outcomes", "max_steps_lost"}
-    assert "rank 0 died before write of kept/last.ckpt" in told
-    assert "rank 0 raised EOFError" in told
-    assert "kept/last.ckpt is not there; 2 steps were lost to a restart, at most 1" in told
+    assert "rank 0 died before write of kept/last.ckpt" in reported
+    assert "rank 0 raised EOFError" in reported
+    assert "kept/last.ckpt is not there; 2 steps were lost to a restart, at most 1" in reported
 
 
 def by_hsdp(folder: str, *, steps: int = 2) -> float:
@@ -294,12 +294,12 @@ def test_hsdp_comes_back_on_its_mesh(strike: Any) -> None:
     report = _swept(by_hsdp, world_size=4, strikes=[strike], limit=6)
 
     assert report.wrong == ()
-    assert _told(report) == ""
+    assert _reported(report) == ""
 
 
 def test_four_ranks_go_on_as_two_from_the_same_shards() -> None:
     report = _swept(by_hsdp, world_size=4, strikes=["lost"], limit=6)
 
     assert report.wrong == ()
-    assert _told(report) == ""
+    assert _reported(report) == ""
     assert any(isinstance(case.fault, HostCrash) and case.fault.down_ns is None for case in report.cases)

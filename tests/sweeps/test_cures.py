@@ -30,6 +30,6 @@ def test_each_kind_of_loss_has_its_cure(way: str, strike: Any, cure: str) -> Non
     report = sweep_plan(plan, Tries(strikes=(strike,), outcomes=2, limit=24), workers=1)
 
     assert [each[: len(cure)] for each in report.cures] == [cure]
-    told = report.kinds()
-    assert sum(others + 1 for _, others in told) == len(report.failures)
-    assert len(told) < 5
+    reported = report.kinds()
+    assert sum(others + 1 for _, others in reported) == len(report.failures)
+    assert len(reported) < 5

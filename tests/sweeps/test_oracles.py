@@ -60,7 +60,7 @@ def _swept(expect: dict[str, Any], **kwargs: Any) -> SweepReport:
     return simdist.sweep(train, world_size=2, kwargs=kwargs, strikes=["rank"], expect=expect)
 
 
-def _told(report: SweepReport) -> set[tuple[str, str]]:
+def _reported(report: SweepReport) -> set[tuple[str, str]]:
     return {problem for failure in report.failures for problem in failure.problems} | set(report.wrong)
 
 
@@ -75,18 +75,18 @@ def test_training_that_keeps_everything_passes_all_of_them() -> None:
         }
     )
 
-    assert _told(report) == set()
+    assert _reported(report) == set()
     assert len(report.cases) > 40
 
 
 def test_a_state_that_is_not_restored_is_reported_by_tensor_and_step() -> None:
-    told = _told(_swept({"same_states_as_without_faults": True}, keeps_momentum=False))
+    reported = _reported(_swept({"same_states_as_without_faults": True}, keeps_momentum=False))
 
     assert (
         "same_states_as_without_faults",
         "net.weight of rank 0 is another one than undisturbed in step 2, after restart 1",
-    ) in told
-    assert {name for name, _ in told} == {"same_states_as_without_faults"}
+    ) in reported
+    assert {name for name, _ in reported} == {"same_states_as_without_faults"}
 
 
 def test_ranks_that_differ_are_reported_by_tensor_and_step() -> None:
@@ -96,9 +96,9 @@ def test_ranks_that_differ_are_reported_by_tensor_and_step() -> None:
 
 
 def test_samples_that_are_left_out_after_a_restart_are_reported() -> None:
-    told = _told(_swept({"samples_once": SAMPLES}, skips=True))
+    reported = _reported(_swept({"samples_once": SAMPLES}, skips=True))
 
-    assert ("samples_once", "epoch 0: 6 samples of 8 were used, sample 2 was not, and 1 more") in told
+    assert ("samples_once", "epoch 0: 6 samples of 8 were used, sample 2 was not, and 1 more") in reported
 
 
 def test_samples_that_are_used_twice_are_reported() -> None:
@@ -121,7 +121,7 @@ def test_files_that_pile_up_are_reported() -> None:
 
     report = simdist.sweep(leaves, world_size=1, strikes=["rank"], expect={"max_files": 1})
 
-    assert _told(report) == {("max_files", "2, at most 1: 0.tmp, value")}
+    assert _reported(report) == {("max_files", "2, at most 1: 0.tmp, value")}
 
 
 def test_expectations_that_nobody_knows_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""A sweep crashes a program at every moment and tells where it does not come back."""
+"""A sweep crashes a program at every moment and reports where it does not come back."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_what_is_left_of_a_file_that_nobody_looks_at_makes_no_other_life(looks: 
 
 
 def listening() -> Iterator[str]:
-    """The open files of this process through which the system tells who opens what."""
+    """The open files of this process through which the system reports who opens what."""
     for each in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # that which lists them is gone already
             if "inotify" in str(each.readlink()):

@@ -1,4 +1,4 @@
-"""What crashes that are tried side by side tell each other, and where their files lie."""
+"""What crashes that are tried side by side report to each other, and where their files lie."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def test_bad_options_are_refused(run: Run) -> None:
 
 def test_seed_0_runs_ranks_in_order_and_others_in_an_order_of_their_own(run: Run) -> None:
     done = run("-rA", files={"test_it.py": ORDER.format(keywords="")})
-    told = next(line for line in done.text.splitlines() if line.startswith("orders "))
-    orders = json.loads(told.removeprefix("orders "))
+    reported = next(line for line in done.text.splitlines() if line.startswith("orders "))
+    orders = json.loads(reported.removeprefix("orders "))
 
     assert orders[0] == sorted(orders[0])
     assert all(order != sorted(order) for order in orders[1:])
@@ -122,9 +122,9 @@ def test_seed_0_runs_ranks_in_order_and_others_in_an_order_of_their_own(run: Run
 
 def test_the_policy_can_be_fixed(run: Run) -> None:
     done = run("-rA", files={"test_it.py": ORDER.format(keywords=", policy='fifo'")})
-    told = next(line for line in done.text.splitlines() if line.startswith("orders "))
+    reported = next(line for line in done.text.splitlines() if line.startswith("orders "))
 
-    assert json.loads(told.removeprefix("orders ")) == [list(range(8))] * 4
+    assert json.loads(reported.removeprefix("orders ")) == [list(range(8))] * 4
 
 
 def test_the_replay_command_shows_the_same_failure(run: Run) -> None:
@@ -213,8 +213,8 @@ def test_fails_alike(rank):
     assert re.search(r"test_it\.py:5, on rank \d\n +return .len.name. for name in set.names.", text)
     alike = section(done, "test_fails_alike")
     assert "a second run, in a fresh process, was the same, event for event" in alike
-    told = r"no seed decides what programs outside the simulation do:\n +true, started at test_it\.py:20 by ranks 0, 1"
-    assert re.search(told, alike)
+    line = r"no seed decides what programs outside the simulation do:\n +true, started at test_it\.py:20 by ranks 0, 1"
+    assert re.search(line, alike)
 
 
 def test_an_option_tries_other_schedules_until_one_fails(run: Run) -> None:

@@ -304,7 +304,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         return self._member.number
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: Gloo and NCCL begin with 0, and go on counting when they are told to begin."""
+        """Nothing to do: Gloo and NCCL begin with 0, and go on counting when they are asked to begin."""
 
     def _set_default_timeout(self, timeout: timedelta | float) -> None:
         self.options._timeout = timeout

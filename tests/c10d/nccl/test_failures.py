@@ -193,10 +193,10 @@ def test_who_asks_for_a_work_learns_of_an_error_of_its_communicator(kind: str) -
         assert moments == ["00:00:02.000"]
     else:
         assert first.exit_code == 3
-        assert len(moments) == 2  # its watchdog tells of it as well
+        assert len(moments) == 2  # its watchdog reports it as well
 
 
-# -- who is told of a death --------------------------------------------------------------------------------------------
+# -- who hears of a death ----------------------------------------------------------------------------------------------
 
 
 def dies(op: str) -> None:
@@ -285,7 +285,7 @@ def test_an_abort_closes_sockets_too() -> None:
     assert "Connection closed by remote peer host0<40000>" in result.ranks[1].stderr
 
 
-# -- errors that ranks tell each other ---------------------------------------------------------------------------------
+# -- errors that ranks report to others --------------------------------------------------------------------------------
 
 
 def test_a_group_made_anew_with_the_same_store_finds_the_old_error_there() -> None:

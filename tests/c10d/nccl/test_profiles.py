@@ -49,14 +49,14 @@ def test_traces_say_what_was_called_in_which_group(tmp_path: Path) -> None:
         trace = json.loads(Path(path).read_text())["traceEvents"]
         return [each["args"] for each in trace if each["name"] == "record_param_comms"]
 
-    told = results(body)[1]
+    reported = results(body)[1]
     names = ("Collective name", "dtype", "In msg nelems", "Out msg nelems")
-    shown = [tuple(each[name] for name in names) for each in told]
+    shown = [tuple(each[name] for name in names) for each in reported]
 
     assert shown[0] == ("all_gather", "Float", 2, 4)
     assert shown[-2:] == [("allreduce", "Long", 3, 3), ("wait", "Byte", 0, 0)]
     assert (
-        told[0]
+        reported[0]
         | {
             "Group size": 2,
             "Global rank start": 0,
@@ -66,5 +66,5 @@ def test_traces_say_what_was_called_in_which_group(tmp_path: Path) -> None:
             "Process Group Ranks": "[0, 1]",
             "Rank": 1,
         }
-        == told[0]
+        == reported[0]
     )

@@ -1,4 +1,4 @@
-"""What NCCL's side tells beside its watchdog's log: desync reports, remote errors, durations, hooks, estimates."""
+"""What NCCL's side reports beside its watchdog's log: desync reports, remote errors, durations, hooks, estimates."""
 
 from __future__ import annotations
 

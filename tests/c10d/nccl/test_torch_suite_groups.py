@@ -235,9 +235,9 @@ def case_nccl_warn_not_in_group_debug_off(self: Case, level: str = "OFF") -> Non
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
-        told = [str(each.message) for each in caught if "does not belong to" in str(each.message)]
-        assert len(told) == self.rank
-        assert all(name in each for each in told)
+        reported = [str(each.message) for each in caught if "does not belong to" in str(each.message)]
+        assert len(reported) == self.rank
+        assert all(name in each for each in reported)
 
 
 case_nccl_warn_not_in_group_debug_info = partial(case_nccl_warn_not_in_group_debug_off, level="INFO")
@@ -319,7 +319,7 @@ def case_allgather_float8(self: Case) -> None:
         assert torch.equal(output.view(torch.float32), tensor.view(torch.float32))
 
 
-def told(self: Case, group: Any, source: int) -> None:
+def reported(self: Case, group: Any, source: int) -> None:
     """Broadcast a rank's number."""
     tensor = torch.full((1,), self.rank, device=self.device)
     dist.broadcast(tensor, source, group=group)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.builds import NOT_A_MEMBER
 from tests.c10d.nccl.suite import Case, cases, dist, hold, ones, play, raises, same
-from tests.c10d.nccl.test_torch_suite_groups import FLOAT8, told
+from tests.c10d.nccl.test_torch_suite_groups import FLOAT8, reported
 
 
 def case_new_group_local_sync(self: Case) -> None:
@@ -222,11 +222,11 @@ def case_comm_split_group_larger_scale(self: Case) -> None:
     backend = group._get_backend(self.device)
     first = dist.split_group(group, [[0, 1], [2, 3, 4, 5, 6, 7]])
     assert backend.comm_split_count() == 1
-    told(self, first, 0 if self.rank < 2 else 2)
+    reported(self, first, 0 if self.rank < 2 else 2)
     second = dist.split_group(group, [[5, 6, 7]])
     assert backend.comm_split_count() == 2
     if self.rank >= 5:
-        told(self, second, 7)
+        reported(self, second, 7)
     else:
         assert second is NOT_A_MEMBER
     dist.barrier(group)
@@ -239,12 +239,12 @@ def case_comm_recursive_split_group(self: Case) -> None:
     backend = group._get_backend(self.device)
     first = dist.split_group(group, [[0, 1, 2, 3], [4, 5, 6, 7]])
     first_backend = first._get_backend(self.device)
-    told(self, first, self.rank // 4 * 4)
+    reported(self, first, self.rank // 4 * 4)
     assert (backend.comm_split_count(), first_backend.comm_split_count()) == (1, 0)
     second = dist.split_group(first, [[0, 1], [2, 3]])
     counts = [each.comm_split_count() for each in (backend, first_backend, second._get_backend(self.device))]
     assert counts == [1, 1, 0]
-    told(self, second, {0: 1, 1: 2, 2: 5, 3: 6}[self.rank // 2])
+    reported(self, second, {0: 1, 1: 2, 2: 5, 3: 6}[self.rank // 2])
     whole = dist.new_group(list(range(8)), device_id=self.device)
     options = whole._get_backend(self.device).options
     assert len(options.global_ranks_in_group) == 8

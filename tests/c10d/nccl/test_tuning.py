@@ -97,7 +97,7 @@ def test_the_graph_of_a_cluster_is_the_published_one() -> None:
 
 
 def parent_of(node: int, nodes: int) -> int:
-    """As it is told in prose: the lowest bit cleared, and the next one set unless that is out of bounds."""
+    """In prose: the lowest bit cleared, and the next one set unless that is out of bounds."""
     low = node & -node
     above = (node ^ low) | low << 1
     return above if above < nodes else node ^ low

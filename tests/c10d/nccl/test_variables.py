@@ -89,11 +89,11 @@ def test_what_stoi_refuses_is_refused(text: str) -> None:
 
 
 def test_an_old_name_is_reported_and_the_new_one_goes_before_it() -> None:
-    told: list[tuple[Any, ...]] = []
-    variables = Variables({"NEW": "0", "OLD": "yes"}, lambda *what: told.append(what))
+    reported: list[tuple[Any, ...]] = []
+    variables = Variables({"NEW": "0", "OLD": "yes"}, lambda *what: reported.append(what))
 
     assert variables.truth(True, "NEW", "OLD") is False
-    assert told == [("old truth", "Environment variable OLD is deprecated; use NEW instead", Place.OLD_TRUTH)]
+    assert reported == [("old truth", "Environment variable OLD is deprecated; use NEW instead", Place.OLD_TRUTH)]
 
 
 def test_old_names_are_warned_of_once_for_each_kind_of_value() -> None:
@@ -133,9 +133,9 @@ def test_every_rank_that_finds_a_timeout_says_that_it_is_its_own() -> None:
     result = run(leave_one_out, 3, args=[1])
 
     for rank in (0, 2):
-        told = lines(result, rank)
-        assert f"{PREFIX.format(rank)}First PG on this rank to signal dumping." in told
-        assert any(" collective timeout from this local rank and we will try" in line for line in told)
+        reported = lines(result, rank)
+        assert f"{PREFIX.format(rank)}First PG on this rank to signal dumping." in reported
+        assert any(" collective timeout from this local rank and we will try" in line for line in reported)
     assert any("collective timeout from  rank 2 and we will try our best" in line for line in lines(result, 1))
 
 
@@ -185,12 +185,12 @@ def test_a_watchdog_that_has_ended_is_missed_by_the_monitor() -> None:
 
     assert result.ranks[0].exit_code == -6
     assert result.ranks[0].ended_ns == 4 * 8 * MINUTE
-    told = [line for line in lines(result, 0) if "watchdog got stuck" in line or "Terminating" in line]
-    assert told[0].startswith(
+    reported = [line for line in lines(result, 0) if "watchdog got stuck" in line or "Terminating" in line]
+    assert reported[0].startswith(
         f"{PREFIX.format(0)}ProcessGroupNCCL's watchdog got stuck for 480 seconds without making "
     )
-    assert told[0].endswith("otherwise, please attempt to debug the hang. ")
-    assert told[1] == (
+    assert reported[0].endswith("otherwise, please attempt to debug the hang. ")
+    assert reported[1] == (
         f"{PREFIX.format(0) * 2}Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL "
         "watchdog hang."
     )

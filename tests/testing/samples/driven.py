@@ -1,4 +1,4 @@
-"""Tests that drive worlds from outside with the fixture `sim`. Each has the outcome that its name tells."""
+"""Tests that drive worlds from outside with the fixture `sim`. Each has the outcome that its name says."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(steps: int = 3, timeout_s: float = 1800) -> int:
 
 
 def receive(count: int = 3) -> list[tuple[float, int]]:
-    """Rank 0 sends numbers to rank 1, which tells what came and when."""
+    """Rank 0 sends numbers to rank 1, which reports what came and when."""
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         for number in range(count):
@@ -238,8 +238,8 @@ def test_passes_with_faults_of_the_marker_and_of_the_test(sim: Sim) -> None:
 
     result = sim.run(train, world_size=2, faults=[Crash(rank=1, at_ns=1500 * MS)], check=False)
 
-    told = [event.data["text"] for event in result.events if event.kind == "fault"]
-    assert told == ["rank 0 hangs for 1000 ms", "rank 1 dies of SIGKILL"]
+    reported = [event.data["text"] for event in result.events if event.kind == "fault"]
+    assert reported == ["rank 0 hangs for 1000 ms", "rank 1 dies of SIGKILL"]
 
 
 def test_fails_because_the_fault_never_struck(sim: Sim) -> None:

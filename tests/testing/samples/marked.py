@@ -1,4 +1,4 @@
-"""Tests whose body runs on every rank, with everything that pytest offers. Each has the outcome that its name tells."""
+"""Tests whose body runs on every rank, with everything that pytest offers. Each has the outcome that its name says."""
 
 from __future__ import annotations
 

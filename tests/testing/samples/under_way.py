@@ -1,4 +1,4 @@
-"""Tests that change worlds under way with the fixture `sim`. Each has the outcome that its name tells."""
+"""Tests that change worlds under way with the fixture `sim`. Each has the outcome that its name says."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_passes_with_faults_given_now_for_later(sim: Sim) -> None:
 
     result = world.finish(check=False)
 
-    told = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
-    assert told[0] == (1500 * MS, "slow_rank")
-    assert told[1][1] == "crash"
-    assert told[1][0] > 5000 * MS
+    reported = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
+    assert reported[0] == (1500 * MS, "slow_rank")
+    assert reported[1][1] == "crash"
+    assert reported[1][0] > 5000 * MS
 
 
 def test_passes_with_an_exception_now(sim: Sim) -> None:
@@ -133,8 +133,8 @@ def test_passes_with_a_store_lost_now(sim: Sim) -> None:
 
     result = world.finish(check=False)
 
-    told = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
-    assert told == [(1500 * MS, "store_lost")]
+    reported = [(event.time_ns, event.data["fault"]) for event in result.events if event.kind == "fault"]
+    assert reported == [(1500 * MS, "store_lost")]
     assert [rank.ended_ns for rank in result.ranks] == [3_000_200_000] * 2
 
 
@@ -164,8 +164,8 @@ def test_passes_with_a_partition_that_is_healed(sim: Sim) -> None:
     result = world.finish()
 
     assert 1_202_000 * MS < result.virtual_time_ns < 1_203_000 * MS
-    told = [event.data["text"] for event in result.events if event.kind == "fault"]
-    assert told == ["the network splits: ranks 0, 1 | 2", "the network heals: ranks 0, 1 | 2"]
+    reported = [event.data["text"] for event in result.events if event.kind == "fault"]
+    assert reported == ["the network splits: ranks 0, 1 | 2", "the network heals: ranks 0, 1 | 2"]
 
 
 def test_passes_with_a_partition_that_outlasts_the_timeout(sim: Sim) -> None:
