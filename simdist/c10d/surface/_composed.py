@@ -65,10 +65,10 @@ class ComposedGroup(SeveralBackends):
         self._name = self._description = ""
         self._bound = None
 
-    def _set_default_backend(self, backend: object) -> None:
-        if not isinstance(backend, _Type):
-            raise said_by(ProcessGroup._set_default_backend, self, backend)
-        self._default = backend
+    def _set_default_backend(self, backend_type: object) -> None:
+        if not isinstance(backend_type, _Type):
+            raise said_by(ProcessGroup._set_default_backend, self, backend_type)
+        self._default = backend_type
 
     def _register_backend(self, device: object, backend_type: object, backend: object = None) -> None:
         fits = isinstance(device, torch.device) and isinstance(backend_type, _Type)

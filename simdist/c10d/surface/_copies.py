@@ -183,7 +183,7 @@ class Copies(Calls):
         flats, direct = targets(output_tensors)
         sent = [source(tensor) for tensor in input_tensors]
         shapes = Shapes.of(input_tensors, [output.shape for output in output_tensors])
-        work = self._exchange(input_tensors[0], flats, sent, list(output_tensors), shapes, opts)
+        work = self._exchange(input_tensors[0], flats, sent, list(output_tensors), shapes, self._limit(opts))
         return work if direct else delivered(work, output_tensors, flats)
 
     def all_to_all_single(
@@ -193,6 +193,7 @@ class Copies(Calls):
         output_split_sizes: object = None,
         input_split_sizes: object = None,
         opts: object = None,
+        timeout: timedelta | None = None,
     ) -> SimWork:
         """`alltoall` with the parts of one tensor along its first dimension; without splits, parts of equal bytes."""
         given = [
@@ -202,16 +203,16 @@ class Copies(Calls):
         if outputs is None or inputs is None:
             if self._member.process.torch_state.stands_for_threads:
                 output_sizes, input_sizes = (each.tolist() if isinstance(each, Tensor) else each for each in given)
-                return self.all_to_all_single(output, tensor, output_sizes, input_sizes, opts)
+                return self.all_to_all_single(output, tensor, output_sizes, input_sizes, opts, timeout)
             raise said_by(_ALL_TO_ALL, self, output, tensor, *given, *([] if opts is None else [opts]))
         self._arguments.require_contiguous_input(tensor)
-        shapes = Shapes.of([tensor], [output.shape])
+        shapes, limit_ns = Shapes.of([tensor], [output.shape]), self._limit(opts, timeout)
         try:
             flats, sent = self._arguments.exchanged_parts(output, tensor, outputs, inputs, self.rank(), self._size)
         except RuntimeError as error:
             # Found by Gloo when it begins, so the work fails, and not the call.
-            return self._exchange(tensor, [], [], [output], shapes, opts, error)
-        return self._exchange(tensor, flats, sent, [output], shapes, opts)
+            return self._exchange(tensor, [], [], [output], shapes, limit_ns, error)
+        return self._exchange(tensor, flats, sent, [output], shapes, limit_ns)
 
     def _exchange(
         self,
@@ -220,7 +221,7 @@ class Copies(Calls):
         sent: list[Tensor],
         result: Outputs,
         shapes: Shapes,
-        opts: object,
+        limit_ns: int,
         refusal: RuntimeError | None = None,
     ) -> SimWork:
         return self._issue(
@@ -229,7 +230,7 @@ class Copies(Calls):
             tensor,
             Exchanged(flats, sent),
             result,
-            self._limit(opts),
+            limit_ns,
             extra=shapes,
             size=sum(part.numel() * part.element_size() for part in sent),
             refusal=refusal,

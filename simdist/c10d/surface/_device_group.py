@@ -67,14 +67,15 @@ def _through_host(name: str, method: Callable[..., SimWork]) -> Callable[..., Si
     def call(self: DeviceProcessGroup, *args: object, **kwargs: object) -> SimWork:
         if looks_itself and (dispatch_modes() or function_modes() or not is_plain_or_sparse(args)):
             return self.allreduce_in_modes(*args, **kwargs)
-        if not any(_has_devices(each) for each in args):
+        given = *args, *kwargs.values()
+        if not any(_has_devices(each) for each in given):
             return method(self, *args, **kwargs)
         copies = HostCopies()
         lowered = [copies.lower(each) for each in args]
         try:
-            work = method(self, *lowered, **kwargs)
+            work = method(self, *lowered, **{name: copies.lower(each) for name, each in kwargs.items()})
         except RuntimeError as error:
-            raise _naming_device(error, args) from None
+            raise _naming_device(error, given) from None
         work.outputs = copies.originals(work.outputs)
 
         def deliver() -> None:
@@ -112,7 +113,7 @@ def _first_device(value: object) -> torch.device | None:
 
 def _refusing(name: str, method: Callable[..., SimWork]) -> Callable[..., SimWork]:
     def call(self: DeviceProcessGroup, *args: object, **kwargs: object) -> SimWork:
-        if any(_has_devices(each) for each in args):
+        if any(_has_devices(each) for each in (*args, *kwargs.values())):
             if name in _REFUSED:
                 raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda")
             raise UnsupportedError(

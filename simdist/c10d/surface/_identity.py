@@ -312,7 +312,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     set_timeout = _set_default_timeout
 
-    def _set_default_backend(self, backend: object) -> None:
+    def _set_default_backend(self, backend_type: object) -> None:
         """Nothing to choose: the group is its own backend."""
 
     def _register_backend(self, device: object, backend_type: object, backend: object = None) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -124,9 +125,11 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
     in_order = _memory.is_plain_or_sparse if name == "allreduce" else _memory.is_plain
     count, signature = row.tensors, inspect.signature(method)
     names = list(signature.parameters)[1 : 1 + count]
+    renamed = _renaming(signature)
     alone = count == 1
 
-    def call(self: GroupBackend, *args: object, **kwargs: object) -> object:
+    def call(self: GroupBackend, *args: object, **by_torch: object) -> object:
+        kwargs = renamed(by_torch) if by_torch else by_torch
         tensors = args[0] if alone and args else args[:count]  # hot
         plain = in_order(tensors) and (not kwargs or in_order(tuple(kwargs.values())))
         if plain and not (dispatch_modes() or function_modes()):
@@ -147,7 +150,7 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
         entry = _Call(method, args[count:], beside)
         under_way.append(entry)
         try:
-            said = through(self, *args, **kwargs)
+            said = through(self, *args, **(kwargs if row.name in _THROUGH else by_torch))
         finally:
             under_way.remove(entry)
         return entry.result(said)
@@ -164,26 +167,56 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
     return call
 
 
+# What torch's overloads call parameters that have one name here.
+_SAME = {
+    "dstRank": ("dst",),
+    "input": ("tensor", "input_tensors"),
+    "inputTensor": ("tensor",),
+    "input_list": ("tensors",),
+    "input_tensor": ("tensor", "input_tensors"),
+    "inputs": ("tensors",),
+    "output": ("output_tensors",),
+    "outputTensor": ("output",),
+    "output_tensor": ("output", "output_tensors"),
+    "srcRank": ("src",),
+    "tensor": ("tensors",),
+}
+
+
+def _renaming(signature: inspect.Signature) -> Callable[[dict[str, object]], dict[str, object]]:
+    """Keyword arguments under the names of the signature."""
+    parameters = signature.parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return lambda kwargs: kwargs
+
+    def own(name: str) -> str:
+        return name if name in parameters else next((each for each in _SAME.get(name, ()) if each in parameters), name)
+
+    return lambda kwargs: {own(name): value for name, value in kwargs.items()}
+
+
 def _call_exchange(
     group: GroupBackend,
     output: torch.Tensor,
     tensor: torch.Tensor,
-    output_sizes: Sequence[int] | None = None,
-    input_sizes: Sequence[int] | None = None,
-    options: dist.AllToAllOptions | None = None,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    opts: dist.AllToAllOptions | timedelta | None = None,
+    timeout: timedelta | None = None,
 ) -> object:
+    options = None if isinstance(opts, timedelta) else opts
     asynchronous = True if options is None else options.asyncOp
     operator = torch.ops.c10d.alltoall_base_
-    return operator(output, tensor, group.boxed(), output_sizes or [], input_sizes or [], asynchronous)
+    return operator(output, tensor, group.boxed(), output_split_sizes or [], input_split_sizes or [], asynchronous)
 
 
 def _call_gather(
     group: GroupBackend,
     outputs: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor],
-    options: Any = None,
+    opts: Any = None,
 ) -> object:
-    asynchronous = True if options is None else options.asyncOp
+    asynchronous = True if opts is None else opts.asyncOp
     return torch.ops.c10d.allgather_into_tensor_coalesced_(outputs, tensors, group.boxed(), asynchronous)
 
 

@@ -15,7 +15,7 @@ from simdist.c10d.calls._unseen import dispatch_modes, function_modes
 from simdist.c10d.calls._work import SimWork
 from simdist.c10d.surface import _memory
 from simdist.c10d.surface._calls import Calls, reduction_of, root_of
-from simdist.c10d.surface._compat import reduce_name, timeout_ns
+from simdist.c10d.surface._compat import ProcessGroup, reduce_name, said_by, timeout_ns
 from simdist.c10d.surface._layout import delivered, joint, source, targets, then
 from simdist.c10d.surface._options import AllReduceOptions
 
@@ -40,22 +40,34 @@ class Reductions(Calls):
     allreduce_in_modes: Callable[..., SimWork]  # see `_modes.visible`
 
     def allreduce(
-        self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, **kwargs: object
+        self, tensors: Any = None, opts: object = None, timeout: timedelta | None = None, **kwargs: Any
     ) -> SimWork:
         """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options.
 
         With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
         """
+        if kwargs:  # the names of an overload
+            given = {"tensors": tensors, "opts": opts, "timeout": timeout, **kwargs}
+            given = {name: value for name, value in given.items() if value is not None}
+            if "opts" not in given and "op" in given:
+                given["opts"] = given.pop("op")
+            if "tensors" not in given and "tensor" in given:
+                given["tensors"] = given.pop("tensor")
+            if "tensors" not in given or not given.keys() <= {"tensors", "opts", "timeout"}:
+                raise said_by(ProcessGroup.allreduce, self, **given)
+            return self.allreduce(**given)
         tensor: Any = tensors[0] if type(tensors) is list and len(tensors) == 1 else tensors
         seen = dispatch_modes() or function_modes()
         usual = None if seen else _usual(tensor)
         several = None
         if usual is None:
+            if tensors is None:
+                raise said_by(ProcessGroup.allreduce, self)
             if seen or not _is_plain_or_sparse(tensor):
-                given = [tensors, opts, timeout]
-                while given[-1] is None:
-                    del given[-1]
-                return self.allreduce_in_modes(*given, **kwargs)
+                place = [tensors, opts, timeout]
+                while place and place[-1] is None:
+                    del place[-1]
+                return self.allreduce_in_modes(*place)
             if not isinstance(tensor, Tensor):
                 several = self._arguments.alike(tensors)
                 tensor = several[0]
@@ -63,7 +75,7 @@ class Reductions(Calls):
         if type(opts) is AllReduceOptions:
             reduction, asynchronous, limit_ns = opts.reduction, opts.asyncOp, self._timeout_ns
             if reduction is None or type(asynchronous) is not bool or opts.timeout is not _UNSET:
-                return self.allreduce(tensors, opts.real(), timeout, **kwargs)
+                return self.allreduce(tensors, opts.real(), timeout)
             passing = not asynchronous
         elif type(opts) is _ALLREDUCE_OPTIONS:
             # Hot: reading the operation's enum out of the options costs more than comparing it.
@@ -73,7 +85,7 @@ class Reductions(Calls):
             asynchronous = opts.asyncOp
         else:
             asynchronous = True
-            reduction = reduction_of(opts, kwargs.get("op"))
+            reduction = reduction_of(opts, None)
             limit_ns = self._limit(opts, timeout)
         if usual is not None:
             data, size, dtype = usual

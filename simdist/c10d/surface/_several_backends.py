@@ -133,11 +133,11 @@ class SeveralBackends(GroupBackend):
         """Of the device's part."""
         self._get_backend(device).eager_connect_single_device(device)
 
-    def _start_coalescing(self, device: DeviceLike | None = None) -> object:
-        return self._coalescing(device)._start_coalescing(device)
+    def _start_coalescing(self, device_type: DeviceLike | None = None) -> object:
+        return self._coalescing(device_type)._start_coalescing(device_type)
 
-    def _end_coalescing(self, device: DeviceLike | None = None) -> object:
-        return self._coalescing(device)._end_coalescing(device)
+    def _end_coalescing(self, device_type: DeviceLike | None = None) -> object:
+        return self._coalescing(device_type)._end_coalescing(device_type)
 
     def _coalescing(self, device: DeviceLike | None) -> GroupBackend:
         return self._main if device is None else self._get_backend(device)
@@ -179,7 +179,7 @@ def _device_of(value: object) -> str | None:
 
 def _forwarding(name: str) -> Callable[..., object]:
     def forward(self: SeveralBackends, *args: object, **kwargs: object) -> object:
-        return getattr(self._part_for(_device_of(args)), name)(*args, **kwargs)
+        return getattr(self._part_for(_device_of((*args, *kwargs.values()))), name)(*args, **kwargs)
 
     forward.__name__ = name
     forward.__doc__ = "Of the part of the tensors' device."

@@ -166,6 +166,7 @@ class NcclProcessGroup(NcclReductions):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: object = None,
+        timeout: timedelta | None = None,
     ) -> SimWork | None:
         """`alltoall` with the parts of one tensor along its first dimension."""
         require_devices(output, tensor)

@@ -345,12 +345,12 @@ class NcclGroup(NcclMember):
             streams.synchronize(index, current)
         return work
 
-    def _start_coalescing(self, device: Device = None) -> None:
+    def _start_coalescing(self, device_type: Device = None) -> None:
         if self._block is not None:
             return
         self._block = _Block()
 
-    def _end_coalescing(self, device: Device = None) -> StreamWork | None:
+    def _end_coalescing(self, device_type: Device = None) -> StreamWork | None:
         block, self._block = self._block, None
         if block is None:
             raise RuntimeError("Something went wrong. Did you call end_coalescing before start_coalescing?")
