@@ -222,7 +222,7 @@ def kind_name(class_name: str) -> str:
     return re.sub(r"(?<!^)([A-Z])", r"_\1", class_name).lower()
 
 
-def ranks_in(spec: Spec, value: Any) -> Iterator[int]:
+def ranks_in(spec: Spec, value: object) -> Iterator[int]:
     """The ranks that a value names, if that is what its spec says it does; the value may be wrong."""
     if isinstance(spec, Maybe):
         yield from ranks_in(spec.spec, value)
