@@ -35,7 +35,7 @@ __all__ = ["DeviceState"]
 
 _version: dict[str, object] = vars(torch.version)
 _HOST = says_cuda()
-for _name, _report in _triton.TELLERS.items():
+for _name, _report in _triton.ADAPTERS.items():
     when_imported(_name, _report)
 
 

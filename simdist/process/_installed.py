@@ -81,7 +81,7 @@ _LIBRARIES: dict[str, Callable[[Patches], None]] = {
 }
 for _name, _report in _LIBRARIES.items():
     _when_imported.when_imported(_name, _report, by_rank=True)
-for _name, _report in {**_library_state.TELLERS, **_rare_settings.TELLERS}.items():
+for _name, _report in {**_library_state.ADAPTERS, **_rare_settings.ADAPTERS}.items():
     _when_imported.when_imported(_name, _report)
 
 

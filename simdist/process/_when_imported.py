@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Finder", "install", "report_own", "when_imported"]
 
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
-_TOLD: dict[str, Callable[[Patches], None]] = {}
-_REMEMBERED: dict[str, None] = {}  # names of `_TOLD`
+_ADAPTED: dict[str, Callable[[Patches], None]] = {}
+_REMEMBERED: dict[str, None] = {}  # names of `_ADAPTED`
 
 
 def when_imported(
@@ -36,7 +36,7 @@ def when_imported(
     With `by_rank` also when a rank imports the module for itself. With `remembered` the next world takes the same steps
     without a call (`Patches.install`).
     """
-    _TOLD[name] = report
+    _ADAPTED[name] = report
     if by_rank:
         _OF_RANKS[name] = report
     if remembered:
@@ -47,15 +47,15 @@ def install(patches: Patches) -> None:
     """Change those that are imported; and the others when they are."""
     reported: dict[str, None] = {}
     again = []
-    while there := [name for name in filter(sys.modules.__contains__, _TOLD) if name not in reported]:
+    while there := [name for name in filter(sys.modules.__contains__, _ADAPTED) if name not in reported]:
         for name in there:  # one that is changed may import others
             reported[name] = None
             if name in _REMEMBERED:
-                again.append(_TOLD[name])
+                again.append(_ADAPTED[name])
             else:
-                _TOLD[name](patches)
+                _ADAPTED[name](patches)
     patches.install(tuple(again))
-    missing = list(itertools.filterfalse(reported.__contains__, _TOLD))
+    missing = list(itertools.filterfalse(reported.__contains__, _ADAPTED))
     if missing:
         patches.on_undo(Finder(patches, missing, sys.meta_path).withdraw)
 
@@ -100,7 +100,7 @@ class Finder:
                 run(module)
                 if name in self._names:  # code that asks for the spec need not load it
                     self._names.remove(name)
-                    _TOLD[name](self._patches)
+                    _ADAPTED[name](self._patches)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

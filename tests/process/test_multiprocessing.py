@@ -468,3 +468,17 @@ def test_a_checkpoint_is_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
 
     assert result.values == [[1.0, 3.0]] * 2
     gc.collect()  # what is left of the processes is quiet
+
+
+def test_a_value_that_is_the_first_of_its_kind_is_freed_without_a_word() -> None:
+    complaints: list[Any] = []
+
+    def body() -> int:
+        value: Any = mp.get_context("spawn").Value("i", 5)
+        return int(value.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda seen: complaints.append(seen.exc_value))
+        assert simdist.run(body, world_size=2).values == [5, 5]
+
+    assert complaints == []

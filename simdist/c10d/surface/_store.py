@@ -45,7 +45,7 @@ _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again an
 _QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
 _CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 _BROKEN = "Broken pipe"
-_TOLD = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
+_ADAPTED = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
 _READERS = {  # what reads an answer, and where; after `check` all others do like it
     **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
     "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
@@ -76,7 +76,7 @@ def _answered(method: _Request) -> _Request:
             result = method(self, *args, **kwargs)
             process = current_process()
             if process is not None:
-                if process.simulation.bus.heard and method.__name__ in _TOLD:
+                if process.simulation.bus.heard and method.__name__ in _ADAPTED:
                     self._report(process, method.__name__, args[0] if args else next(iter(kwargs.values())), result)
                 self._travel(process)
         except BaseException as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["TELLERS"]
+__all__ = ["ADAPTERS"]
 
 _KERNELS = "triton.runtime.jit"
 _TUNER = "triton.runtime.autotuner"
@@ -209,7 +209,7 @@ def _of_driver(patches: Patches) -> None:
 
 
 # Called when one of Triton's modules is there.
-TELLERS: dict[str, Callable[[Patches], None]] = {
+ADAPTERS: dict[str, Callable[[Patches], None]] = {
     _KERNELS: _of_kernels,
     _INTERPRETER: _of_interpreter,
     _TUNER: _of_tuner,

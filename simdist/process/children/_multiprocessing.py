@@ -39,6 +39,7 @@ from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Extra, Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot
+from simdist.process._when_imported import when_imported
 from simdist.process.children._child_processes import HandedEnd, launch_forked, launch_spawned, pipes_here
 from simdist.process.children._listeners import accepting, connecting
 from simdist.process.children._waits import replace_kin
@@ -400,3 +401,12 @@ _NAMES = _Names()
 def install(patches: Patches) -> None:
     """Let ranks start processes."""
     patches.redirect(_BEGINNINGS)
+
+
+@functools.cache
+def _of_heap() -> tuple[Replacement, ...]:
+    # Separated before it takes memory: on the way it is too late, the memory would be that of another heap.
+    return _replacements(((sys.modules[_HEAP].BufferWrapper, "__init__", _separating),))
+
+
+when_imported(_HEAP, lambda patches: patches.redirect(_of_heap()), remembered=True)

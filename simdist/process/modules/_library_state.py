@@ -21,7 +21,7 @@ from simdist.process._runtime import Patches, active_runtime, current_process
 from simdist.process._slots import Slot
 from simdist.process.stdlib._environ import variable_of
 
-__all__ = ["APART", "TELLERS"]
+__all__ = ["APART", "ADAPTERS"]
 
 _S = TypeVar("_S")
 _Table = dict[object, object]
@@ -114,7 +114,7 @@ def _of_tensorboard(patches: Patches) -> None:
     _separate(Slot("tensorboard", lambda: module._global_uid, load, lambda process, of_host: kind(0), copy.copy))
 
 
-TELLERS: dict[str, Callable[[Patches], None]] = {
+ADAPTERS: dict[str, Callable[[Patches], None]] = {
     "accelerate.state": _of_accelerate,
     "hydra.core.singleton": _of_hydra,
     "omegaconf": _of_omegaconf,

@@ -23,7 +23,7 @@ from simdist.process.stdlib._process_wide import followed
 if TYPE_CHECKING:
     import mimetypes
 
-__all__ = ["TELLERS"]
+__all__ = ["ADAPTERS"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -179,7 +179,7 @@ def _of_asyncio(patches: Patches) -> None:
     patches.redirect(_making_loops())
 
 
-TELLERS: dict[str, Callable[[Patches], None]] = {
+ADAPTERS: dict[str, Callable[[Patches], None]] = {
     "asyncio.events": _of_asyncio,
     "mimetypes": _of_mimetypes,
     "readline": _of_readline,
