@@ -21,7 +21,7 @@ from simdist.process._runtime import Patches, active_runtime, current_process
 from simdist.process._slots import Slot
 from simdist.process.stdlib._environ import variable_of
 
-__all__ = ["APART", "ADAPTERS"]
+__all__ = ["ADAPTERS", "APART"]
 
 _S = TypeVar("_S")
 _Table = dict[object, object]
