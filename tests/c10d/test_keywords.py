@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import simdist
 from simdist.cluster import build
 from tests.builds import VERSION
 from tests.c10d.worlds import values
@@ -135,3 +136,50 @@ def test_real_methods_take_these_names(body: Callable[[], list[Any]]) -> None:
 def test_methods_of_groups_with_devices_take_the_names_of_torch() -> None:
     found = values(on_devices, 2, args=("nccl",), backend="nccl", cluster=build(2, devices_per_host=2))
     assert found == EXPECTED
+
+
+def by_gloo_on_devices(*, named: bool) -> list[float]:
+    """A reduction of what a busy device computes moves through the memory of the host."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo")
+    group: Any = dist.group.WORLD
+    one = torch.full((64, 64), group.rank() + 1.0, device="cuda")
+    for _ in range(20):
+        one = one @ torch.eye(64, device="cuda")
+    work = group.allreduce(tensors=[one]) if named else group.allreduce([one])
+    work.wait()
+    return [float(one[0, 0])]
+
+
+def by_both_backends() -> list[tuple[list[float], str]]:
+    """What is on a device goes to NCCL, the rest to Gloo."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    group: Any = dist.group.WORLD
+    found = []
+    for device in ("cpu", "cuda"):
+        one = torch.tensor([group.rank() + 1.0], device=device)
+        work = group.allreduce(tensor=one, op=dist.ReduceOp.SUM)
+        work.wait()
+        found.append((one.tolist(), type(work).__name__))
+    return found
+
+
+def test_tensors_of_devices_that_are_named_go_over_gloo() -> None:
+    cluster = build(2, devices_per_host=2, device_model="a100")
+    runs = [
+        simdist.run(by_gloo_on_devices, world_size=2, kwargs={"named": named}, cluster=cluster)
+        for named in (True, False)
+    ]
+
+    assert [run.values for run in runs] == [[[3.0]] * 2] * 2
+    assert runs[0].virtual_time_ns == runs[1].virtual_time_ns
+
+
+def test_named_tensors_go_to_the_backend_of_their_device() -> None:
+    (cpu, cuda), other = values(by_both_backends, 2, backend="nccl", cluster=build(2, devices_per_host=2))
+
+    assert [cpu, cuda] == other
+    assert (cpu[0], cuda[0]) == ([3.0], [3.0])
+    assert "Nccl" in cuda[1]
+    assert "Nccl" not in cpu[1]
