@@ -331,7 +331,8 @@ def _scenario_files() -> str:
     rows = [
         "# Scenario files\n\nEvery key of a scenario file, section by section.\n\n" + _NOTE,
         'Durations are texts such as "30s", "1.5ms" or "10min"; bandwidths such as "25Gbit/s" or "4GB/s"; sizes such as '
-        '"80GiB". `simdist validate FILE` reports all problems of a file at once.\n\n',
+        '"80GiB". A number without a unit counts nanoseconds, bytes per second or bytes. `simdist validate FILE` reports '
+        "all problems of a file at once.\n\n",
     ]
     for section, keys in scenario_keys().items():
         rows.append(
