@@ -189,7 +189,9 @@ def test_ranks_block_and_wait_for_signals(body: Callable[[], Any]) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_so_do_processes(body: Callable[[], Any]) -> None:
+def test_so_do_processes(body: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("OMP", "OPENBLAS"):  # whose threads block no signal
+        monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
     context = mp.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, body))
