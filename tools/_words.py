@@ -17,7 +17,7 @@ TURNS = {
     r"\bcomes? to pass\b": "happens",
     r"\b(is|are) (nobody|no one)'s (promise|affair)\b": "is not guaranteed, is up to",
     # Of the things that code does; a file's method, and in tests a variable, may have the name.
-    r"(?<!\.)\b(tell|tells|telling|told)\b(?! = |\()": "report, say, show, inform, or the subject learns, hears, gets",
+    r"(?<![A-Za-z.])(tell|tells|telling|told)(?![a-z])(?! = |\()": "report, say, show, inform; the subject hears, gets",
     r"\bno longer any\b|\bno more any\b": "no longer",
     r"\bis to say\b|\bthat be\b": "the thing itself",
     r"(?-i:\b(Seen|Meant|Told|Kept|Left) (is|are) \w)": "the subject first: Only open files are simulated",

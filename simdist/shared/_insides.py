@@ -37,7 +37,7 @@ _PLAIN = (
     enum.Enum,
 )
 _ATOMS = (bool, int, float, complex, str, bytes)
-_Tell = Iterator[tuple[str, str]]
+_Changes = Iterator[tuple[str, str]]
 
 
 class Insides:
@@ -86,7 +86,7 @@ class Insides:
             )
         )
 
-    def changes(self, is_new: Callable[[object], bool]) -> _Tell:
+    def changes(self, is_new: Callable[[object], bool]) -> _Changes:
         """What is another now, but for what modules have registered that are `is_new`: imported since."""
         for name, table, before in self._tables:
             if not same_content(before, table) and not is_of_imports(before, table, is_new):

@@ -2,8 +2,8 @@
 
 Open `_world.py` first: it puts together kernel, processes, collectives, faults and disks, runs them, and makes a result
 of what is left; `_spec.py` is what starts one. `_agent.py` is torchrun's agent on each host, `_torchrun.py` what it
-sets in the environment, `_spawn.py` what `simdist.spawn` returns. Programs say more with `_tell.py` (state and samples)
-and `_assertions.py` (always and sometimes); `_observer.py` lets others look on in every world of a block.
+sets in the environment, `_spawn.py` what `simdist.spawn` returns. Programs say more with `_report.py` (state and
+samples) and `_assertions.py` (always and sometimes); `_observer.py` lets others look on in every world of a block.
 """
 
 from typing import TYPE_CHECKING

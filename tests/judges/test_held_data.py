@@ -24,6 +24,20 @@ class Held(Dataset[Any]):
         return 4
 
 
+def _around_itself() -> Held:
+    made = Held(data=FOUR.clone(), names=["a"])
+    made.__dict__["inside"] = Held(outside=made)
+    made.__dict__["names"].append(made.__dict__["names"])
+    return made
+
+
+class Unsized(Held):
+    """Its own code fails."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 FOUR = torch.arange(4.0)
 SAME: dict[str, Any] = {
     "a tensor": lambda: Held(data=FOUR.clone()),
@@ -34,6 +48,8 @@ SAME: dict[str, Any] = {
     "a data set that it wraps": lambda: Held(base=TensorDataset(FOUR.clone()), transform=lambda sample: sample),
     "a part of a data set": lambda: Subset(TensorDataset(FOUR.clone()), [1, 3]),
     "several data sets": lambda: ConcatDataset([TensorDataset(FOUR.clone()), TensorDataset(FOUR + 1)]),
+    "something large": lambda: Held(base=Held(data=torch.arange(50_000.0)), extra=np.zeros(50_000), names=list("abcd")),
+    "something that holds itself": lambda: _around_itself(),
     "a generator": lambda: Held(data=FOUR.clone(), generator=torch.Generator()),
 }
 
@@ -50,6 +66,8 @@ def test_equal_contents_are_the_same(kind: str) -> None:
         (Held(data=FOUR), Held(data=FOUR.reshape(4, 1))),
         (Held(data=np.arange(4)), Held(data=np.arange(4)[::-1])),
         (Held(samples=list("abcd")), Held(samples=list("abce"))),
+        (Held(data=FOUR, more=torch.zeros(20_000)), Held(data=FOUR, more=torch.eye(20_000, 1).view(-1))),
+        (Held(data=FOUR, more=list(range(20_000))), Held(data=FOUR, more=[*range(19_999), 0])),
         (Held(samples=list("abcd"), root="one"), Held(samples=list("abcd"), root="other")),
         (Held(base=TensorDataset(FOUR)), Held(base=TensorDataset(FOUR * 2))),
         (Held(table=dict.fromkeys(range(4))), Held(table=dict.fromkeys(range(1, 5)))),
@@ -64,6 +82,9 @@ def test_other_contents_are_not(one: Held, other: Held) -> None:
     [
         lambda: Held(seed=3),  # it makes its samples when they are read
         lambda: Held(label="abcd"),
+        lambda: Unsized(data=FOUR),
+        lambda: Held(data=torch.eye(4).to_sparse()),
+        lambda: Held(data=np.arange(16).reshape(4, 4).T),
         lambda: Held(scale=torch.tensor(1.0)),
         lambda: Held(data=FOUR, reader=SimpleNamespace(shard=0)),
         lambda: Held(data=np.array([object()] * 4)),

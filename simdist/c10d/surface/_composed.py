@@ -91,7 +91,7 @@ class ComposedGroup(SeveralBackends):
                 self._member, self._communicator, self._backend = part._member, part._communicator, part._backend
                 self._arguments, self.options = part._arguments, part.options
         elif part is not self._main:
-            self._tell_apart(kind, part)
+            self._distinguish(kind, part)
 
     # -- who it is -----------------------------------------------------------------------------------------------
 

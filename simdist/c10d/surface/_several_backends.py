@@ -54,9 +54,9 @@ class SeveralBackends(GroupBackend):
         self._bound = bound
         for device, part in self.parts.items():
             if part is not self._main:
-                self._tell_apart(device, part)
+                self._distinguish(device, part)
 
-    def _tell_apart(self, device: str, part: GroupBackend) -> None:
+    def _distinguish(self, device: str, part: GroupBackend) -> None:
         """Name a part after the main one: both have numbers of their own, and a log would mix them up."""
         part._member.communicator.name = f"{self._communicator.name}/{device}"
 

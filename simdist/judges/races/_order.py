@@ -37,7 +37,7 @@ __all__ = ["News", "Order", "rank_of"]
 News: TypeAlias = npt.NDArray[np.int64]  # of every rank, up to which of its counts somebody knew
 
 _ASKS = ("get", "wait", "check", "multi_get", "queue_pop", "add", "compare_set")
-_TELLS = ("set", "append", "queue_push", "add", "compare_set")
+_SETS = ("set", "append", "queue_push", "add", "compare_set")
 
 
 def rank_of(process: SimProcess) -> int:
@@ -191,7 +191,7 @@ class Order:
             place = event.server, key
             if event.operation in _ASKS:
                 self.learn(rank, self._keys.get(place))
-            if event.operation in _TELLS:
+            if event.operation in _SETS:
                 news = self.publish(rank)
                 self._keys[place] = np.maximum(news, self._keys.get(place, news))
 
