@@ -2,16 +2,20 @@
 
 A *simulated* failure is torch's own exception type, so user code catches it as in production. The classes here are
 for misuse (`SimdistError` and its children) and for what only a simulator can know: a deadlock, a stall, a run that
-failed. `InternalError` means that an invariant of simdist broke.
+failed. `InternalError` means that an invariant of simdist broke. `InterruptedRunsError` is a KeyboardInterrupt that
+brings the report of what it interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-__all__ = ["ArgumentError", "DeadlockError", "FaultError", "InternalError", "LivelockError", "MismatchError"]
-__all__ += ["RunFailedError", "ScenarioError", "SimdistError", "StallError", "StrictError", "TopologyError"]
-__all__ += ["TraceError", "UnsupportedError"]
+__all__ = ["ArgumentError", "DeadlockError", "FaultError", "InternalError", "InterruptedRunsError"]
+__all__ += ["LivelockError", "MismatchError", "RunFailedError", "ScenarioError", "SimdistError", "StallError"]
+__all__ += ["StrictError", "TopologyError", "TraceError", "UnsupportedError"]
+
+Report = TypeVar("Report")
 
 
 class SimdistError(Exception):
@@ -155,3 +159,11 @@ class RunFailedError(SimdistError):
 def _problem_text(source: str, problems: Sequence[str]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([f"{source}: {count}", *(f"  {problem}" for problem in problems)])
+
+
+class InterruptedRunsError(KeyboardInterrupt, Generic[Report]):
+    """Ctrl-C ended a search, a sweep or many runs. `report` is what they have found until then, as they return it."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,14 @@ from pathlib import Path
 from rich.text import Text
 
 from simdist.cli._console import page
-from simdist.cli._interrupts import terminated_like_interrupted
+from simdist.cli._interrupts import exit_code, searched
 from simdist.cli._junit import write_junit
 from simdist.cli._outputs import output_problems, write_files, write_text
 from simdist.cli._progress import LiveLine
 from simdist.errors import ScenarioError
 from simdist.programs import cores
 from simdist.scenario import Plan, load
-from simdist.searches import SearchReport, explore_plan
+from simdist.searches import ExploreReport, SearchReport, explore_plan
 
 __all__ = ["explore_file", "loaded", "print_report", "write_reports"]
 
@@ -49,14 +48,12 @@ def explore_file(
     if systematic and workers not in (None, 1):
         problems.append("--workers: a systematic search tries one order after the other")
     plan = loaded(file, seed, overrides, problems)
-    started = time.perf_counter()
-    with terminated_like_interrupted(), LiveLine() as line:
 
+    def search(line: LiveLine) -> ExploreReport:
         def progress(done: int, count: int, found: int) -> None:
-            rate = done / max(time.perf_counter() - started, 1e-6)
-            line.say(f"{done} of {count} schedules   {found} causes found   {60 * rate:,.0f} runs a minute")
+            line.say(f"{done} of {count} schedules   {found} causes found   {line.rate(done):,.0f} runs a minute")
 
-        report = explore_plan(
+        return explore_plan(
             plan,
             runs=runs,
             schedules=schedules,
@@ -66,11 +63,12 @@ def explore_file(
             workers=1 if systematic else workers or cores(),
             progress=progress,
         )
-    seconds = time.perf_counter() - started
+
+    report, seconds, interruption = searched(search)
     write_reports("explore", plan, report, seconds, json_path=json_path, junit=junit)
     written = write_files(write, report.write)
     print_report(plan, report, f"{seconds:.2f} s", written)
-    return 0 if report.ok else 1
+    return exit_code(report.ok, interruption)
 
 
 def loaded(

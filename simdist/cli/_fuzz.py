@@ -10,12 +10,12 @@ from rich.text import Text
 
 from simdist.cli._console import page
 from simdist.cli._explore import loaded, print_report, write_reports
-from simdist.cli._interrupts import terminated_like_interrupted
+from simdist.cli._interrupts import exit_code, searched
 from simdist.cli._outputs import output_problems, write_files
 from simdist.cli._progress import LiveLine
 from simdist.programs import PlanProgram, cores
 from simdist.result import report_of
-from simdist.searches import Trial, Tries, fuzz_plan, read_token
+from simdist.searches import FuzzReport, Trial, Tries, fuzz_plan, read_token
 
 __all__ = ["fuzz_file", "replay_token"]
 
@@ -40,14 +40,14 @@ def fuzz_file(
     files, folders = {"--json": json_path, "--junit": junit}, {"--write": write, "--database": database}
     problems = output_problems(files, folders=folders, inputs=[file])
     plan = loaded(file, None, overrides, problems, tries.problems)
-    started = time.perf_counter()
-    with terminated_like_interrupted(), LiveLine() as line:
+
+    def search(line: LiveLine) -> FuzzReport:
+        started = time.perf_counter()
 
         def progress(done: int, found: int) -> None:
-            rate = done / max(time.perf_counter() - started, 1e-6)
-            line.say(f"{done} runs   {found} causes found   {60 * rate:,.0f} runs a minute")
+            line.say(f"{done} runs   {found} causes found   {line.rate(done):,.0f} runs a minute")
 
-        report = fuzz_plan(
+        return fuzz_plan(
             plan,
             tries,
             database=None if database is None else Path(database),
@@ -55,12 +55,13 @@ def fuzz_file(
             workers=workers or cores(),
             progress=progress,
         )
-    seconds = time.perf_counter() - started
+
+    report, seconds, interruption = searched(search)
     write_reports("fuzz", plan, report, seconds, json_path=json_path, junit=junit)
     written = write_files(write, report.write)
     rate = 60 * report.runs / max(seconds, 1e-6)
     print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute", written)
-    return 0 if report.ok else 1
+    return exit_code(report.ok, interruption)
 
 
 def replay_token(token: str, file: str | None) -> int:

@@ -1,14 +1,25 @@
-"""Ctrl-C and SIGTERM: both end what is under way, so that no folder, no process and no semaphore is left."""
+"""Ctrl-C and SIGTERM: both end what is under way, so that no folder, no process and no semaphore is left.
+
+A search that they end has found something until then. It is reported as that of any other search, before the command
+ends as interrupted.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
-__all__ = ["interruption", "terminated_like_interrupted"]
+from simdist.cli._progress import LiveLine
+from simdist.errors import InterruptedRunsError
+
+__all__ = ["exit_code", "interruption", "searched", "terminated_like_interrupted"]
+
+Report = TypeVar("Report")
 
 
 class _Terminated(KeyboardInterrupt):
@@ -37,3 +48,25 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def searched(search: Callable[[LiveLine], Report]) -> tuple[Report, float, BaseException | None]:
+    """What a search finds, the real seconds that it takes, and what interrupted it; see `exit_code`."""
+    started, interruption = time.perf_counter(), None
+    try:
+        with terminated_like_interrupted(), LiveLine() as line:
+            report = search(line)
+    except InterruptedRunsError as error:
+        report, interruption = error.report, error.__cause__
+    return report, time.perf_counter() - started, interruption
+
+
+def exit_code(ok: bool, interruption: BaseException | None) -> int:
+    """The exit code of a search that has been reported.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    if interruption is not None:
+        raise interruption
+    return 0 if ok else 1

@@ -27,7 +27,8 @@ class LiveLine:
             self._live = Live(
                 console=stream, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-        self._last = (time.perf_counter(), 0)
+        self._begun = time.perf_counter()
+        self._last = (self._begun, 0)
 
     def __enter__(self) -> LiveLine:
         if self._live is not None:
@@ -49,6 +50,10 @@ class LiveLine:
         rate = max(events - count, 0) / max(real - before, 1e-6)
         self._last = (real, events)
         self.say(f"virtual time {format_duration(now_ns)}   {events:,} events   {rate:,.0f} events/s")
+
+    def rate(self, done: int) -> float:
+        """How many of something that has been `done` so often since the start are done in a minute."""
+        return 60 * done / max(time.perf_counter() - self._begun, 1e-6)
 
     def say(self, text: str) -> None:
         """Show `text` in place of the line."""

@@ -15,14 +15,14 @@ from typing import IO, TYPE_CHECKING
 
 from simdist.cli._console import page
 from simdist.cli._explore import loaded, print_report, write_reports
-from simdist.cli._interrupts import terminated_like_interrupted
+from simdist.cli._interrupts import exit_code, searched
 from simdist.cli._outputs import output_problems, reported, shown_path, write_bytes, write_text
 from simdist.cli._progress import LiveLine
 from simdist.cli._summary import print_shared, print_summary
 from simdist.errors import ScenarioError
 from simdist.result import RunResult
 from simdist.scenario import ScenarioReport, check_plan, format_duration, load, run_scenario
-from simdist.searches import run_plan_many
+from simdist.searches import ManyReport, run_plan_many
 from simdist.shared import shared_writes
 from simdist.trace import (
     Trace,
@@ -177,19 +177,18 @@ def run_seeds(
     problems = output_problems({"--json": json_path, "--junit": junit}, inputs=[file])
     problems += [f"--seeds: the last one, {each.text}" for each in findings_of(Whole(most=2**64 - 1), seeds[-1])]
     plan = loaded(file, None, overrides, problems)
-    started = time.perf_counter()
-    with terminated_like_interrupted(), LiveLine() as line:
 
+    def search(line: LiveLine) -> ManyReport:
         def progress(done: int, count: int, causes: int) -> None:
-            rate = done / max(time.perf_counter() - started, 1e-6)
-            line.say(f"{done} of {count} runs   {causes} causes of failures   {60 * rate:,.0f} runs a minute")
+            line.say(f"{done} of {count} runs   {causes} causes of failures   {line.rate(done):,.0f} runs a minute")
 
-        report = run_plan_many(plan, seeds, workers=workers, until_failure=until_failure, progress=progress)
-    seconds = time.perf_counter() - started
+        return run_plan_many(plan, seeds, workers=workers, until_failure=until_failure, progress=progress)
+
+    report, seconds, interruption = searched(search)
     write_reports("run", plan, report, seconds, json_path=json_path, junit=junit)
     rate, per_core = 60 * report.runs / max(seconds, 1e-6), report.runs_a_minute_per_core
     print_report(plan, report, f"{seconds:.2f} s, {rate:,.0f} runs a minute, {per_core:,.0f} per core")
-    return 0 if report.ok else 1
+    return exit_code(report.ok, interruption)
 
 
 def _echo(line: LiveLine) -> Callable[[int, int, str, str], None]:

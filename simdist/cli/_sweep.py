@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from simdist.cli._console import marks, page, say
-from simdist.cli._interrupts import interruption, terminated_like_interrupted
+from simdist.cli._interrupts import exit_code, searched
 from simdist.cli._junit import write_junit
 from simdist.cli._outputs import output_problems, shown_path, write_files, write_text
 from simdist.cli._progress import LiveLine
@@ -57,22 +56,15 @@ def sweep_file(
         raise ScenarioError(file, problems)
     if seed is not None:
         plan = replace(plan, seed=seed)
-    started = time.perf_counter()
-    try:
-        with terminated_like_interrupted(), LiveLine() as line:
 
-            def progress(done: int, count: int, failed: int) -> None:
-                line.say(f"{done} of {count} crashes   {failed} not survived")
+    def search(line: LiveLine) -> SweepReport:
+        def progress(done: int, count: int, failed: int) -> None:
+            line.say(f"{done} of {count} crashes   {failed} not survived")
 
-            line.say("the undisturbed run")
-            report = sweep_plan(plan, tries, workers=workers, keep=keep, progress=progress)
-    except KeyboardInterrupt as error:
-        if keep is None:
-            raise
-        word, code = interruption(error)
-        say(f"{word}; what was found is kept in {shown_path(keep)}: the same command goes on")
-        return code
-    seconds = time.perf_counter() - started
+        line.say("the undisturbed run")
+        return sweep_plan(plan, tries, workers=workers, keep=keep, progress=progress)
+
+    report, seconds, interruption = searched(search)
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(_data(report), indent=2) + "\n"))
     if junit is not None:
@@ -84,7 +76,9 @@ def sweep_file(
         for path in written:
             out.print(f"written      {path}", soft_wrap=True, highlight=False)
         out.print(f"real time    {seconds:.2f} s")
-    return 0 if report.ok else 1
+    if report.interrupted and keep is not None:
+        say(f"what was found is kept in {shown_path(keep)}: the same command goes on")
+    return exit_code(report.ok, interruption)
 
 
 def _print(out: Console, report: SweepReport, *, further: bool) -> None:
@@ -110,6 +104,9 @@ def _print(out: Console, report: SweepReport, *, further: bool) -> None:
         heading(out, "what usually helps")
         for cure in report.cures:
             out.print(Padding(Text(cure), (0, 0, 0, 2)))
+    if report.interrupted:
+        heading(out, "interrupted")
+        out.print(Padding(Text("not all crashes were tried"), (0, 0, 0, 2)))
     if report.never:
         heading(out, "never reached")
         out.print(Padding(Text(", ".join(report.never)), (0, 0, 0, 2)))

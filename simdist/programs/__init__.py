@@ -8,6 +8,7 @@ machine, those of `_cluster.py` on the machines of a Dask cluster.
 
 from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran, ran_within
 from simdist.programs._function import FunctionProgram, Seen, count_problems, said_by, setting_problems, watched
+from simdist.programs._interrupted import kept_when_interrupted
 from simdist.programs._plan import PlanProgram, overrides_of
 from simdist.programs._pools import Worker
 from simdist.programs._quiet import no_logs_of_ranks
@@ -29,6 +30,7 @@ __all__ = [
     "cores",
     "count_problems",
     "died_words",
+    "kept_when_interrupted",
     "no_logs_of_ranks",
     "overrides_of",
     "ran_within",

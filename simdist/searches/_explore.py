@@ -73,6 +73,7 @@ def explore(
 
     Raises:
         ArgumentError: arguments are not what they have to be.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
 
     Example:
         >>> import simdist, torch.distributed as dist

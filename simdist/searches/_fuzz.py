@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from simdist.errors import ArgumentError
 from simdist.faults import Surroundings
-from simdist.programs import Attempt, PlanProgram, Program, Workers, count_problems, no_logs_of_ranks, workers_problems
+from simdist.programs import (
+    Attempt,
+    PlanProgram,
+    Program,
+    Workers,
+    count_problems,
+    kept_when_interrupted,
+    no_logs_of_ranks,
+    workers_problems,
+)
 from simdist.scenario import Plan, undisturbed
 from simdist.searches._database import Database
 from simdist.searches._explore import function_program, judged
@@ -120,6 +129,7 @@ def fuzz(
 
     Raises:
         ArgumentError: arguments are not what they have to be.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
     """
     tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink, spare=spare)
     given = {"world_size": world_size, "judges": judges, **settings}
@@ -216,8 +226,12 @@ class _Fuzz:
     _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
 
     def run(self, workers: int | str, progress: Progress | None) -> FuzzReport:
-        """Try the plans, those in the database first."""
-        with ExitStack() as stack:
+        """Try the plans, those in the database first.
+
+        Raises:
+            InterruptedRunsError: it was interrupted.
+        """
+        with kept_when_interrupted(self._so_far), ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
             stack.enter_context(self.program.ready())
             trial = Trial(self.program)
@@ -225,16 +239,15 @@ class _Fuzz:
                 return self._without_faults(trial, trial.wrong)
             start = partial(elsewhere, _Judge, self.program.fresh())
             pool = stack.enter_context(Workers(_Judge(trial), start, workers, warm=self.program.fresh().warm))
-            guide, done = self._guide(trial), 0
+            guide = self._guide(trial)
             for generation in self._generations(guide):
                 for drawn, tried in pool.run(generation, self.tries.runs):
                     self._note(trial, drawn, tried.verdict)
                     if drawn.number >= 0:
                         guide.learn(drawn.number, tried.reached)
-                    done += 1
                     if progress is not None:
-                        progress(done, len(self._found))
-            return replace(self._report(done, len(guide.reached)), died=pool.died)
+                        progress(self._done, len(self._found))
+            return replace(self._report(), reached=len(guide.reached), died=pool.died)
 
     def _without_faults(self, trial: Trial, cause: Cause) -> FuzzReport:
         """The program fails already: its smallest run that does."""
@@ -285,12 +298,15 @@ class _Fuzz:
         found = self._found.get(cause.key)
         if found is None:
             small = Shrunk(self.program, drawn.attempt, 0, False)
-            if self.tries.shrink:
-                small = self._smallest(trial, drawn.attempt, cause)
-            found = self._found[cause.key] = _Found(cause, drawn.number, small)
-            if self.kept is not None and isinstance(small.program, PlanProgram):
-                self.kept.keep(cause, small.attempt, small.program.plan)
-        found.count += 1
+            found = self._found[cause.key] = _Found(cause, drawn.number, small, count=1)
+            try:
+                if self.tries.shrink:
+                    found.small = small = self._smallest(trial, drawn.attempt, cause)
+            finally:  # an interruption leaves it as it was drawn
+                if self.kept is not None and isinstance(small.program, PlanProgram):
+                    self.kept.keep(cause, small.attempt, small.program.plan)
+        else:
+            found.count += 1
 
     def _smallest(self, trial: Trial, attempt: Attempt, cause: Cause) -> Shrunk:
         trials: list[Trial] = [trial]
@@ -309,10 +325,17 @@ class _Fuzz:
 
         return shrunk(trial.program, attempt, fails)
 
-    def _report(self, runs: int, reached: int) -> FuzzReport:
+    @property
+    def _done(self) -> int:
+        return sum(self._counts.values())
+
+    def _so_far(self) -> FuzzReport | None:
+        """What an interrupted search has found; None if it has tried nothing."""
+        return replace(self._report(), interrupted=True) if self._done else None
+
+    def _report(self) -> FuzzReport:
         return FuzzReport(
-            runs=runs,
-            reached=reached,
+            runs=self._done,
             passed=self._counts["passed"],
             explained=self._counts["explained"],
             bugs=tuple(map(_bug, self._found.values())),

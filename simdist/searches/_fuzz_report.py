@@ -9,7 +9,7 @@ from pathlib import Path
 from simdist.programs import Attempt, died_words
 from simdist.scenario import Plan
 from simdist.searches._outcomes import Cause
-from simdist.searches._report import SearchReport
+from simdist.searches._report import INTERRUPTED, SearchReport
 from simdist.searches._written import write_failures
 from simdist.values import Json
 
@@ -56,7 +56,8 @@ class FuzzReport(SearchReport):
     `reached` counts what the runs came to: an operation and a fault with the phase in which it struck, what ranks
     called and met afterwards, and the lines at which they failed. Plans that reach something new lead to others.
     `wrong` is what is wrong with the program without any fault; nothing else was tried then, and the one bug is the
-    smallest run that fails so. `died` counts worker processes that did.
+    smallest run that fails so. `died` counts worker processes that did. A search that was `interrupted` has not tried
+    all that it should, or made its last bug small.
     """
 
     runs: int
@@ -66,14 +67,17 @@ class FuzzReport(SearchReport):
     reached: int = 0
     wrong: Cause | None = None
     died: int = field(default=0, compare=False)
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """True if nothing was found."""
-        return not self.bugs and self.wrong is None
+        """True if all plans were tried that should be, and nothing was found."""
+        return not self.interrupted and not self.bugs and self.wrong is None
 
     def lines(self) -> Iterator[str]:
         """The report."""
+        if self.interrupted:
+            yield INTERRUPTED
         if self.wrong is not None:
             yield f"without any fault: {self.wrong}"
             yield from (bug.last_line() for bug in self.bugs)
@@ -89,6 +93,7 @@ class FuzzReport(SearchReport):
         """The report as JSON-ready data."""
         return {
             "ok": self.ok,
+            "interrupted": self.interrupted,
             "runs": self.runs,
             "passed": self.passed,
             "explained": self.explained,

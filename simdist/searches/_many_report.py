@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simdist.programs import died_words
 from simdist.searches._outcomes import Cause
-from simdist.searches._report import SearchReport
+from simdist.searches._report import INTERRUPTED, SearchReport
 from simdist.values import Json
 
 __all__ = ["FailedRuns", "ManyReport", "SingleRun"]
@@ -92,11 +92,13 @@ class FailedRuns:
 class ManyReport(SearchReport):
     """What became of every run, in the order of variants and seeds.
 
-    `died` counts worker processes that did; a run of which they die again and again is a failure.
+    `died` counts worker processes that did; a run of which they die again and again is a failure. Runs that were
+    `interrupted` are not all that should be.
     """
 
     results: tuple[SingleRun, ...]
     died: int = field(default=0, compare=False)
+    interrupted: bool = False
 
     @property
     def runs(self) -> int:
@@ -105,8 +107,8 @@ class ManyReport(SearchReport):
 
     @property
     def ok(self) -> bool:
-        """True if none failed."""
-        return self.first_failure() is None
+        """True if all were run that should be, and none failed."""
+        return not self.interrupted and self.first_failure() is None
 
     @property
     def failures(self) -> tuple[FailedRuns, ...]:
@@ -129,6 +131,8 @@ class ManyReport(SearchReport):
 
     def lines(self) -> Iterator[str]:
         """The report."""
+        if self.interrupted:
+            yield INTERRUPTED
         failed = sum(not run.ok for run in self.results)
         yield f"{self.runs} run{'' if self.runs == 1 else 's'}: {self.runs - failed} passed, {failed} failed"
         failures = self.failures
@@ -144,7 +148,8 @@ class ManyReport(SearchReport):
         """The report as JSON-ready data."""
         failures = self.failures
         return {
-            "ok": not failures,
+            "ok": self.ok,
+            "interrupted": self.interrupted,
             "runs": self.runs,
             "passed": sum(run.ok for run in self.results),
             "failures": [failure.summary() for failure in failures],

@@ -22,6 +22,7 @@ __all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint
 
 _OUTCOMES = 8  # that are shown
 _FOUND = "found: "
+INTERRUPTED = "interrupted; found until then:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class ExploreReport(SearchReport):
     in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says
     for each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search.
     `cut` counts runs without an outcome: other ranks asked again and again for one that was starved. `died` counts
-    worker processes that did.
+    worker processes that did. A search that was `interrupted` has not tried all that it should.
     """
 
     runs: int
@@ -159,14 +160,17 @@ class ExploreReport(SearchReport):
     coverage: Coverage | None = None
     cut: int = 0
     died: int = field(default=0, compare=False)
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """True if no schedule failed."""
-        return not self.failures and (len(self.outcomes) < 2 or not self.one_outcome)
+        """True if all schedules were tried that should be, and none failed."""
+        return not self.interrupted and not self.failures and (len(self.outcomes) < 2 or not self.one_outcome)
 
     def lines(self) -> Iterator[str]:
         """The report."""
+        if self.interrupted:
+            yield INTERRUPTED
         many = "" if len(self.outcomes) == 1 else "s"
         yield f"{self.runs} schedules, {len(self.outcomes)} outcome{many}"
         if self.coverage is not None:
@@ -194,6 +198,7 @@ class ExploreReport(SearchReport):
         """The report as JSON-ready data."""
         return {
             "ok": self.ok,
+            "interrupted": self.interrupted,
             "runs": self.runs,
             "outcomes": [
                 {"text": each.text, "count": each.count, "first": each.first, "replay": each.replay}

@@ -23,6 +23,7 @@ from simdist.programs import (
     Worker,
     Workers,
     cores,
+    kept_when_interrupted,
     no_logs_of_ranks,
     ran_within,
     said_by,
@@ -95,6 +96,7 @@ def run_many(
 
     Raises:
         ArgumentError: arguments are not what they have to be; one line for each.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
 
     Example:
         >>> import simdist, torch, torch.distributed as dist
@@ -300,6 +302,7 @@ def _done(
     results: list[SingleRun] = []
     causes: dict[str, None] = {}
     with (
+        kept_when_interrupted(lambda: ManyReport(results=tuple(results), interrupted=True) if results else None),
         no_logs_of_ranks(),
         Workers(_Running(programs), start, workers, warm=programs.warm, apart=workers != 1) as pool,
     ):

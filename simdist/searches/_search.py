@@ -9,7 +9,17 @@ from functools import partial
 
 from simdist.errors import SimdistError
 from simdist.kernel import guided_by
-from simdist.programs import Attempt, Bounds, EndlessError, PlanProgram, Program, Ran, Workers, no_logs_of_ranks
+from simdist.programs import (
+    Attempt,
+    Bounds,
+    EndlessError,
+    PlanProgram,
+    Program,
+    Ran,
+    Workers,
+    kept_when_interrupted,
+    no_logs_of_ranks,
+)
 from simdist.searches._attempts import schedule
 from simdist.searches._depth_first import DepthFirst
 from simdist.searches._outcomes import Cause, cause_of, outcome_of
@@ -82,51 +92,54 @@ class Search:
     _failures: dict[str, tuple[_Seen, Schedule]] = field(default_factory=dict, init=False)
     _sometimes: dict[str, bool] = field(default_factory=dict, init=False)
     _cut: int = field(default=0, init=False)
+    _done: int = field(default=0, init=False)
 
     def run(self, runs: int, workers: int | str, progress: Progress | None) -> ExploreReport:
-        """Try so many schedules, in so many processes."""
-        with ExitStack() as stack:
+        """Try so many schedules, in so many processes.
+
+        Raises:
+            InterruptedRunsError: it was interrupted.
+        """
+        with kept_when_interrupted(self._so_far), ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
             stack.enter_context(self.program.ready())
             trial = Trial(self.program)
             self._note(0, Attempt(), _Look.at(trial.first), trial.run)
             # Of a program that can't be run nothing is known, and no schedule of its own can be drawn.
             if trial.first.result is None or (self.until_found and self._has_found):
-                return self._report(1)
+                return self._report()
             facts = trial.facts
             drawn = (schedule(number, self.seed, facts) for number in range(1, runs))
             start = partial(elsewhere, _Looking, self.program.fresh())
             pool = stack.enter_context(Workers(_Looking(trial), start, workers, warm=self.program.fresh().warm))
-            done = 1
             for attempt, look in pool.run(drawn, runs - 1):
-                self._note(done, attempt, look, trial.run)
-                done += 1
+                self._note(self._done, attempt, look, trial.run)
                 if progress is not None:
-                    progress(done, runs, len(self._failures))
+                    progress(self._done, runs, len(self._failures))
                 if self.until_found and self._has_found:
                     break
-            return replace(self._report(done), died=pool.died)
+            return replace(self._report(), died=pool.died)
 
     def run_systematically(self, most: int, progress: Progress | None) -> ExploreReport:
         """Try every order that can differ, in so many runs at most.
 
         Raises:
             SimdistError: the program does not do the same each time that it runs in the same order.
+            InterruptedRunsError: it was interrupted.
         """
-        with ExitStack() as stack:
+        with kept_when_interrupted(self._so_far), ExitStack() as stack:
             stack.enter_context(no_logs_of_ranks())
             stack.enter_context(self.program.ready())
-            orders, bounds, done, over = DepthFirst(), None, 0, False
-            while done < most and not over:
+            orders, bounds, over = DepthFirst(), None, False
+            while self._done < most and not over:
                 orders.begin()
                 with guided_by(orders):
                     ran = self.program.run(Attempt(policy=orders.policy), bounds)
                 if bounds is None and ran.result is not None:
                     bounds = bounds_of(ran.result)
-                self._note(done, Attempt(policy=orders.policy), _Look.at(ran), None)
-                done += 1
+                self._note(self._done, Attempt(policy=orders.policy), _Look.at(ran), None)
                 if progress is not None:
-                    progress(done, most, len(self._failures))
+                    progress(self._done, most, len(self._failures))
                 over = not orders.end(ran.result)
                 if orders.diverged:
                     raise SimdistError(_DIVERGED)
@@ -134,7 +147,7 @@ class Search:
                     break
             for key, (seen, failure) in self._failures.items():
                 self._failures[key] = seen, self._shrunk(failure, bounds)
-            return replace(self._report(done), coverage=orders.coverage(over=over))
+            return replace(self._report(), coverage=orders.coverage(over=over))
 
     def _shrunk(self, failure: Schedule, bounds: Bounds | None) -> Schedule:
         """The failure with the plainest order that still shows it."""
@@ -155,6 +168,7 @@ class Search:
         return bool(self._failures) or (self.one_outcome and len(self._outcomes) > 1)
 
     def _note(self, number: int, attempt: Attempt, look: _Look, run: Callable[[Attempt], Ran] | None) -> None:
+        self._done += 1
         if look.outcome is not None:
             self._outcomes.setdefault(look.outcome, _Seen(number, attempt)).count += 1
         self._cut += look.cut
@@ -164,17 +178,24 @@ class Search:
         if cause is None:
             return
         if cause.key not in self._failures:
-            turn = turning_point(attempt, run) if self.inevitable and run is not None else None
             plan = self.program.planned(attempt) if isinstance(self.program, PlanProgram) else None
-            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), turn, plan=plan)
-            self._failures[cause.key] = _Seen(number, attempt), failure
-        self._failures[cause.key][0].count += 1
+            failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), plan=plan)
+            seen = _Seen(number, attempt, count=1)
+            self._failures[cause.key] = seen, failure  # known before the look for its turning point is interrupted
+            if self.inevitable and run is not None:
+                self._failures[cause.key] = seen, replace(failure, turning_point=turning_point(attempt, run))
+        else:
+            self._failures[cause.key][0].count += 1
 
-    def _report(self, runs: int) -> ExploreReport:
+    def _so_far(self) -> ExploreReport | None:
+        """What an interrupted search has found; None if it has run nothing."""
+        return replace(self._report(), interrupted=True) if self._done else None
+
+    def _report(self) -> ExploreReport:
         outcomes = sorted(self._outcomes.items(), key=lambda item: (-item[1].count, item[1].number))
         sometimes: Mapping[str, bool] = self._sometimes
         return ExploreReport(
-            runs=runs,
+            runs=self._done,
             outcomes=tuple(
                 Outcome(text, seen.count, seen.number, self.program.replay(seen.attempt)) for text, seen in outcomes
             ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from simdist.errors import ArgumentError
@@ -113,6 +112,7 @@ def sweep(
 
     Raises:
         ArgumentError: arguments are not what they have to be.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
 
     Example:
         >>> import os
@@ -169,5 +169,4 @@ def sweep(
         call=call_of(fn, given),
         called=f"{name} {sorted(given_to_run.items(), key=str)} {args} {kwargs} {{'profile': {profile!r}}}",
     )
-    report = swept(crashes, tries, keep=keep, progress=progress)
-    return replace(report, call=crashes.call)
+    return swept(crashes, tries, keep=keep, progress=progress)

@@ -38,7 +38,8 @@ class SweepReport:
     """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
 
     `wrong` says what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of
-    `simdist.sometimes` that ranks passed and that held in no run.
+    `simdist.sometimes` that ranks passed and that held in no run. A sweep that was `interrupted` has not tried all
+    crashes.
     """
 
     points: tuple[Point, ...]
@@ -53,11 +54,12 @@ class SweepReport:
     died: int = field(default=0, compare=False)  # worker processes, or pools of them
     seconds: float = field(default=0.0, compare=False)
     call: Call | None = field(default=None, compare=False)  # of the sweep, if it was of a function
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        """True if the program came back from every crash."""
-        return not self.failures and not self.wrong
+        """True if the program came back from every crash, and all were tried."""
+        return not self.interrupted and not self.failures and not self.wrong
 
     def __bool__(self) -> bool:
         """As `ok`."""
@@ -112,6 +114,8 @@ class SweepReport:
         """For each failure of a kind what happened, and further lines on it."""
         for name, text in self.wrong:
             yield f"without any crash: {name}: {text}", ()
+        if self.interrupted:
+            yield "interrupted; not all crashes were tried", ()
         for failure, others in self.kinds():
             yield failure.account, (f"replay: {failure.replay}", *([alike(others)] if others else []))
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from simdist.errors import ArgumentError
 from simdist.files import Looks
-from simdist.programs import PlanProgram, Workers, cores, no_logs_of_ranks
+from simdist.programs import PlanProgram, Workers, cores, kept_when_interrupted, no_logs_of_ranks
 from simdist.scenario import Plan, undisturbed
 from simdist.sweeps._crashes import Crashes, crashes_elsewhere
 from simdist.sweeps._failure import Failure, Tried
@@ -38,6 +38,7 @@ def swept(
 
     Raises:
         ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
+        InterruptedRunsError: it was interrupted.
     """
     program = crashes.program
     if tries.strikes is None:
@@ -59,26 +60,19 @@ def swept(
         if unseen:
             points = [point.blind for point in points]
         if first.problems:
-            return SweepReport(points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen)
+            return SweepReport(
+                points=tuple(points), cases=(), failures=(), wrong=first.problems, unseen=unseen, call=crashes.call
+            )
         kept = None if keep is None else stack.enter_context(Kept(keep, points, tries, crashes.called))
         sweep = _Sweep(crashes, tries, workers or Workers(crashes, lambda: nullcontext(crashes), 1), kept, progress)
         sweep.note(first.result.sometimes)
-        sweep.crash(points)
-        if tries.second_crash or (tries.only is not None and len(tries.only) > 1):
-            sweep.crash_again()
+        with kept_when_interrupted(lambda: sweep.interrupted(points, unseen)):
+            sweep.crash(points)
+            if tries.second_crash or (tries.only is not None and len(tries.only) > 1):
+                sweep.crash_again()
         if tries.only is not None and (not sweep.cases or sweep.cases[-1].faults != tries.only):
             raise ArgumentError("a sweep", [f"only: none of its crashes is {list(tries.only)!r}"])
-    return SweepReport(
-        points=tuple(points),
-        cases=tuple(sweep.cases),
-        failures=tuple(sweep.failures),
-        merged=sweep.merged,
-        left_out=sweep.left_out,
-        known=sweep.known,
-        unseen=unseen,
-        never=tuple(name for name, held in sweep.sometimes.items() if not held),
-        died=0 if workers is None else workers.died,
-    )
+    return replace(sweep.report(points, unseen), died=0 if workers is None else workers.died)
 
 
 class _Sweep:
@@ -102,13 +96,33 @@ class _Sweep:
         self._found: dict[str, None] = {}  # what second and third lives begin with
         self.cases: list[Case] = []
         self.failures: list[Failure] = []
-        self.merged = self.left_out = self.known = 0
+        self.merged = self.left_out = self.known = self._done = 0
         self.sometimes: dict[str, bool] = {}  # what should be reached in some run: whether it was
 
     def note(self, sometimes: Sequence[tuple[str, bool]]) -> None:
         """A run has reached these."""
         for name, held in sometimes:
             self.sometimes[name] = self.sometimes.get(name, False) or held
+
+    def report(self, points: Sequence[Point], unseen: Sequence[str]) -> SweepReport:
+        """What became of its crashes at these points."""
+        return SweepReport(
+            points=tuple(points),
+            cases=tuple(self.cases),
+            failures=tuple(self.failures),
+            merged=self.merged,
+            left_out=self.left_out,
+            known=self.known,
+            unseen=tuple(unseen),
+            never=tuple(name for name, held in self.sometimes.items() if not held),
+            call=self._crashes.call,
+        )
+
+    def interrupted(self, points: Sequence[Point], unseen: Sequence[str]) -> SweepReport | None:
+        """What an interrupted sweep has found; None if it has tried nothing."""
+        if not self._done:
+            return None
+        return replace(self.report(points, unseen), cases=tuple(self.cases[: self._done]), never=(), interrupted=True)
 
     def crash(self, points: Sequence[Point]) -> None:
         """Crash at each of these points."""
@@ -155,6 +169,7 @@ class _Sweep:
             self.note(tried.sometimes)
             if tried.failure is not None:
                 self.failures.append(tried.failure)
+            self._done = number + 1
             if self._progress is not None:
                 self._progress(number + 1, len(self.cases), len(self.failures))
             yield case, tried

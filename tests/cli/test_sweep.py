@@ -133,7 +133,10 @@ def test_a_sweep_that_was_interrupted_says_how_it_goes_on(tmp_path: Path, monkey
         result = _sweep(path, "--strike", "rank", "--keep", kept)
 
     assert result.exit_code == 130
-    assert f"interrupted; what was found is kept in {kept}: the same command goes on" in result.output
+    said = result.output.split("\n\n")
+    assert said[0] == "scenario\n3 points at which a crash could strike, 2 crashes tried"
+    assert "interrupted\n  not all crashes were tried" in said
+    assert said[-1].endswith(f"\nwhat was found is kept in {kept}: the same command goes on\ninterrupted\n")
     again = _sweep(path, "--strike", "rank", "--keep", kept)
     assert again.output.splitlines()[:2] == whole.output.splitlines()[:2]
     assert "survived     4 of 4 crashes" in again.output

@@ -154,7 +154,7 @@ def test_a_bad_key_or_value_is_reported_in_plain_words(write: Write, text: str, 
             'kind = "raise"\nrank = 1\nop = "barrier"\nerror = "ValueEror"',
             ".error: unknown exception 'ValueEror'; expected one of Python's that takes a text, or one of "
             "torch.distributed: DistBackendError, DistError, DistNetworkError, DistStoreError, QueueEmptyError, "
-            "or one of torch: AcceleratorError, OutOfMemoryError",
+            "or one of torch: AcceleratorError, OutOfMemoryError; did you mean 'ValueError'?",
         ),
         (
             'kind = "raise"\nrank = 1\nop = "barrier"\nwhen = "during"',

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import simdist
-from simdist.errors import ArgumentError, RunFailedError, ScenarioError, SimdistError
+from simdist.errors import ArgumentError, InterruptedRunsError, RunFailedError, ScenarioError, SimdistError
 from simdist.faults import KINDS, Crash, Fault, Partition, SlowRank, Surroundings
 from simdist.programs import FunctionProgram, Program
 from simdist.scenario import Plan, load, run_scenario
@@ -138,6 +138,19 @@ def test_what_the_database_holds_is_tried_first_and_forgotten_when_mended(tmp_pa
     assert {bug.first for bug in again.bugs} == {-1}
     assert mended.ok
     assert not list((kept / "saving").iterdir())
+
+
+def test_what_was_found_outlives_an_interrupted_shrinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(program: Program, attempt: Attempt, fails: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simdist.searches._fuzz.shrunk", interrupt)
+    with pytest.raises(InterruptedRunsError) as caught:
+        fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept")
+
+    (bug,) = caught.value.report.bugs
+    assert (bug.count, bug.minimal, caught.value.report.ok) == (1, False, False)
+    assert len(list((tmp_path / "kept" / "saving").iterdir())) == 1
 
 
 def test_a_program_that_fails_without_faults_is_made_small_too() -> None:

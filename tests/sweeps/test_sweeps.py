@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist.cluster import make
-from simdist.errors import ArgumentError
+from simdist.errors import ArgumentError, InterruptedRunsError
 from simdist.faults import Crash, Hang, HostCrash, Signal
 from simdist.programs import FunctionProgram
 from simdist.settings import CheckedSettings
@@ -399,8 +399,9 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         if done == 5:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRunsError) as caught:
         simdist.sweep(in_place, world_size=1, keep=path, progress=interrupt)
+    assert (len(caught.value.report.cases), caught.value.report.ok) == (5, False)
     kept = Path(path).read_text()
     Path(path).write_text(kept + '{"crash": 5, "fail')  # power was lost in the middle of a line
     tried: list[int] = []

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from simdist.faults._fault import Problem, Surroundings
 from simdist.faults._rank_fault import RankFault
-from simdist.values import Text, brief
+from simdist.values import Text, brief, guess
 
 __all__ = ["DEVICE_ERRORS", "TORCH_ERRORS", "Raise"]
 
@@ -36,10 +36,12 @@ class Raise(RankFault):
         """Those of every rank fault, and a name of no exception."""
         yield from super().problems(world)
         if world.fine("error") and not _can_be_raised(self.error):
+            known = (*TORCH_ERRORS, *DEVICE_ERRORS, *filter(_can_be_raised, dir(builtins)))
             yield (
                 "error",
                 f"unknown exception {brief(self.error)}; expected one of Python's that takes a text, or one of "
-                f"torch.distributed: {', '.join(TORCH_ERRORS)}, or one of torch: {', '.join(DEVICE_ERRORS)}",
+                f"torch.distributed: {', '.join(TORCH_ERRORS)}, or one of torch: {', '.join(DEVICE_ERRORS)}"
+                f"{guess(self.error, known)}",
             )
 
     def exception(self) -> Exception:
