@@ -134,11 +134,15 @@ def _hears_of_a_collection(ident: int) -> bool:
 
 
 def calm(task: Task) -> None:
-    """Called on the thread itself when the user's code has ended: what was not raised yet never is."""
+    """Called on the thread itself when the user's code has ended: what was not raised yet never leaves this function.
+
+    The host may have settled long before, if the thread was blocked meanwhile: the note of `settle` goes here, too.
+    """
     task.calm = True
-    _lines.forget(task.ident)
     sys.settrace(None)
-    raise_in_thread(task.ident, None)
+    _lines.forget(task.ident)
+    _raise_here()
+    sys.settrace(None)
 
 
 class _Settled(BaseException):
@@ -153,10 +157,17 @@ def settle() -> None:
     set, it never gets past the beginning of a function.
     """
     _lines.end()
-    with contextlib.suppress(_Settled):
+    _raise_here()
+
+
+def _raise_here() -> None:
+    """Raise what is to be raised in this thread, or `_Settled` in its place, and catch it."""
+    try:  # to enter a context manager is a call, and there it would be raised
         raise_in_thread(_thread.get_ident(), _Settled)
         for _ in range(1000):  # it is raised at one of these jumps back
             pass
+    except (_Settled, TaskKilled):
+        pass
 
 
 @contextlib.contextmanager

@@ -14,10 +14,11 @@ import pytest
 from simdist.kernel._unwinding import insist
 
 STUBBORN = """
-import sys
+import sys, threading, time
 from simdist.kernel import Simulation, _simulation
 
 _simulation._GRACE_S = 0.1
+leave = threading.Event()
 
 def swallow():
     while True:
@@ -31,6 +32,9 @@ simulation.spawn(swallow, "stubborn")
 simulation.spawn(lambda: simulation.sleep(1), "done")
 simulation.run_until(5)
 simulation.close()
+leave.set()
+while len(sys._current_frames()) > 1:
+    time.sleep(0.001)
 
 calls = []
 sys.setprofile(lambda frame, event, argument: calls.append(event))
@@ -40,7 +44,7 @@ print(calls.count("call"))
 """
 
 
-@pytest.mark.parametrize("again", ["pass", "sum(range(100000))"])
+@pytest.mark.parametrize("again", ["pass", "sum(range(100000))", "leave.wait()"])
 def test_a_profiler_works_after_a_task_was_made_to_end(again: str) -> None:
     # In CPython 3.11 it hung at the first call. In a process of its own: such a hang can't be interrupted.
     command = [sys.executable, "-c", STUBBORN.format(again=again)]

@@ -12,17 +12,11 @@ __all__ = ["raise_in_thread"]
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes, _raise_in.restype = [ctypes.c_ulong, ctypes.py_object], ctypes.c_int
-_take_back = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
 
 
-def raise_in_thread(ident: int, kind: type[BaseException] | None) -> None:
-    """Have the thread raise an exception of this class soon; None takes back what it has not raised yet."""
-    if kind is None:
-        _take_back(ident, None)
-    else:
-        _raise_in(ident, kind)
+def raise_in_thread(ident: int, kind: type[BaseException]) -> None:
+    """Have the thread raise an exception of this class soon, in place of one that it has not raised yet."""
+    _raise_in(ident, kind)
 
 
 class _Probed(BaseException):
