@@ -48,4 +48,8 @@ def test_ranks_call_functions_in_parallel() -> None:
 
 @pytest.mark.real
 def test_real_workers_do_so() -> None:
-    assert simdist.run(parallel, world_size=1).values == [parallel()]
+    try:
+        assert simdist.run(parallel, world_size=1).values == [parallel()]
+    finally:
+        joblib.externals.loky.get_reusable_executor().shutdown()  # they would wait for more
+    assert multiprocessing.active_children() == []
