@@ -20,7 +20,7 @@ from simdist.kernel._idle import IDLE_TURNS
 from simdist.kernel._policy import Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
 from simdist.kernel._turns import Turns
-from simdist.kernel._unwinding import insist, settle, without_collector
+from simdist.kernel._unwinding import insist, settle, undisturbed
 from simdist.kernel._watchdog import Watchdog, processor_seconds
 
 __all__ = ["Simulation"]
@@ -212,7 +212,7 @@ class Simulation(Turns):
         """Wait until a doomed task gives the baton back, or is over; insist if not. False if that is in vain."""
         if self._comes_back(task, grace_s, ended=ended):
             return True
-        with without_collector():
+        with undisturbed():
             # A collection that has begun, and what it calls, come to their end.
             if self._comes_back(task, _COLLECTION_S, ended=ended):
                 return True

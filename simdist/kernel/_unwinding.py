@@ -26,7 +26,10 @@ from simdist.frames import is_ours
 from simdist.inside.python import raise_in_thread
 from simdist.kernel._task import Task, TaskKilled
 
-__all__ = ["calm", "insist", "settle", "without_collector"]
+__all__ = ["calm", "insist", "settle", "undisturbed"]
+
+
+_HAS_NOTE = sys.version_info < (3, 12)  # see `settle`
 
 
 class _Insisted(TaskKilled):
@@ -171,12 +174,25 @@ def _raise_here() -> None:
 
 
 @contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """No garbage is collected inside: what is raised in a finalizer is lost, and Python prints it."""
+def undisturbed() -> Iterator[None]:
+    """Inside, the host may insist.
+
+    No garbage is collected meanwhile: what is raised in a finalizer is lost, and Python prints it. Under CPython 3.11
+    nobody traces or profiles the host: see `settle`.
+    """
     enabled = gc.isenabled()
+    trace, profile = (sys.gettrace(), sys.getprofile()) if _HAS_NOTE else (None, None)
     gc.disable()
+    if trace is not None:
+        sys.settrace(None)
+    if profile is not None:
+        sys.setprofile(None)
     try:
         yield
     finally:
+        if trace is not None or profile is not None:
+            _raise_here()  # the note goes; a thread that is blocked makes another when it comes back
+            sys.setprofile(profile)
+            sys.settrace(trace)
         if enabled:
             gc.enable()

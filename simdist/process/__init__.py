@@ -53,6 +53,7 @@ from simdist.process.stdlib._host_names import address_of_host
 from simdist.process.stdlib._process_wide import followed
 from simdist.process.threads._lock_kinds import real_methods
 from simdist.process.threads._threads import shut_down, waits_of_threads
+from simdist.process.threads._tracing import trace_main_thread
 
 __all__ = [
     "COPIERS",
@@ -110,6 +111,7 @@ __all__ = [
     "separate_attributes",
     "shut_down",
     "touched_folder",
+    "trace_main_thread",
     "variable_of",
     "waits_of_threads",
     "when_imported",

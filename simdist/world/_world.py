@@ -37,6 +37,7 @@ from simdist.process import (
     leave_to_rounds,
     separate_attributes,
     shut_down,
+    trace_main_thread,
 )
 from simdist.records import started
 from simdist.result import JudgeFinding, RunResult
@@ -480,6 +481,7 @@ class World:
 
         def main() -> None:
             _prepare_thread(process)
+            trace_main_thread()
             function()
             shut_down(process)
             process.end("returned", 0)
@@ -492,6 +494,7 @@ class World:
     def _main(self, process: SimProcess, late_ns: int) -> None:
         """A rank's life, which begins so late: the user's function, and how a process ends after it."""
         _prepare_thread(process)
+        trace_main_thread()
         if late_ns:
             self._simulation.sleep(late_ns)
         if self._simulation.bus.hears(RankBegan):

@@ -31,7 +31,9 @@ simulation = Simulation()
 simulation.spawn(swallow, "stubborn")
 simulation.spawn(lambda: simulation.sleep(1), "done")
 simulation.run_until(5)
+{traced}
 simulation.close()
+sys.settrace(None)
 leave.set()
 while len(sys._current_frames()) > 1:
     time.sleep(0.001)
@@ -44,10 +46,17 @@ print(calls.count("call"))
 """
 
 
-@pytest.mark.parametrize("again", ["pass", "sum(range(100000))", "leave.wait()"])
-def test_a_profiler_works_after_a_task_was_made_to_end(again: str) -> None:
+@pytest.mark.parametrize(
+    ("again", "traced"),
+    [
+        ("pass", ""),
+        ("sum(range(100000))", ""),
+        ("leave.wait()", "sys.settrace(lambda *_: None)"),
+    ],
+)
+def test_a_profiler_works_after_a_task_was_made_to_end(again: str, traced: str) -> None:
     # In CPython 3.11 it hung at the first call. In a process of its own: such a hang can't be interrupted.
-    command = [sys.executable, "-c", STUBBORN.format(again=again)]
+    command = [sys.executable, "-c", STUBBORN.format(again=again, traced=traced)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 

@@ -39,6 +39,7 @@ from simdist.process.modules._fork_copies import ForkCopies
 from simdist.process.modules._library_tables import LibraryTables
 from simdist.process.stdlib._pipes import Pipes
 from simdist.process.threads._threads import shut_down
+from simdist.process.threads._tracing import trace_main_thread
 from simdist.records import child_started
 
 __all__ = ["HandedEnd", "adopt_connections", "hand_connections", "launch_forked", "launch_spawned", "pipes_here"]
@@ -314,6 +315,7 @@ def _main(runtime: Runtime, child: SimProcess, function: Callable[[], int]) -> N
     for begins in runtime.thread_begins:
         begins(child)
     code = 1
+    trace_main_thread()
     try:
         runtime.simulation.sleep(_START_NS)
         code = function()

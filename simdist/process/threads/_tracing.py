@@ -1,0 +1,20 @@
+"""What the host traces: coverage and debuggers see ranks as they see threads of `threading`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+__all__ = ["trace_main_thread"]
+
+
+def trace_main_thread() -> None:
+    """Have the calling thread, the main one of a simulated process, traced and profiled as `threading` has its threads.
+
+    Other threads of ranks begin in `threading`, which does so itself.
+    """
+    trace, profile = threading.gettrace(), threading.getprofile()
+    if trace is not None:
+        sys.settrace(trace)
+    if profile is not None:
+        sys.setprofile(profile)

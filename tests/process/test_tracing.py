@@ -1,0 +1,90 @@
+"""What traces threads of the host traces ranks too: coverage, debuggers, profilers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import coverage
+import pytest
+import torch
+import torch.distributed as dist
+
+import simdist
+from simdist.faults import Crash
+
+
+def in_a_thread() -> None: ...
+
+
+def in_a_child() -> None: ...
+
+
+def body() -> None:
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    child = multiprocessing.get_context("fork").Process(target=in_a_child)
+    child.start()
+    child.join()
+
+
+def recovers() -> str:
+    dist.init_process_group("gloo")
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        return "recovered"
+    return "nothing happened"
+
+
+@pytest.fixture
+def unset() -> Iterator[None]:
+    before = threading.gettrace(), threading.getprofile()
+    yield
+    threading.settrace(before[0])
+    threading.setprofile(before[1])
+
+
+@pytest.mark.parametrize("way", ["trace", "profile"])
+def test_each_thread_of_each_process_is_traced_once(way: str, unset: None) -> None:
+    calls = Counter[tuple[str, str]]()
+
+    def hook(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        if event == "call" and frame.f_code.co_filename == __file__:
+            calls[frame.f_code.co_name, os.environ["RANK"]] += 1
+        return hook
+
+    before = sys.gettrace(), sys.getprofile()
+    getattr(threading, f"set{way}")(hook)
+    result = simdist.run(body, world_size=2)
+
+    result.raise_for_failure()
+    assert getattr(threading, f"get{way}")() is hook
+    names = ("body", "in_a_thread", "in_a_child")
+    assert calls == {(name, rank): 1 for name in names for rank in ("0", "1")}
+    assert (sys.gettrace(), sys.getprofile()) == before
+
+
+def test_coverage_has_the_lines_that_ranks_run_and_changes_nothing() -> None:
+    faults = [Crash(rank=1, op="all_reduce", nth=1, when="during")]
+    plain = simdist.run(recovers, world_size=2, faults=faults)
+    measured = coverage.Coverage(data_file=None, include=[__file__])
+    measured.start()
+    try:
+        result = simdist.run(recovers, world_size=2, faults=faults)
+    finally:
+        measured.stop()
+
+    assert result.values[0] == "recovered"
+    assert result.digest == plain.digest
+    first = recovers.__code__.co_firstlineno
+    assert sorted(set(measured.get_data().lines(__file__) or ()) & set(range(first, first + 7))) == [
+        *range(first + 1, first + 6)
+    ]
