@@ -98,6 +98,6 @@ class LinesAfterFaults:
 
 
 def _trace(hook: Any) -> None:
-    """Have the calling thread traced, unless somebody else does; threads of ranks may be those of an earlier world."""
-    if sys.gettrace() is None or isinstance(getattr(sys.gettrace(), "__self__", None), LinesAfterFaults):
+    """Have the calling thread traced, unless somebody else does."""
+    if sys.gettrace() is None:
         sys.settrace(hook)
