@@ -490,8 +490,17 @@ def _collectives() -> str:
 _REPLACED = """
 import dataclasses, json
 from simdist.cli._patches import replaced
-print(json.dumps([[dataclasses.asdict(each) for each in found] for found in replaced()]))
+print(json.dumps({where: [dataclasses.asdict(each) for each in found] for where, found in replaced().items()}))
 """
+
+
+_WORLDS = {
+    "In every world": "every world",
+    "In worlds with a disk, besides": "with a disk",
+    "In worlds with judges, besides": "with judges",
+    "Where a program polls, has child processes, or imports the module": "where used",
+    "In worlds with virtual devices, besides": "with devices",
+}
 
 
 def _replaced() -> str:
@@ -500,17 +509,19 @@ def _replaced() -> str:
     done = subprocess.run(
         [sys.executable, "-c", _REPLACED], capture_output=True, text=True, check=True, env=_plain_environment()
     )
-    plain, devices = ([Patched(**each) for each in rows] for rows in json.loads(done.stdout))
+    found_in = {where: [Patched(**each) for each in rows] for where, rows in json.loads(done.stdout).items()}
     import torch
 
     rows = [
-        "# Replaced names\n\nEvery name of Python, torch and other libraries that a world replaces while it runs.\n\n"
+        "# Replaced names\n\nEvery name of Python and torch that a world replaces while it runs, and in which worlds.\n\n"
         + _NOTE,
         "All of them are put back when the world ends. On a thread that is not a rank's, a replacement calls the original. The "
         f"list is that of Python {sys.version_info.major}.{sys.version_info.minor} and torch {str(torch.__version__).partition('+')[0]}; "
-        "a name that a version lacks is left out there. `simdist patches NAME` shows how each is replaced. See [Isolation](../explanation/isolation.md).\n\n",
+        "a name that a version lacks is left out there, and so are names of libraries besides torch that a program imports. "
+        "`simdist patches NAME` shows how each is replaced. See [Isolation](../explanation/isolation.md).\n\n",
     ]
-    for title, found in (("In every world", plain), ("In worlds with virtual devices, besides", devices)):
+    for title, where in _WORLDS.items():
+        found = found_in[where]
         by = {each.by: each.why for each in found}
         rows.append(f"## {title}\n\n")
         for module, why in sorted(by.items()):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import json
+import multiprocessing
 import os
+import select
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +24,8 @@ from simdist import run
 from simdist.cli._console import page, say
 from simdist.cli._table import plain_table
 from simdist.errors import UnsupportedError
-from simdist.process import Patched, patched_now
+from simdist.process import Patched, adapted_modules, patched_now
+from simdist.storage import Mount
 
 __all__ = ["print_patches", "replaced"]
 
@@ -29,21 +37,30 @@ _HOW = {
 }
 
 
-def replaced() -> tuple[list[Patched], list[Patched]]:
-    """What every world replaces, and what worlds with virtual devices replace besides; empty where there are none."""
-    plain = _seen_by_a_rank(_over_gloo, "gloo")
-    try:
-        devices = _seen_by_a_rank(_over_nccl, "nccl")
-    except UnsupportedError:
-        return plain, []
-    known = {(each.owner, each.name) for each in plain}
-    return plain, [each for each in devices if (each.owner, each.name) not in known]
+def replaced() -> dict[str, list[Patched]]:
+    """What is replaced in every world, and what besides in worlds that use more; none with devices if there are none.
+
+    Names of libraries besides Python's own and torch, which are changed where a program imports them, are left out.
+    """
+    found = {"every world": _seen_by_a_rank(_over_gloo)}
+    known = {(each.owner, each.name) for each in found["every world"]}
+
+    def besides(where: str, rows: list[Patched]) -> None:
+        found[where] = [each for each in rows if (each.owner, each.name) not in known]
+        known.update((each.owner, each.name) for each in rows)
+
+    with tempfile.TemporaryDirectory() as folder:
+        besides("with a disk", _seen_by_a_rank(_over_gloo, disk=Mount(folder=folder)))
+    besides("with judges", _seen_by_a_rank(_over_gloo, judges=True))
+    besides("where used", _seen_by_a_rank(_after_much_use))
+    with contextlib.suppress(UnsupportedError):
+        besides("with devices", _seen_by_a_rank(_over_nccl, backend="nccl"))
+    return found
 
 
 def print_patches(name: str | None, *, as_json: bool) -> int:
     """Print all of them, or those that have `name` in their dotted names; 1 if none has."""
-    plain, devices = replaced()
-    rows = [(each, "every world") for each in plain] + [(each, "with devices") for each in devices]
+    rows = [(each, where) for where, found in replaced().items() for each in found]
     wanted = [(each, where) for each, where in rows if name is None or name in f"{each.owner}.{each.name}"]
     if as_json:
         click.echo(json.dumps([{**dataclasses.asdict(each), "where": where} for each, where in wanted], indent=2))
@@ -73,8 +90,8 @@ def _print(rows: list[tuple[Patched, str]]) -> None:
                 out.print(Text(f"{by}: {why}."))
 
 
-def _seen_by_a_rank(body: Callable[[], list[Patched]], backend: str) -> list[Patched]:
-    result: Any = run(body, world_size=2, backend=backend)
+def _seen_by_a_rank(body: Callable[[], list[Patched]], **settings: Any) -> list[Patched]:
+    result: Any = run(body, world_size=2, **settings)
     result.raise_for_failure()
     found: list[Patched] = result.values[0]
     return found
@@ -84,6 +101,22 @@ def _over_gloo() -> list[Patched]:
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     return patched_now()
+
+
+def _after_much_use() -> list[Patched]:
+    """Of what programs import and use: modules that are changed when they are there, children, pipes, `select`."""
+    with warnings.catch_warnings(action="ignore"):  # of what is deprecated in them
+        for name in adapted_modules():
+            if name.partition(".")[0] in (*sys.stdlib_module_names, "torch"):
+                with contextlib.suppress(ImportError):  # it needs what is not installed
+                    importlib.import_module(name)
+    mine, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=theirs.send, args=("",))
+    child.start()
+    mine.recv()
+    child.join()
+    select.select([], [], [], 0)
+    return _over_gloo()
 
 
 def _over_nccl() -> list[Patched]:

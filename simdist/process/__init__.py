@@ -39,7 +39,7 @@ from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
-from simdist.process._when_imported import when_imported
+from simdist.process._when_imported import adapted_modules, when_imported
 from simdist.process.children._child_processes import adopt_connections, hand_connections, separate_attributes
 from simdist.process.children._ignored_signals import ignored_by_host
 from simdist.process.modules._copiers import COPIERS
@@ -83,6 +83,7 @@ __all__ = [
     "Strike",
     "ThreadBegan",
     "Undoing",
+    "adapted_modules",
     "address_of_host",
     "adopt_connections",
     "call_all",

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import os
 import sys
 import types
 import weakref
@@ -79,7 +80,7 @@ _Row = tuple[object, str, str, object, str]  # owner, name, how, what has replac
 
 def _patched(files: Mapping[str, str], owner: object, name: str, how: str, replacement: object, by: str) -> Patched:
     if isinstance(owner, types.ModuleType):
-        place = owner.__name__
+        place = "os" if owner.__name__ == os.name else owner.__name__  # the module of the functions that `os` has
     else:
         kind = owner if isinstance(owner, type) else type(owner)
         place = f"{kind.__module__}.{kind.__qualname__}" + ("" if owner is kind else " (an object)")

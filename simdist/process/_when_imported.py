@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from _typeshed.importlib import MetaPathFinderProtocol
 
-__all__ = ["Finder", "install", "report_own", "when_imported"]
+__all__ = ["Finder", "adapted_modules", "install", "report_own", "when_imported"]
 
 _OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
 _ADAPTED: dict[str, Callable[[Patches], None]] = {}
@@ -41,6 +41,11 @@ def when_imported(
         _OF_RANKS[name] = report
     if remembered:
         _REMEMBERED[name] = None
+
+
+def adapted_modules() -> list[str]:
+    """The modules that are changed where they are imported."""
+    return sorted(_ADAPTED)
 
 
 def install(patches: Patches) -> None:

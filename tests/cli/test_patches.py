@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
+from simdist.cli import _patches
 from simdist.cli._main import main
-from simdist.process import patched_now
+from simdist.process import Patched, patched_now
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Patched]]:
+    return _patches.replaced()
+
+
+@pytest.fixture(autouse=True)
+def _once(found: dict[str, list[Patched]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worlds run once for all tests: what they replace is the same."""
+    monkeypatch.setattr(_patches, "replaced", lambda: found)
 
 
 def patches(*words: str) -> Result:
@@ -31,6 +44,23 @@ def test_names_of_devices_are_those_of_worlds_that_have_some() -> None:
     rows = json.loads(patches("torch.cuda", "--json").stdout)
 
     assert {row["where"] for row in rows} == {"with devices"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("os.stat", "every world"),
+        ("os.fsync", "with a disk"),
+        ("torch.autograd.backward", "with judges"),
+        ("os.read", "where used"),
+        ("multiprocessing.heap.__init__", "where used"),
+        ("torch.cuda.BoolTensor", "with devices"),
+    ],
+)
+def test_each_name_is_listed_with_the_worlds_that_replace_it(name: str, where: str) -> None:
+    rows = json.loads(patches(name, "--json").stdout)
+
+    assert [row["where"] for row in rows if f"{row['owner']}.{row['name']}" == name] == [where]
 
 
 def test_a_part_of_a_name_finds_all_that_contain_it() -> None:

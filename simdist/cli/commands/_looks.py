@@ -83,8 +83,10 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
 def patches(context: click.Context, name: str | None, *, as_json: bool) -> None:
     """List the names of Python, torch and other libraries that a world replaces; with NAME those that contain it.
 
-    It runs a world of two ranks, and one with virtual devices where there are some. All names are put back when a world
-    ends. Exit codes: 0 there are some, 1 none contains NAME, 2 bad input.
+    It runs worlds of two ranks: a plain one, others with a disk, with judges and with virtual devices where there are
+    some, and one that uses modules which are changed only then. Libraries besides torch that a program imports, and
+    that are changed there, are not listed. All names are put back when a world ends. Exit codes: 0 there are some, 1
+    none contains NAME, 2 bad input.
     """
     from simdist.cli._patches import print_patches
 
