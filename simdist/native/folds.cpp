@@ -40,6 +40,14 @@
 
 namespace {
 
+// The caller owns them. `Py_RETURN_TRUE` of Python 3.12 and 3.13 counts no reference, whatever the stable ABI that is
+// asked for, and Python 3.11, which counts them, would end in the middle of a run.
+PyObject *owned_bool(bool value) { return PyBool_FromLong(value); }
+PyObject *owned_none() {
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
 enum Type { kFloat32, kFloat64, kFloat16, kBfloat16, kInt8, kUint8, kInt16, kInt32, kInt64, kTypes };
 enum Operation { kSum, kProduct, kMinimum, kMaximum, kLeast, kMost, kAnd, kOr, kXor, kOperations };
 
@@ -572,7 +580,7 @@ PyObject *copy(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
         const uintptr_t source = reinterpret_cast<uintptr_t>(sources.memory[index]);
         const uintptr_t size = reinterpret_cast<uintptr_t>(sizes.memory[index]);
         const bool apart = target + size <= source || source + size <= target;
-        if (size && (!target || !source || (target != source && !apart))) Py_RETURN_FALSE;
+        if (size && (!target || !source || (target != source && !apart))) return owned_bool(false);
         bytes += size;
     }
     PyThreadState *state = let_go(bytes);
@@ -583,7 +591,7 @@ PyObject *copy(PyObject *, PyObject *const *given, Py_ssize_t count_given) {
         }
     }
     if (state) PyEval_RestoreThread(state);
-    Py_RETURN_TRUE;
+    return owned_bool(true);
 }
 
 #include "memory.inc"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -114,6 +115,15 @@ def test_a_python_that_can_not_have_it_says_why(
 
 def test_what_is_built_knows_its_source(native: ModuleType) -> None:
     assert source_number() == native.SOURCE
+
+
+def test_no_constant_is_returned_by_a_macro_that_may_not_count_it() -> None:
+    # Built with the headers of Python 3.13, it ended Python 3.11: "deallocating True or False".
+    folder = Path(_build.__file__).parent
+    texts = {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".cpp", ".inc")}
+
+    assert sorted(texts) == ["folds.cpp", "memory.inc", "tiles.inc"]
+    assert [name for name, text in texts.items() if re.search("^[^/]*Py_RETURN_", text, re.MULTILINE)] == []
 
 
 def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
