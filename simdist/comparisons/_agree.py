@@ -19,6 +19,7 @@ from simdist.comparisons._layouts import (
 )
 from simdist.errors import ArgumentError, RunFailedError
 from simdist.result import RunResult, report_of
+from simdist.values import Shown
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class LayoutDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class AgreeReport:
+class AgreeReport(Shown):
     """What `agree` found: for each layout that differs from one rank, the first difference; and all results."""
 
     layouts: tuple[Layout, ...]

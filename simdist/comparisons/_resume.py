@@ -13,6 +13,7 @@ from simdist.errors import ArgumentError, RunFailedError
 from simdist.judges import JUDGES, Step, Trails
 from simdist.result import RunResult, report_of
 from simdist.settings import check_settings
+from simdist.values import Shown
 
 if TYPE_CHECKING:
     from simdist.settings import ResumeSettings
@@ -43,7 +44,7 @@ class ResumeDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeReport:
+class ResumeReport(Shown):
     """What `resume` found: the first difference of each crash, and all results, the uninterrupted one first."""
 
     crashes: tuple[int, ...]

@@ -10,6 +10,7 @@ from simdist.determinism._causes import Cause
 from simdist.determinism._compare import Difference, Version
 from simdist.determinism._source import source_line
 from simdist.trace import short_duration
+from simdist.values import Shown
 
 __all__ = ["DeterminismReport"]
 
@@ -17,7 +18,7 @@ _WIDE = 36
 
 
 @dataclass(frozen=True, slots=True)
-class DeterminismReport:
+class DeterminismReport(Shown):
     """How a run compares with its repetition in a fresh process under `hash_seed`.
 
     Example:

@@ -8,13 +8,13 @@ from typing import Generic
 from simdist.errors import RunFailedError
 from simdist.result._outcome import Outcome, RankResult, Value, first_to_fail
 from simdist.result._report import report_of
-from simdist.values import Json
+from simdist.values import Json, Shown
 
 __all__ = ["RunResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult(Outcome[Value], Generic[Value]):
+class RunResult(Shown, Outcome[Value], Generic[Value]):
     """The outcome of one world.
 
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of

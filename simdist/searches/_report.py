@@ -16,7 +16,7 @@ from simdist.searches._depth_first import Coverage
 from simdist.searches._outcomes import Cause
 from simdist.searches._shrinking import ShrunkOrder
 from simdist.searches._written import write_failures
-from simdist.values import Json, format_duration
+from simdist.values import Json, Shown, format_duration
 
 __all__ = ["ExploreReport", "Outcome", "Schedule", "SearchReport", "TurningPoint"]
 
@@ -96,7 +96,7 @@ class Schedule:
         yield f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 
-class SearchReport(ABC):
+class SearchReport(Shown, ABC):
     """What the report of every search has."""
 
     __slots__ = ()

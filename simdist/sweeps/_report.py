@@ -16,6 +16,7 @@ from simdist.sweeps._cures import cures, renamed
 from simdist.sweeps._failure import Failure
 from simdist.sweeps._points import Case, Point
 from simdist.trace import events_of
+from simdist.values import Shown
 
 __all__ = ["Line", "SweepReport", "alike", "counted", "unseen_in", "unseen_words"]
 
@@ -34,7 +35,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepReport:
+class SweepReport(Shown):
     """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
 
     `wrong` says what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of

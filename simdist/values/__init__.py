@@ -6,14 +6,15 @@ are nanoseconds and `True`. The specs of a fault stand at the fields of its clas
 `simdist.settings`, those of a cluster beside `build`.
 
 Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` has the wordings that messages share,
-`_ranks.py` writes ranks, `_plain.py` makes any text safe to print, `_chance.py` says what a rank's random generators
-start from. Nothing here imports anything but the standard library.
+`_ranks.py` writes ranks, `_plain.py` makes any text safe to print, `_shown.py` shows reports in notebooks, `_chance.py`
+says what a rank's random generators start from. Nothing here imports anything but the standard library.
 """
 
 from simdist.values._chance import GENERATOR_WORDS, generator_words
 from simdist.values._json import Json
 from simdist.values._plain import awkward_character, escaped, plain, repr_of, text_of
 from simdist.values._ranks import number_text, program_lines, rank_text, without_source
+from simdist.values._shown import Shown
 from simdist.values._specs import (
     FILE,
     JSON,
@@ -68,6 +69,7 @@ __all__ = [
     "Moment",
     "Number",
     "OneOf",
+    "Shown",
     "Size",
     "Spec",
     "TableOf",

@@ -1,0 +1,20 @@
+"""How results and reports look where a notebook or IPython shows them by themselves."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Shown"]
+
+
+class _Printer(Protocol):
+    def text(self, text: str, /) -> None: ...
+
+
+class Shown:
+    """Has a text for readers, `str`, which IPython shows in place of all fields."""
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # IPython's protocol
+        printer.text(str(self))

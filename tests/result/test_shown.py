@@ -1,0 +1,35 @@
+"""What a notebook shows of a result by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import simdist
+
+
+class Printer:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def text(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: simdist.run(int, world_size=2),
+        lambda: simdist.explore(int, world_size=2, runs=2),
+        lambda: simdist.run_many(int, world_size=2, seeds=2),
+    ],
+    ids=["run", "explore", "run_many"],
+)
+def test_a_notebook_shows_the_report_and_not_all_fields(made: Any) -> None:
+    printer, result = Printer(), made()
+
+    result._repr_pretty_(printer, False)
+
+    assert printer.texts == [str(result)]
+    assert str(result) != repr(result)
