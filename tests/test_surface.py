@@ -104,7 +104,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "shared": {"inside", "kernel", "torch", "world"},
     "api": {"cluster", "errors", "faults", "judges", "process", "records", "result", "settings", "storage", "world"},
-    "comparisons": {"api", "errors", "judges", "result", "settings", "torch"},
+    "comparisons": {"api", "errors", "judges", "result", "settings", "torch", "values"},
     "determinism": {
         "_content",
         "api",
@@ -263,6 +263,7 @@ LAYERS: dict[str, set[str]] = {
         "scenario",
         "searches",
         "shared",
+        "storage",
         "sweeps",
         "torch",
         "trace",
