@@ -72,6 +72,28 @@ def test_each_thread_of_each_process_is_traced_once(way: str, unset: None) -> No
     assert (sys.gettrace(), sys.getprofile()) == before
 
 
+def test_what_a_rank_sets_traces_its_own_threads_alone() -> None:
+    def traced() -> tuple[list[str], bool]:
+        dist.init_process_group("gloo")
+        seen: list[str] = []
+        if dist.get_rank() == 0:
+            threading.settrace(lambda frame, *_: seen.append(frame.f_code.co_name))
+            threading.setprofile(lambda *_: None)
+        dist.barrier()
+        thread = threading.Thread(target=in_a_thread)
+        thread.start()
+        thread.join()
+        return seen, threading.gettrace() is None and threading.getprofile() is None
+
+    before = threading.gettrace(), threading.getprofile()
+
+    (first, unset), second = simdist.run(traced, world_size=2).values
+
+    assert "in_a_thread" in first
+    assert (unset, second) == (False, ([], True))
+    assert (threading.gettrace(), threading.getprofile()) == before
+
+
 def test_coverage_has_the_lines_that_ranks_run_and_changes_nothing() -> None:
     faults = [Crash(rank=1, op="all_reduce", nth=1, when="during")]
     plain = simdist.run(recovers, world_size=2, faults=faults)

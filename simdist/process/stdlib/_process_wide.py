@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -175,6 +176,11 @@ def _fill(table: dict[_K, _V], entries: dict[_K, _V]) -> None:
         table.update(entries)
 
 
+def _trace_threads(hooks: tuple[Any, Any]) -> None:
+    original(threading.settrace)(hooks[0])
+    original(threading.setprofile)(hooks[1])
+
+
 _REPLACEMENTS = (
     *followed("working folder", ((os, "chdir"), (os, "fchdir")), _folder, _enter_folder),
     *followed("file mask", ((os, "umask"),), _mask, lambda mask: original(os.umask)(mask)),
@@ -223,6 +229,12 @@ _REPLACEMENTS = (
         tuple((copyreg, name) for name in ("pickle", "add_extension", "remove_extension", "clear_extension_cache")),
         lambda: [dict(table) for table in _PICKLED],
         _set_pickling,
+    ),
+    *followed(
+        "what traces new threads",
+        ((threading, "settrace"), (threading, "setprofile")),
+        lambda: (threading.gettrace(), threading.getprofile()),
+        _trace_threads,
     ),
     *followed(
         "timeout of sockets",
