@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gettext
 import mimetypes
 import multiprocessing
 import resource
 import sys
 import tracemalloc
+import urllib.request
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import simdist
@@ -136,3 +139,20 @@ def test_what_a_module_does_with_readline_when_imported_is_not_reported(
     imported.raise_for_failure()
     assert imported.shared_state == ()
     assert called.shared_state[0].startswith("readline's history or settings, set by rank 0 at test_rare_settings.py")
+
+
+def test_a_variable_of_a_library_that_a_function_sets_is_the_rank_s_own() -> None:
+    def settings() -> list[object]:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank == 0:
+            gettext.textdomain("mine")
+            torch.hub.set_dir("/mine")
+            urllib.request.install_opener(urllib.request.build_opener())
+        dist.barrier()
+        return [gettext.textdomain(), torch.hub.get_dir() == "/mine", vars(urllib.request)["_opener"] is None]
+
+    before = gettext.textdomain(), torch.hub.get_dir(), vars(urllib.request)["_opener"]
+
+    assert values(settings, 2) == [["mine", True, False], ["messages", False, True]]
+    assert (gettext.textdomain(), torch.hub.get_dir(), vars(urllib.request)["_opener"]) == before

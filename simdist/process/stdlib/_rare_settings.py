@@ -179,7 +179,24 @@ def _of_asyncio(patches: Patches) -> None:
     patches.redirect(_making_loops())
 
 
+_VARIABLES = {  # by module: the global names that hold a setting, and the functions that write them
+    "gettext": (("_current_domain",), ("textdomain",)),
+    "urllib.request": (("_opener",), ("install_opener",)),
+}
+
+
+@functools.cache
+def _writing(module: str) -> tuple[Replacement, ...]:
+    (names, writers), known = _VARIABLES[module], sys.modules[module]
+
+    def save() -> dict[str, object]:
+        return {name: vars(known)[name] for name in names}
+
+    return tuple(followed(f"settings of {module}", [(known, each) for each in writers], save, vars(known).update))
+
+
 ADAPTERS: dict[str, Callable[[Patches], None]] = {
+    **{name: lambda patches, name=name: patches.redirect(_writing(name)) for name in _VARIABLES},  # type: ignore[misc]
     "asyncio.events": _of_asyncio,
     "mimetypes": _of_mimetypes,
     "readline": _of_readline,

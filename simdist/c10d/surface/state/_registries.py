@@ -194,6 +194,7 @@ _REPLACEMENTS = (
         ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
         ("set_overwrite_module_params_on_conversion", "set_swap_module_params_on_conversion"),
     ),
+    *_variables("the folder of torch.hub", torch.hub, ("_hub_dir",), ("set_dir",)),
     *followed(
         "validation by distributions",
         ((_VALIDATED, "set_default_validate_args"),),
