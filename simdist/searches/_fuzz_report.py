@@ -83,7 +83,8 @@ class FuzzReport(SearchReport):
             yield from (bug.last_line() for bug in self.bugs)
             return
         failed = self.runs - self.passed - self.explained
-        yield f"{self.runs} runs: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        yield f"{runs}: {self.passed} passed, {self.explained} failed as their faults explain, {failed} found"
         if self.died:
             yield died_words(self.died)
         for bug in self.bugs:

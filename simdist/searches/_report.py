@@ -171,8 +171,8 @@ class ExploreReport(SearchReport):
         """The report."""
         if self.interrupted:
             yield INTERRUPTED
-        many = "" if len(self.outcomes) == 1 else "s"
-        yield f"{self.runs} schedules, {len(self.outcomes)} outcome{many}"
+        runs, many = "" if self.runs == 1 else "s", "" if len(self.outcomes) == 1 else "s"
+        yield f"{self.runs} schedule{runs}, {len(self.outcomes)} outcome{many}"
         if self.coverage is not None:
             yield str(self.coverage)
         for outcome in self.outcomes[:_OUTCOMES]:
