@@ -53,7 +53,7 @@ def test_names_of_devices_are_those_of_worlds_that_have_some() -> None:
         ("os.fsync", "with a disk"),
         ("torch.autograd.backward", "with judges"),
         ("os.read", "where used"),
-        ("multiprocessing.heap.__init__", "where used"),
+        ("os.waitid", "where used"),
         ("torch.cuda.BoolTensor", "with devices"),
     ],
 )
