@@ -103,7 +103,7 @@ class PythonReplacements:
         _warnings.begin()
         _stdio.install(patches)
         _lock_methods.bind_again()
-        simulation.start_thread = original(_thread.start_new_thread)
+        simulation.start_thread = original(getattr(_thread, _thread_functions.start_name()))
 
     def follow(self, patches: Patches, called: Sequence[object]) -> None:
         """Redirect methods that user code took before, and those that hang on `called`, which runs on the ranks."""

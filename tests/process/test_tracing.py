@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import sys
@@ -92,6 +93,31 @@ def test_what_a_rank_sets_traces_its_own_threads_alone() -> None:
     assert "in_a_thread" in first
     assert (unset, second) == (False, ([], True))
     assert (threading.gettrace(), threading.getprofile()) == before
+
+
+def test_a_debugger_that_starts_threads_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = simdist.run(body, world_size=2)
+    starts = _thread.start_new_thread
+
+    class Started:
+        def __init__(self, function: Callable[..., None], args: Any, kwargs: Any) -> None:
+            self.original_func, self.args, self.kwargs = function, args, kwargs
+
+        def __call__(self) -> None:
+            self.original_func(*self.args, **self.kwargs)
+
+    def start(function: Callable[..., None], args: Any = (), kwargs: Any = None) -> int:
+        return starts(Started(function, args, kwargs or {}), ())
+
+    monkeypatch.setattr(_thread, "_original_start_new_thread", starts, raising=False)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    if hasattr(threading, "_start_new_thread"):  # until Python 3.12
+        monkeypatch.setattr(threading, "_start_new_thread", start)
+
+    result = simdist.run(body, world_size=2)
+
+    result.raise_for_failure()
+    assert result.digest == plain.digest
 
 
 def test_coverage_has_the_lines_that_ranks_run_and_changes_nothing() -> None:

@@ -18,10 +18,16 @@ from simdist.process._when_imported import when_imported
 from simdist.process.threads._thread_slots import POOL_MODULES
 from simdist.process.threads._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
 
-__all__ = ["install"]
+__all__ = ["install", "start_name"]
 
 _T = TypeVar("_T")
 _Invoke = Callable[[threading.Thread], None]
+
+
+def start_name() -> str:
+    """By which `_thread` has the function of Python that starts a thread: pydevd puts its own in its place."""
+    kept = "_original_start_new_thread"
+    return kept if hasattr(_thread, kept) else "start_new_thread"
 
 
 def _start_new_thread(original: Callable[..., int]) -> Callable[..., int]:
@@ -181,7 +187,7 @@ def _interrupt_main(original: Callable[[int], None]) -> Callable[..., None]:
 
 
 def _replacements() -> Iterable[Replacement]:
-    for name in ("start_new_thread", "start_new"):
+    for name in (start_name(), "start_new"):
         yield Replacement(_thread, name, _start_new_thread)
     yield Replacement(_thread, "interrupt_main", _interrupt_main)
     if JOINABLE:

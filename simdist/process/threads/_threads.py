@@ -160,13 +160,14 @@ def begin(
     assert runtime is not None
     parent = runtime.simulation.check()
     process = process_of(parent)
-    thread: Any = getattr(function, "__self__", None)
+    started = getattr(function, "original_func", function)  # which pydevd has wrapped
+    thread: Any = getattr(started, "__self__", None)
     is_thread = isinstance(thread, threading.Thread)
     if is_thread:
         daemon = thread.daemon
     threads = threads_of(process)
     runtime.separate(HOOK_SLOT)
-    name = thread.name if is_thread else getattr(function, "__name__", "thread")
+    name = thread.name if is_thread else getattr(started, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
     task.daemon = daemon
     bus = runtime.simulation.bus
