@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from simdist.cli import main
 
+pytestmark = pytest.mark.usefixtures("no_looks")
+
 _PROGRAM = """
 import torch
 import torch.distributed as dist

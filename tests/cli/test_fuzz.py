@@ -19,6 +19,8 @@ from simdist.faults import Crash
 from simdist.scenario import load
 from simdist.searches import Attempt, token_of
 
+pytestmark = pytest.mark.usefixtures("no_looks")
+
 _PROGRAM = """
 import torch
 import torch.distributed as dist

@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from simdist.cli import main
 from tests.programs.pools import standing_in
 
+pytestmark = pytest.mark.usefixtures("no_looks")
+
 PROGRAMS = Path(__file__).parents[1] / "searches"
 
 

@@ -20,6 +20,8 @@ from simdist.cli._progress import LiveLine
 from simdist.faults import Crash
 from simdist.scenario import load, run_scenario
 
+pytestmark = pytest.mark.usefixtures("no_looks")
+
 _PROGRAM = """
 from pathlib import Path
 

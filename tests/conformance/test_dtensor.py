@@ -178,7 +178,7 @@ class TestRedistribution(MeshBodies):
     def test_every_pair_of_layouts_on_two_dimensions(self) -> None:
         mesh = self.mesh(2, 2)
         layouts = list(itertools.product(self.one_dimension(), repeat=2))
-        for shape in ((9, 5), (4, 8), (3, 3)):
+        for shape in ((9, 3), (4, 8)):
             whole = counted(*shape)
             for before, after in itertools.product(layouts, repeat=2):
                 tensor = distribute_tensor(whole, mesh, before).redistribute(mesh, after)

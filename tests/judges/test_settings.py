@@ -175,6 +175,7 @@ def test_a_scenario_names_what_is_wrong_with_its_judges(folder: Path) -> None:
     assert "expect.findings[0]: 'replicas' is no judge of this scenario; known: finite" in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_looks")
 @pytest.mark.parametrize("words", [["--judge"], ["--judge", "replicas"], ["--judge=all"]])
 def test_the_command_line_turns_judges_on(folder: Path, words: list[str]) -> None:
     found = CliRunner().invoke(main, ["run", *words, written(folder)])

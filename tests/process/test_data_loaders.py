@@ -215,6 +215,7 @@ def test_an_iterator_that_outlives_its_world_is_collected_without_a_word() -> No
     assert complaints == []
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_rank_that_is_killed_collects_its_iterator_without_a_word() -> None:
     def main() -> None:
         for _ in DataLoader(Drawing(), batch_size=2, num_workers=1):
