@@ -31,7 +31,7 @@ __all__ = ["Interpreters"]
 ROOT = Path(__file__).resolve().parents[1]
 HASH_SEEDS = ("1", "2")
 _WARM = (  # what takes long, and what most jobs import in the end; DDP wants dynamo
-    *("torch._dynamo", "torch.distributed.checkpoint", "sklearn.datasets", "pytest", "hypothesis.strategies"),
+    *("torch._dynamo", "torch.distributed.checkpoint", "pytest", "hypothesis.strategies"),
     *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
     *("simdist.device", "simdist.judges", "simdist.c10d.backends.nccl"),
     *("simdist.cli._run", "simdist.cli._launch", "simdist.cli._fuzz", "simdist.cli._explore", "simdist.cli._sweep"),
