@@ -82,9 +82,9 @@ class Sharing:
 
     def shared_among(self, names: Sequence[str]) -> set[str]:
         """Those that all ranks share; every world asks about thousands of names."""
-        tops = list(map(_top_of, names))
-        shared = {top for top in dict.fromkeys(tops) if not self.isolates(top)}
-        return set(compress(names, map(shared.__contains__, tops)))
+        names = tuple(names)
+        shared = frozenset(top for top in _tops_of(names)[1] if not self.isolates(top))
+        return set(_names_below(names, shared))
 
     def _decide(self, top: str) -> bool:
         if top in sys.stdlib_module_names or top in NEVER_ISOLATED or top.startswith("_sysconfigdata"):
@@ -103,6 +103,19 @@ class Sharing:
 @functools.cache
 def _top_of(name: str) -> str:
     return name.partition(".")[0]
+
+
+# Nearly every world finds the names of the world before.
+@functools.lru_cache(maxsize=1)
+def _tops_of(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The top-level name of each, and every one of those once."""
+    tops = list(map(_top_of, names))
+    return tops, list(dict.fromkeys(tops))
+
+
+@functools.lru_cache(maxsize=1)
+def _names_below(names: tuple[str, ...], tops: frozenset[str]) -> frozenset[str]:
+    return frozenset(compress(names, map(tops.__contains__, _tops_of(names)[0])))
 
 
 def _is_file_of_user(file: object) -> bool:
