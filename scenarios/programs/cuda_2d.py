@@ -72,10 +72,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A small Llama."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.output = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -113,13 +113,13 @@ def spread(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def main(steps: int = 3) -> dict[str, Any]:
+def main(steps: int = 3, layers: int = 2) -> dict[str, Any]:
     """Train; ranks of one host have the same data."""
     local, size = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh: Any = init_device_mesh("cuda", (size // local, local), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
-    model = spread(Model().to("cuda"), mesh)
+    model = spread(Model(layers).to("cuda"), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=True)
     torch.manual_seed(1 + mesh["dp"].get_local_rank())
     tokens = torch.randint(VOCABULARY, (2, 17), device="cuda")

@@ -30,8 +30,8 @@ LIBRARIES = {
     "with_trainer": "transformers",
 }
 SMALLER = {  # what the files say takes longer, and shows no more
-    "cuda_2d": ["workload.kwargs.steps=2"],
-    "cuda_fsdp2": ["world_size=2"],
+    "cuda_2d": ["workload.kwargs.steps=2", "workload.kwargs.layers=1"],
+    "cuda_fsdp2": ["world_size=2", "workload.kwargs.steps=2"],
     "cuda_language_model": ["workload.kwargs.steps=4"],
 }
 
