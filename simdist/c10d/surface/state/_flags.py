@@ -3,8 +3,8 @@ of all modules, types that may be loaded.
 
 Torch keeps them once for a process. A world ends with those that it began with (`remember`, `restore`); where ranks
 have modules of their own they have these settings of their own too, from the first moment that one changes any. Hooks
-of all modules are a rank's own in every world: `CommDebugMode` and trackers set them for a while, and a rank that waits
-meanwhile must not run another one's.
+of all modules, and types that may be loaded, are a rank's own in every world: `CommDebugMode`, trackers and
+`safe_globals` set them for a while, and a rank that waits meanwhile must neither run another one's nor lose its own.
 
 In doubt: switches that belong to a GPU's libraries are kept apart like all others, and mean nothing here.
 """
@@ -66,8 +66,8 @@ _WRITERS = (
     (torch, "set_anomaly_enabled"),
     (torch, "set_printoptions"),
     (_sharing, "set_sharing_strategy"),
-    *((unpickling, name) for name in ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals")),
 )
+_ALLOWING = tuple((unpickling, f"_{verb}_safe_globals") for verb in ("add", "clear", "remove"))
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
 _NONE: dict[int, object] = {}  # hooks, as hardly any program has them
@@ -139,23 +139,29 @@ def restore(state: _State) -> None:
     print_options().update(printed)
     if _sharing.get_sharing_strategy() != strategy:
         original(_sharing.set_sharing_strategy)(strategy)
-    known = safe_globals()
-    wanted = safe | _of_imports
+    _allow(safe)
+    _set_hooks(hooks)
+
+
+def _allow(types: set[object]) -> None:
+    known, wanted = safe_globals(), types | _of_imports
     if known != wanted:
         known.clear()
         known.update(wanted)
-    _set_hooks(hooks)
 
 
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))
 _REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswith("register_module_"))
-_HOOKING = tuple(followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks))
+_FOR_A_WHILE = (
+    *followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks),
+    *followed("types that may be loaded", _ALLOWING, lambda: set(safe_globals()), _allow),
+)
 
 
 def install(patches: Patches) -> None:
-    """Give each process hooks of its own: context managers set them."""
-    patches.redirect(_HOOKING)
+    """Give each process what context managers set for a while."""
     patches.wrap(unpickling, "_add_safe_globals", _noting)
+    patches.redirect(_FOR_A_WHILE)
 
 
 def forget_imports() -> None:
