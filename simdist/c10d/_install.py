@@ -291,7 +291,20 @@ def _install_levels(patches: Patches) -> None:
         patches.wrap(module, "set_debug_level_from_env", _of_rank_from_env)
 
 
+def _of_host(original: Callable[[bool], None]) -> Callable[[bool], None]:
+    def _set_thread_isolation_mode(enable: bool) -> None:
+        if current_process() is None:
+            original(enable)  # on a rank it stays: torch's threaded test cases end with False
+
+    return _set_thread_isolation_mode
+
+
+def _keep_groups_apart(patches: Patches) -> None:
+    patches.wrap(c10d_bindings, "_set_thread_isolation_mode", _of_host)
+
+
 _ALWAYS = (
+    _keep_groups_apart,
     _makers.install,
     _composed.install,
     _install_levels,

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 import simdist
 from simdist.c10d.calls import _unseen
 from simdist.c10d.surface.state import _rank_world
+from simdist.inside.torch import c10d_bindings
 from tests.c10d.worlds import Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, values
 
 c10d: Any = dist  # the stubs do not export every name
@@ -315,6 +317,15 @@ def test_a_store_made_outside_the_simulation_is_refused_with_the_way_on() -> Non
 
     assert result.ranks[0].exception is not None
     assert "make the store inside the rank's function" in outcome(result.ranks[0].exception)
+
+
+def test_ranks_keep_their_groups_when_torchs_threaded_mode_ends() -> None:
+    def body() -> float:
+        c10d_bindings._set_thread_isolation_mode(False)  # as torch's threaded test cases do
+        dist.init_process_group("gloo")
+        return float(functional.all_reduce(torch.ones(1), "sum", c10d.group.WORLD))
+
+    assert values(body, 2) == [2.0, 2.0]
 
 
 def test_shutdown_and_abort_leave_the_connections_open() -> None:
