@@ -297,6 +297,7 @@ class Makers:
             timeout=timeout,
             wait_for_workers=wait_for_workers,
             multi_tenant=multi_tenant,
+            use_libuv=use_libuv,
             latency_ns=lambda source, target: self._network.cluster.path(source, target)[0],
         )
 

@@ -106,6 +106,91 @@ def test_a_store_answers_as_the_real_one(make: Callable[[], Any], prefix: str, f
     ]
 
 
+@pytest.mark.parametrize(
+    ("make", "late", "keys"),
+    [
+        (tcp, "DistStoreError: barrier timeout after 500ms, key: c", ["b", "c"]),
+        (prefixed, gave_up("/pre/c/last_member"), None),
+        (hashed, "DistStoreError: Wait timeout", None),
+        (filed, "RuntimeError: Wait timeout", None),
+    ],
+)
+def test_a_stores_barrier_counts_those_who_gave_up(make: Callable[[], Any], late: str, keys: list[str] | None) -> None:
+    def body() -> tuple[list[str], list[str]]:
+        store = make()
+        steps = [("b", 1), ("b", 1), ("c", 2), ("c", 2), ("c", 2)]
+        said = [attempt(lambda key=key, size=size: store.barrier(key, size)) for key, size in steps]  # type: ignore[misc]
+        return said, [key for key in store.list_keys() if key != "efcount/"]
+
+    by_keys = ["b/last_member", "b/num_members", "c/last_member", "c/num_members"]
+    assert alone(body) == (["ok", "ok", late, "ok", "ok"], keys or by_keys)
+
+
+@pytest.mark.parametrize("view", [lambda store: store, lambda store: dist.PrefixStore("pre", store)])
+def test_a_stores_barrier_ends_with_the_last_rank(view: Callable[[Any], Any]) -> None:
+    def body() -> int:
+        store = view(shared())
+        begin = now_ns()
+        sleep_s(0.1 * me())
+        store.barrier("here", 3)
+        return round((now_ns() - begin) / 1e6)
+
+    assert values(body, 3) == [200] * 3
+
+
+def test_a_barrier_that_cannot_end_is_named_in_the_report() -> None:
+    def body() -> None:
+        shared().barrier("here", 3, timedelta(days=1))
+
+    result = simdist.run(body, world_size=2)
+
+    assert "store.barrier(['here'])" in str(result)
+
+
+def test_a_tcp_store_reports_its_backend_and_a_view_its_innermost_store() -> None:
+    def body() -> tuple[Any, ...]:
+        store = dist.TCPStore(HOST, 0, 1, True, use_libuv=False)
+        view = dist.PrefixStore("b", dist.PrefixStore("a", store))
+        return (
+            store.libuvBackend,
+            store.clone().libuvBackend,
+            tcp().libuvBackend,
+            view._underlying_non_prefix_store is store,
+        )
+
+    assert alone(body) == (False, False, True, True)
+
+
+def test_a_store_at_any_free_port_leaves_torchs_default_ports_free() -> None:
+    def body() -> list[int]:
+        stores = [dist.TCPStore("localhost", port, 1, True) for port in (0, 29400, 0)]
+        return [store.port for store in stores]
+
+    assert alone(body) == [32768, 29400, 32769]
+
+
+def test_a_store_of_the_programs_own_lacks_what_it_does_not_define() -> None:
+    class Own(dist.Store):  # type: ignore[misc]  # untyped
+        def wait(self, keys: list[str]) -> None:
+            waited.append(keys)
+
+    def body() -> list[str]:
+        own = Own()
+        dist.PrefixStore("pre", own).wait(["a"])
+        calls = (
+            lambda: own.append("a", "b"),
+            lambda: own.multi_set(["a"], ["b"]),
+            lambda: own.multi_get(["a"]),
+            lambda: own.barrier("a", 1),
+            lambda: own.queue_pop("a"),
+        )
+        return [attempt(call) for call in calls]
+
+    waited: list[list[str]] = []
+    assert alone(body) == body()
+    assert waited == [["pre/a"]] * 2
+
+
 def test_a_file_store_answers_as_the_real_one() -> None:
     def body() -> list[tuple[str, float]]:
         store = filed()

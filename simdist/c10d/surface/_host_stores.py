@@ -15,6 +15,7 @@ give.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from simdist.c10d.surface._store_server import gave_up, time_limit_ns
 from simdist.errors import SimdistError
 from simdist.inside.system import listens_at
-from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore, c10d_bindings
+from simdist.inside.torch import FileStore, HashStore, PrefixStore, TCPStore
 from simdist.process import Patches, SimProcess, current_process
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def install(patches: Patches) -> None:
         "multi_get": _multi_get,
         **dict.fromkeys(("set", "append", "multi_set"), _arriving),
     }
-    for name, make in makers.items():
-        if hasattr(c10d_bindings.Store, name):
-            patches.wrap(c10d_bindings.Store, name, make)
+    # Not in the class of all stores: where a program's own store has no method, C++ would call ours for it.
+    for owner, (name, make) in itertools.product((*_REAL, PrefixStore), makers.items()):
+        if hasattr(owner, name):
+            patches.wrap(owner, name, make)
 
 
 def _wait(original: Callable[..., None]) -> Callable[..., None]:

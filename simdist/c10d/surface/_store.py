@@ -21,20 +21,24 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 import torch.distributed as dist
 
 from simdist.c10d.surface._compat import Store
-from simdist.c10d.surface._log import log
 from simdist.c10d.surface._store_server import (
+    BROKEN,
+    CLOSED,
+    QUESTIONS,
     Connection,
     KeyWait,
     StoreRequested,
     StoreServed,
     StoreServer,
+    as_bytes,
     due_in,
     gave_up,
     in_ns,
+    lost,
     time_limit_ns,
+    touch_keys,
 )
-from simdist.errors import SimdistError, UnsupportedError
-from simdist.inside.torch import Place
+from simdist.errors import SimdistError
 from simdist.process import SimProcess, Strike, carry_out, current_process
 from simdist.records import store_asked
 
@@ -42,26 +46,10 @@ __all__ = ["SimPrefixStore", "SimStore"]
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
 _MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
-_QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
-_CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
-_BROKEN = "Broken pipe"
 _ADAPTED = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
-_READERS = {  # what reads an answer, and where; after `check` all others do like it
-    **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
-    "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
-    "check": ("recvValue", Place.STORE_READ),
-}
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
 Kind = Literal["tcp", "hash", "file"]
-
-
-def _bytes(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes | bytearray | memoryview | list | tuple):
-        return bytes(value)
-    raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
 
 
 _Request = TypeVar("_Request", bound=Callable[..., object])
@@ -95,7 +83,7 @@ class SimStore(Store):
     """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
 
     # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time; a rank makes several of these.
-    __slots__ = ("_connection", "_kind", "host", "port", "server")
+    __slots__ = ("_connection", "_kind", "host", "libuvBackend", "port", "server")
 
     def __init__(
         self,
@@ -105,9 +93,11 @@ class SimStore(Store):
         host: str = "",
         port: int = 0,
         connection: Connection | None = None,
+        uses_libuv: bool = True,
     ) -> None:
         super().__init__()
         self.server = server
+        self.libuvBackend = uses_libuv
         self._kind: Kind = kind
         self.host = host
         self.port = port
@@ -130,7 +120,7 @@ class SimStore(Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         process = self._enter("set", key, answered=False)
-        name, data, server = self._name(key), _bytes(value), self.server
+        name, data, server = self._name(key), as_bytes(value), self.server
 
         def arrive() -> None:
             server.data[name] = data
@@ -144,7 +134,7 @@ class SimStore(Store):
         """`set` as a part of something whose duration counts the way to the server: it is there at once."""
         self._enter("set", key, answered=False)
         name = self._name(key)
-        data, server = _bytes(value), self.server
+        data, server = as_bytes(value), self.server
 
         def arrive() -> None:
             server.data[name] = data
@@ -175,23 +165,12 @@ class SimStore(Store):
             DistNetworkError: it is no number; a TCPStore's server then closes the connection.
             ValueError: likewise, from the other stores.
         """
-        process = self._enter("add", key)
-        name = self._name(key)
-        held = _NUMBER.match(self.server.data.get(name, b"0"))
-        if held is None:
-            if self._kind != "tcp":
-                raise ValueError("stoll")
-            self._connection.closed = True
-            raise self._lost(process, _CLOSED)
-        value = int(held[0]) + amount
-        self.server.data[name] = str(value).encode()
-        self.server.changed(name)
-        return value
+        return self._add(self._enter("add", key), self._name(key), amount)
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to a value."""
         process = self._enter("append", key, answered=False)
-        name, data, server = self._name(key), _bytes(value), self.server
+        name, data, server = self._name(key), as_bytes(value), self.server
 
         def arrive() -> None:
             server.data[name] = server.data.get(name, b"") + data
@@ -208,12 +187,12 @@ class SimStore(Store):
         name = self._name(key)
         held = self.server.data.get(name)
         if held is None:
-            if _bytes(expected):
+            if as_bytes(expected):
                 self.server.changed(name)  # a TCPStore's server lets go who waits for the key, although it is not set
-                return _bytes(expected)
-            self.server.data[name] = _bytes(desired)
-        elif held == _bytes(expected):
-            self.server.data[name] = _bytes(desired)
+                return as_bytes(expected)
+            self.server.data[name] = as_bytes(desired)
+        elif held == as_bytes(expected):
+            self.server.data[name] = as_bytes(desired)
         self.server.changed(name)
         return self.server.data[name]
 
@@ -294,7 +273,7 @@ class SimStore(Store):
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Append to a queue."""
         process = self._enter_queue("queue_push", key, answered=False)
-        name, data, server = self._name(key), _bytes(value), self.server
+        name, data, server = self._name(key), as_bytes(value), self.server
 
         def arrive() -> None:
             server.queues.setdefault(name, []).append(data)
@@ -317,7 +296,7 @@ class SimStore(Store):
         queues = self.server.queues
         if not block and not queues.get(name):
             raise dist.QueueEmptyError("queue is empty")
-        self._wait(process, [name], over=lambda: bool(queues.get(name)))
+        self._wait(process, [name], over=lambda: bool(queues.get(name)), asks="queue_pop")
         return queues[name].pop(0)
 
     @_answered
@@ -330,18 +309,52 @@ class SimStore(Store):
 
     def clone(self) -> SimStore:
         """Another client of the same server."""
-        other = SimStore(self.server, kind=self._kind, host=self.host, port=self.port)
+        other = SimStore(self.server, kind=self._kind, host=self.host, port=self.port, uses_libuv=self.libuvBackend)
         other.set_timeout(self.timeout)
         return other
 
-    def barrier(self, *args: object, **kwargs: object) -> None:
-        """Not simulated."""
-        raise UnsupportedError("Store.barrier is not simulated; use torch.distributed.barrier")
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Park until so many clients have called it with this key; later ones go on at once.
+
+        Raises:
+            DistStoreError: they have not, in time; RuntimeError from a FileStore.
+        """
+        limit = self.timeout if timeout is None else timeout
+        if self._kind == "tcp" and not isinstance(self, SimPrefixStore):
+            self._meet(key, world_size, limit)
+            return
+        if self.add(f"{key}/num_members", 1) == world_size:
+            self.set(f"{key}/last_member", "1")
+        self.wait([f"{key}/last_member"], limit)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> str:
         return key
+
+    def _add(self, process: SimProcess, name: str, amount: int) -> int:
+        held = _NUMBER.match(self.server.data.get(name, b"0"))
+        if held is None:
+            if self._kind != "tcp":
+                raise ValueError("stoll")
+            self._connection.closed = True
+            raise self._lost(process, CLOSED)
+        value = int(held[0]) + amount
+        self.server.data[name] = str(value).encode()
+        self.server.changed(name)
+        return value
+
+    @_answered
+    def _meet(self, key: str, world_size: int, limit: timedelta) -> None:
+        """A TCPStore's own barrier: its server counts under the key, and answers all when enough have come."""
+        process = self._enter("barrier", key, limit=limit)
+        name, server = self._name(key), self.server
+        met = self._add(process, name, 1)
+        if process.simulation.bus.heard:
+            self._report(process, "add", key, met)
+        self._wait(process, [name], limit, over=lambda: int(server.data.get(name, b"0")) >= world_size, asks="barrier")
+        if process.simulation.bus.heard:
+            self._report(process, "wait", key)
 
     def _enter(self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None) -> SimProcess:
         """Announce the request, and reach the server; the caller does not wait longer than `limit`."""
@@ -365,7 +378,7 @@ class SimStore(Store):
         simulation.check()
         self.server.clients[process] = None
         simulation.bus.record(store_asked(simulation.now_ns, process.rank, operation, key))
-        if operation in _QUESTIONS:
+        if operation in QUESTIONS:
             simulation.polls += 1
         connection = self._connection
         connection.at_once = connection.at_once + 1 if connection.asked_ns == simulation.now_ns else 0
@@ -389,7 +402,7 @@ class SimStore(Store):
         if touch is not None:
             if not answered:
                 simulation.offer()  # what has an answer did so on its way
-            self._touch(touch, operation, [self._name(each) for each in key.split(",")])
+            touch_keys(touch, self.server, operation, [self._name(each) for each in key.split(",")])
         return process
 
     def _poll(self, process: SimProcess, operation: str, names: Iterable[str]) -> None:
@@ -397,18 +410,7 @@ class SimStore(Store):
         process.simulation.sleep(_POLL_NS)
         touch = process.simulation.policy.touch
         if touch is not None:
-            self._touch(touch, operation, names)
-
-    def _touch(self, touch: Callable[..., None], operation: str, names: Iterable[str]) -> None:
-        """Report what a request that is being served reads or writes; of names with commas the parts."""
-        server, writes = self.server.name, operation not in _QUESTIONS
-        if operation in ("num_keys", "list_keys"):
-            touch(("all keys", server), writes=True)
-            return
-        if writes:
-            touch(("all keys", server), writes=False)  # as any other that writes a key: they meet who lists them
-        for part in {part: None for name in names for part in name.split(",")}:
-            touch(("key", server, part), writes=writes)
+            touch_keys(touch, self.server, operation, names)
 
     def _report(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
         """Report a request that is being served, or is on its way."""
@@ -447,24 +449,13 @@ class SimStore(Store):
         connection = self._connection
         if self.server.gone or connection.closed:
             if connection.noticed:
-                raise self._lost(process, _BROKEN)
+                raise self._lost(process, BROKEN)
             connection.noticed = True
             if operation:  # what the server does not answer leaves before anybody knows that nobody is there
-                raise self._lost(process, _CLOSED, operation)
+                raise self._lost(process, CLOSED, operation)
 
     def _lost(self, process: SimProcess, text: str, operation: str = "check") -> BaseException:
-        """The connection is closed: the client says so in torch's log, and to its caller."""
-        if text == _BROKEN:
-            name, place, raised = "sendBytes", Place.STORE_SENT, f"sendBytes at {Place.SOCKET_SENT.path_for_cuda}"
-        else:
-            name, place = _READERS.get(operation, _READERS["check"])
-            raised = f"recvBytes at {Place.SOCKET_READ.path_for_cuda}"
-        socket = (
-            f"SocketImpl(fd=3, addr=[{process.host.name}]:{40000 + process.rank}, remote=[{self.host}]:{self.port})"
-        )
-        said = f"[c10d] {name} failed on {socket}: {text}\nException raised from {raised} (most recent call first):\n"
-        log(process, "W", said, place)
-        return dist.DistNetworkError(text)
+        return lost(process, (self.host, self.port), text, operation)
 
     def _judged(self, process: SimProcess, operation: str, key: str, limit: timedelta | None) -> Strike | None:
         verdict = process.simulation.bus.announce(StoreRequested(process, operation, key, self.server.launchers))
@@ -531,12 +522,12 @@ class SimStore(Store):
         timeout: timedelta | None = None,
         *,
         over: Callable[[], bool] | None = None,
+        asks: Literal["wait", "queue_pop", "barrier"] = "wait",
         what: str = "Wait timeout",
     ) -> None:
         """Park until `over()`, which is: until all `names` are there. `what` a FileStore says if they never are."""
         server = self.server
         arrived = {name for name in names if server.has(name)}
-        waits = "wait" if over is None else "queue_pop"
         if over is None:
 
             def over() -> bool:
@@ -550,19 +541,22 @@ class SimStore(Store):
             return
         simulation = process.simulation
         task = simulation.check()
+        if asks == "barrier":
+            what, wait = asks, KeyWait(server, names, asks)
+        else:
+            wait = KeyWait(server, [name for name in names if not server.has(name)])
         if late:
             self._give_up(names, limit, what, process)
-        wait = KeyWait(server, [name for name in names if not server.has(name)])
         deadline_ns = self._connection.asked_ns + time_limit_ns(self._kind, limit)
         with server.expect(task, names, arrived, over):
             while not over():
                 in_time = simulation.park(wait, deadline_ns)
                 if simulation.policy.touch is not None:
-                    self._touch(simulation.policy.touch, waits, names)
+                    touch_keys(simulation.policy.touch, server, asks, names)
                 if over():
                     return  # even if the server is gone by now: it has answered
                 if server.gone:
-                    raise self._lost(process, _CLOSED, "wait")
+                    raise self._lost(process, CLOSED, "wait")
                 if not in_time:
                     self._give_up(names, limit, what, process)
 
@@ -588,6 +582,11 @@ class SimPrefixStore(SimStore):
         self.prefix = prefix
         self.underlying_store = store
         self._joined = store._name(f"{prefix}/")
+
+    @property
+    def _underlying_non_prefix_store(self) -> SimStore:
+        store: SimStore = self.underlying_store
+        return store._underlying_non_prefix_store if isinstance(store, SimPrefixStore) else store
 
     def _name(self, key: str) -> str:
         return self._joined + key

@@ -15,17 +15,37 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
+from simdist.c10d.surface._log import log
+from simdist.inside.torch import Place
 from simdist.kernel import Task
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.engine import Communicator
 
-__all__ = ["LATE_NS", "AnswerWait", "Connection", "KeyWait", "Monitor", "StoreRequested", "StoreServed"]
-__all__ += ["StoreServer", "due_in", "gave_up", "in_ns", "time_limit_ns"]
+__all__ = [
+    "BROKEN",
+    "CLOSED",
+    "LATE_NS",
+    "AnswerWait",
+    "Connection",
+    "KeyWait",
+    "Monitor",
+    "StoreRequested",
+    "StoreServed",
+]
+__all__ += ["StoreServer", "as_bytes", "due_in", "gave_up", "in_ns", "lost", "time_limit_ns", "touch_keys"]
 
 LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
 
+CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+BROKEN = "Broken pipe"
+_READERS = {  # what reads an answer, and where; after `check` all others do like it
+    **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
+    "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
+    "check": ("recvValue", Place.STORE_READ),
+}
+QUESTIONS = ("get", "check", "wait", "multi_get", "num_keys", "list_keys", "queue_len")  # change nothing
 _DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
@@ -61,12 +81,13 @@ class StoreServed:
 class KeyWait:
     """A rank waits for keys."""
 
-    def __init__(self, server: StoreServer, keys: list[str]) -> None:
+    def __init__(self, server: StoreServer, keys: list[str], operation: str = "wait") -> None:
         self.server = server
         self.keys = keys
+        self._operation = operation
 
     def describe(self) -> str:
-        return f"store.wait({self.keys})"
+        return f"store.{self._operation}({self.keys})"
 
     def waits_for(self) -> Iterable[Task]:
         # Anyone may set the key.
@@ -290,14 +311,55 @@ def time_limit_ns(kind: str, limit: timedelta) -> int:
 
 
 def gave_up(kind: str, names: list[str], limit: timedelta, what: str) -> Exception:
-    """What a store raises that has waited for so long; `what` a FileStore says."""
+    """What a store raises that has waited for so long; `what` a FileStore says, "barrier" for a TCPStore's."""
     limit_ms = round(limit.total_seconds() * 1e3)
     if kind == "hash":
         return dist.DistStoreError("Wait timeout")
     if kind == "file":
         return RuntimeError(what if what == "Wait timeout" else f"{what} after {limit_ms} ms")
+    if what == "barrier":
+        return dist.DistStoreError(f"barrier timeout after {limit_ms}ms, key: {names[0]}")
     keys = ", ".join("/" + name for name in names)
     return dist.DistStoreError(f"wait timeout after {limit_ms}ms, keys: {keys}")
+
+
+def touch_keys(touch: Callable[..., None], server: StoreServer, operation: str, names: Iterable[str]) -> None:
+    """Report what a request that is being served reads or writes; of names with commas the parts."""
+    writes = operation not in QUESTIONS
+    if operation in ("num_keys", "list_keys"):
+        touch(("all keys", server.name), writes=True)
+        return
+    if writes:
+        touch(("all keys", server.name), writes=False)  # as any other that writes a key: they meet who lists them
+    for part in {part: None for name in names for part in name.split(",")}:
+        touch(("key", server.name, part), writes=writes)
+
+
+def as_bytes(value: object) -> bytes:
+    """The value of a key, as the server keeps it.
+
+    Raises:
+        TypeError: a store takes none such.
+    """
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview | list | tuple):
+        return bytes(value)
+    raise TypeError(f"incompatible function arguments: a store's value is str or bytes, not {type(value).__name__}")
+
+
+def lost(process: SimProcess, address: tuple[str, int], text: str, operation: str) -> BaseException:
+    """The connection is closed: the client says so in torch's log, and to its caller."""
+    if text == BROKEN:
+        name, place, raised = "sendBytes", Place.STORE_SENT, f"sendBytes at {Place.SOCKET_SENT.path_for_cuda}"
+    else:
+        name, place = _READERS.get(operation, _READERS["check"])
+        raised = f"recvBytes at {Place.SOCKET_READ.path_for_cuda}"
+    host, port = address
+    socket = f"SocketImpl(fd=3, addr=[{process.host.name}]:{40000 + process.rank}, remote=[{host}]:{port})"
+    said = f"[c10d] {name} failed on {socket}: {text}\nException raised from {raised} (most recent call first):\n"
+    log(process, "W", said, place)
+    return dist.DistNetworkError(text)
 
 
 def due_in(limit_ns: int) -> int:

@@ -18,6 +18,7 @@ from simdist.process import SimProcess, address_of_host, current_process
 __all__ = ["host_server", "is_served", "open_tcp_store"]
 
 Servers = dict[tuple[Hashable, ...], Any]  # servers, and tables of those who wait for one
+_FREE_PORTS = range(32768, 61000)  # as Linux gives them: none that torch has as a default, as 29400 of a rendezvous
 _NOT_THERE = (
     "simdist: no rank serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
     "it, at {launchers}, and rank 0 does not (TORCHELASTIC_USE_AGENT_STORE). A program that sets MASTER_ADDR or "
@@ -72,6 +73,7 @@ def open_tcp_store(
     timeout: timedelta,
     wait_for_workers: bool,
     multi_tenant: bool,
+    use_libuv: bool,
     latency_ns: Callable[[str, str], int],
 ) -> SimStore:
     """A client of the server at this address; the master makes the server, the others wait for it.
@@ -90,7 +92,7 @@ def open_tcp_store(
     if touch is not None and port == 0:
         touch("ports", writes=True)
     if is_master and port == 0:
-        port = next(p for p in range(29400, 65536) if _place(host, p) not in servers)
+        port = next(p for p in _FREE_PORTS if _place(host, p) not in servers)
     key = _place(host, port)
     if touch is not None:
         touch(("port", port), writes=is_master)
@@ -131,7 +133,7 @@ def open_tcp_store(
     assert found is not None
     if found.stopped:
         found.wait_for_answer(process)
-    store = SimStore(found, kind="tcp", host=host, port=port)
+    store = SimStore(found, kind="tcp", host=host, port=port, uses_libuv=use_libuv)
     if opened is not None:
         opened.opener = weakref.ref(store)
     store.set_timeout(timeout)
