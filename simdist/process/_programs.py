@@ -226,7 +226,7 @@ class Programs:
     def begin(self, process: SimProcess, popen: Running, args: Command, frame: FrameType | None) -> None:
         """A rank has started one. Those that torch starts for itself, compilers above all, are torch's own affair."""
         caller = _outside_of_standard_library(frame)
-        if caller is not None and caller.f_code.co_filename.startswith(torch_folder() or "\0"):
+        if caller is not None and _is_torchs_own(caller.f_code.co_filename):
             self.of_torch.add(popen.pid)
             return
         simulation = process.simulation
@@ -281,6 +281,12 @@ def _name(args: Command) -> str:
 
 def _line(frame: FrameType | None) -> str:
     return "" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _is_torchs_own(path: str) -> bool:
+    """True in torch, but for torch.distributed: what elastic starts are the workers that a program asks for."""
+    folder = torch_folder()
+    return bool(folder) and path.startswith(folder) and not path.startswith(f"{folder}distributed{os.sep}")
 
 
 def _outside_of_standard_library(frame: FrameType | None) -> FrameType | None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 import simdist
 from simdist.errors import SimdistError, UnsupportedError
@@ -341,9 +342,13 @@ def test_programs_without_a_time_can_be_ended_by_pid_and_group() -> None:
         os.kill(second.pid, signal.SIGINT)
         third = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         os.killpg(os.getpgid(third.pid), signal.SIGKILL)
-        return [first.wait(), second.wait(timeout=1), third.wait()]
+        fourth: Any = SubprocessHandler(
+            "sleep", ("1000",), {}, None, None, 0, None
+        )  # as torch's elastic starts workers
+        fourth.close()
+        return [first.wait(), second.wait(timeout=1), third.wait(), fourth.proc.wait()]
 
-    assert simdist.run(body, world_size=1).values == [[-15, -2, -9]]
+    assert simdist.run(body, world_size=1).values == [[-15, -2, -9, -15]]
 
 
 def test_a_program_ignores_the_signals_that_its_rank_ignores() -> None:
