@@ -316,6 +316,7 @@ def test_a_group_in_a_reference_cycle_is_dropped_at_the_same_moment() -> None:
             for _ in range(3):
                 sleep_s(1)
                 [[] for _ in range(int(os.environ["GARBAGE"]))]
+            sleep_s(3)  # so that nothing closes because the rank ends
             return ""
         sleep_s(4)
         try:
@@ -329,6 +330,7 @@ def test_a_group_in_a_reference_cycle_is_dropped_at_the_same_moment() -> None:
 
     assert runs[0].digest == runs[1].digest
     assert runs[0].values == runs[1].values == ["", CLOSED]
+    assert runs[0].ranks[1].ended_ns < 5_000_000_000 < runs[0].ranks[0].ended_ns
 
 
 def test_the_flight_recorder_knows_the_name_of_a_group_that_is_dropped() -> None:
