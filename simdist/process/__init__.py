@@ -50,7 +50,7 @@ from simdist.process.stdlib._entropy import drawn_from
 from simdist.process.stdlib._environ import encoded, variable_of
 from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
 from simdist.process.stdlib._host_names import address_of_host
-from simdist.process.stdlib._process_wide import followed
+from simdist.process.stdlib._process_wide import followed, followed_variables
 from simdist.process.threads._lock_kinds import real_methods
 from simdist.process.threads._threads import shut_down, waits_of_threads
 from simdist.process.threads._tracing import trace_main_thread
@@ -94,6 +94,7 @@ __all__ = [
     "drawn_from",
     "encoded",
     "followed",
+    "followed_variables",
     "global_generators",
     "hand_connections",
     "handed_over",

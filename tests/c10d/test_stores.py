@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -119,7 +120,7 @@ def test_a_stores_barrier_counts_those_who_gave_up(make: Callable[[], Any], late
     def body() -> tuple[list[str], list[str]]:
         store = make()
         steps = [("b", 1), ("b", 1), ("c", 2), ("c", 2), ("c", 2)]
-        said = [attempt(lambda key=key, size=size: store.barrier(key, size)) for key, size in steps]  # type: ignore[misc]
+        said = [attempt(functools.partial(store.barrier, key, size)) for key, size in steps]
         return said, [key for key in store.list_keys() if key != "efcount/"]
 
     by_keys = ["b/last_member", "b/num_members", "c/last_member", "c/num_members"]

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original
@@ -35,7 +36,7 @@ try:
 except ImportError:  # a Python built without
     _locale: Any = None  # type: ignore[no-redef]
 
-__all__ = ["followed", "install"]
+__all__ = ["followed", "followed_variables", "install"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -75,6 +76,23 @@ def followed(
         return change
 
     return [Replacement(owner, writer, separating) for owner, writer in writers if hasattr(owner, writer)]
+
+
+def followed_variables(
+    name: str, module: ModuleType, variables: Sequence[str], writers: Sequence[str]
+) -> list[Replacement]:
+    """As `followed`, for variables of a module that its functions write; none where this version lacks one of them."""
+    namespace = vars(module)
+
+    def save() -> list[object]:
+        return [namespace[each] for each in variables]
+
+    def load(values: list[object]) -> None:
+        namespace.update(zip(variables, values, strict=True))
+
+    if not all(each in namespace for each in variables):
+        return []
+    return followed(name, [(module, writer) for writer in writers], save, load)
 
 
 def _as_the_host(process: SimProcess, of_host: _S) -> _S:

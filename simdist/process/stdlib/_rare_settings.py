@@ -18,7 +18,7 @@ from simdist.process._process import SimProcess
 from simdist.process._reporting import reporting
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
-from simdist.process.stdlib._process_wide import followed
+from simdist.process.stdlib._process_wide import followed, followed_variables
 
 if TYPE_CHECKING:
     import mimetypes
@@ -187,16 +187,15 @@ _VARIABLES = {  # by module: the global names that hold a setting, and the funct
 
 @functools.cache
 def _writing(module: str) -> tuple[Replacement, ...]:
-    (names, writers), known = _VARIABLES[module], sys.modules[module]
+    return tuple(followed_variables(f"settings of {module}", sys.modules[module], *_VARIABLES[module]))
 
-    def save() -> dict[str, object]:
-        return {name: vars(known)[name] for name in names}
 
-    return tuple(followed(f"settings of {module}", [(known, each) for each in writers], save, vars(known).update))
+def _of_variables(module: str, patches: Patches) -> None:
+    patches.redirect(_writing(module))
 
 
 ADAPTERS: dict[str, Callable[[Patches], None]] = {
-    **{name: lambda patches, name=name: patches.redirect(_writing(name)) for name in _VARIABLES},  # type: ignore[misc]
+    **{name: functools.partial(_of_variables, name) for name in _VARIABLES},
     "asyncio.events": _of_asyncio,
     "mimetypes": _of_mimetypes,
     "readline": _of_readline,

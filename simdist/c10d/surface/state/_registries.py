@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from simdist.process import (
     Slot,
     current_runtime,
     followed,
+    followed_variables,
     imported_for_all,
     when_imported,
 )
@@ -132,21 +133,6 @@ def _separating(
     return [Replacement(owner, writer, make) for owner, writer in writers if hasattr(owner, writer)]
 
 
-def _variables(name: str, module: ModuleType, variables: Sequence[str], writers: Sequence[str]) -> list[Replacement]:
-    """Give each process these variables of a module from the first call of a writer on."""
-    namespace = vars(module)
-
-    def save() -> list[object]:
-        return [namespace[each] for each in variables]
-
-    def load(values: list[object]) -> None:
-        namespace.update(zip(variables, values, strict=True))
-
-    if not all(each in namespace for each in variables):
-        return []  # another version of torch
-    return followed(name, [(module, writer) for writer in writers], save, load)
-
-
 _VALIDATED = distributions.Distribution
 
 
@@ -181,20 +167,20 @@ _REPLACEMENTS = (
         [(_optimizer, f"register_optimizer_step_{when}_hook") for when in ("pre", "post")],
     ),
     # What is cached is found by the identity of modules, so that each rank finds its own.
-    *_variables("parametrized weights", parametrize, ("_cache_enabled", "_cache"), ("cached",)),
-    *_variables(
+    *followed_variables("parametrized weights", parametrize, ("_cache_enabled", "_cache"), ("cached",)),
+    *followed_variables(
         "changes of saved tensors",
         graph,
         ("_allow_mutation_on_saved_tensors_enabled",),
         ("allow_mutation_on_saved_tensors",),
     ),
-    *_variables(
+    *followed_variables(
         "conversion of modules",
         torch.__future__,
         ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
         ("set_overwrite_module_params_on_conversion", "set_swap_module_params_on_conversion"),
     ),
-    *_variables("the folder of torch.hub", torch.hub, ("_hub_dir",), ("set_dir",)),
+    *followed_variables("the folder of torch.hub", torch.hub, ("_hub_dir",), ("set_dir",)),
     *followed(
         "validation by distributions",
         ((_VALIDATED, "set_default_validate_args"),),
@@ -218,7 +204,7 @@ def _of_module(name: str) -> tuple[Replacement, ...]:
         table, writer = module.functional_optim_map, (module, "register_functional_optim")
         return tuple(_separating("functional optimizers", [table], [writer]))
     if name == _TIMER:
-        return tuple(_variables("the client of timers", module, ("_timer_client",), ("configure",)))
+        return tuple(followed_variables("the client of timers", module, ("_timer_client",), ("configure",)))
 
     def load(state: tuple[dict[str, object], object]) -> None:
         handlers, module._default_metrics_handler = state
