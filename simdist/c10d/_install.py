@@ -6,7 +6,7 @@ the debug level) is swapped when the baton changes hands; `_world` and the C++ g
 
 Three kinds of things, by how torch gets at them:
 - Names that Python looks up each time it makes something: replaced by classes whose metaclass asks who calls
-  (`_dispatching.py`). `isinstance` and attributes go through to the real class, so that code which only asks sees no
+  (`class_on_ranks`). `isinstance` and attributes go through to the real class, so that code which only asks sees no
   difference, the host's own included.
 - Variables that are read by any code that runs: swapped in `switch`, at each hand-over, and only where the two sides
   differ, for that is hot.

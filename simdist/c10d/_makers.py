@@ -20,7 +20,6 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from simdist._content import with_numbered_storages, with_zero_padding
-from simdist.c10d._dispatching import dispatching
 from simdist.c10d._rank_state import Making, RankState
 from simdist.c10d.backends import GLOO, SIMULATED
 from simdist.c10d.engine import Backend
@@ -43,7 +42,7 @@ from simdist.c10d.watch._flight_record import flight_record_of
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
 from simdist.inside.torch import Place, PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
-from simdist.process import Patches, current_process
+from simdist.process import Patches, class_on_ranks, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._options import NcclOptions
@@ -365,11 +364,12 @@ make_nccl_group = _in_present_world("nccl_group")
 
 @functools.cache
 def _gloo_class(real: Any) -> Any:
-    gloo = dispatching("ProcessGroupGloo", real, SimProcessGroup, _make_gloo_group)
-    gloo.unlike = staticmethod(_is_wrapper)
-    gloo.like = staticmethod(_passes_for_gloo)
-    gloo._Options = dispatching("_Options", real._Options, GroupOptions, GroupOptions)
-    gloo.Device = dispatching("Device", real.Device, Device, real.Device)
+    def is_gloo(group: object) -> bool:
+        return not _is_wrapper(group) if isinstance(group, (real, SimProcessGroup)) else _passes_for_gloo(group)
+
+    gloo = class_on_ranks(real, _make_gloo_group, SimProcessGroup, has=is_gloo)
+    gloo._Options = class_on_ranks(real._Options, GroupOptions, GroupOptions)
+    gloo.Device = class_on_ranks(real.Device, real.Device, Device)
     gloo.create_device = staticmethod(_device(real.create_device, create_device))
     gloo.create_default_device = staticmethod(_device(real.create_default_device, create_default_device))
     return gloo
@@ -377,8 +377,8 @@ def _gloo_class(real: Any) -> Any:
 
 def install(patches: Patches) -> None:
     """Replace the names that make stores and groups."""
-    stores = {name: dispatching(name, getattr(dist, name), SimStore, make) for name, make in _STORES.items()}
-    stores["PrefixStore"] = dispatching("PrefixStore", PrefixStore, SimPrefixStore, _prefix_store)
+    stores = {name: class_on_ranks(getattr(dist, name), make, SimStore) for name, make in _STORES.items()}
+    stores["PrefixStore"] = class_on_ranks(PrefixStore, _prefix_store, SimPrefixStore)
     for module in (dist, c10d, _rendezvous):
         for name, replacement in stores.items():
             if hasattr(module, name):
@@ -387,9 +387,7 @@ def install(patches: Patches) -> None:
     patches.replace(c10d, "ProcessGroupGloo", gloo)
     if hasattr(dist, "ProcessGroupGloo"):
         patches.replace(dist, "ProcessGroupGloo", gloo)
-    wrapper = dispatching(
-        "_ProcessGroupWrapper", c10d_bindings._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup
-    )
+    wrapper = class_on_ranks(c10d_bindings._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup)
     for module in (c10d, c10d_bindings):
         patches.replace(module, "_ProcessGroupWrapper", wrapper)
     patches.wrap(c10d, "_new_process_group_helper", _new_group_helper)

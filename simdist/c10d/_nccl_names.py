@@ -18,7 +18,7 @@ from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
 from simdist.c10d.surface._identity import GroupBackend
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import NCCL, BackendRequest, c10d_bindings, c10d_module, core_bindings, nccl_means_nccl2
-from simdist.process import Patches, Replacement, SimProcess, current_process, on_ranks
+from simdist.process import Patches, Replacement, SimProcess, class_on_ranks, current_process, on_ranks
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -28,31 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 
-class _ProcessGroupNCCL(type):
-    """Metaclass of the name `ProcessGroupNCCL`."""
-
-    make: Callable[..., object]
-
-    def __call__(cls, *args: object, **kwargs: object) -> object:
-        if current_process() is None:
-            raise RuntimeError("Distributed package doesn't have NCCL built in")
-        return cls.make(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if isinstance(instance, NcclProcessGroup):
-            return True
-        return isinstance(instance, GroupBackend) and getattr(instance, "passes_for", "") == "nccl"
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, NcclProcessGroup)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(NcclProcessGroup, name)
+def _has_no_nccl(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("Distributed package doesn't have NCCL built in")
 
 
-@functools.cache
-def _name(make: Callable[..., object]) -> type:
-    return _ProcessGroupNCCL("ProcessGroupNCCL", (), {"make": staticmethod(make), "__module__": c10d.__name__})
+def _is_nccl(group: object) -> bool:
+    return isinstance(group, NcclProcessGroup) or (isinstance(group, GroupBackend) and group.passes_for == "nccl")
 
 
 # Newer implementations, which torch takes for the backends "nccl2" and "nccl-lazy", and for TORCH_DIST_USE_NCCL2=1.
@@ -71,8 +52,15 @@ def _refused(name: str) -> type:
 
 def install(patches: Patches, make: Callable[..., object]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
+    name = class_on_ranks(
+        *(NcclProcessGroup, make),
+        elsewhere=_has_no_nccl,
+        has=_is_nccl,
+        name="ProcessGroupNCCL",
+        module=c10d.__name__,
+    )
     for module in (c10d, dist, c10d_bindings):
-        patches.replace(module, "ProcessGroupNCCL", _name(make))
+        patches.replace(module, "ProcessGroupNCCL", name)
     for name in _OTHERS:
         if hasattr(c10d, name):  # in CUDA builds since torch 2.14
             for module in (c10d, c10d_bindings):

@@ -29,7 +29,7 @@ from simdist.inside.torch import (
     is_built_for_cuda,
     says_cuda,
 )
-from simdist.process import Patches, SimProcess, call_all, current_process, on_ranks, when_imported
+from simdist.process import Patches, SimProcess, call_all, class_on_ranks, current_process, on_ranks, when_imported
 
 __all__ = ["DeviceState"]
 
@@ -192,34 +192,14 @@ def _with_the_current_device(original: Callable[..., object]) -> object:
     return prepare
 
 
-class _Dispatching(type):
-    """Metaclass of a name that makes objects of devices on a rank, and torch's elsewhere."""
-
-    real: type
-    make: Callable[..., object]
-
-    def __call__(cls, *args: object, **kwargs: object) -> object:
-        return cls.make(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.real)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.real)
-
-    def __getattr__(cls, name: str) -> object:
-        return getattr(cls.real, name)
-
-
 @functools.cache
-def _generator_class(real: type) -> type:
+def _generator_class(real: type) -> Any:
     def make(device: torch.device | str | int = "cpu") -> object:
         device = torch.device(device)
-        if device.type != "cuda" or current_process() is None:
-            return real(device)
-        return DeviceGenerator(device.index)  # of a device that is not there, too, as in torch
+        # Of a device that is not there, too, as in torch.
+        return DeviceGenerator(device.index) if device.type == "cuda" else real(device)
 
-    return _Dispatching("Generator", (), {"real": real, "make": staticmethod(make), "__module__": real.__module__})
+    return class_on_ranks(real, make)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from simdist.process import Patches, current_process
+from simdist.process import Patches, class_on_ranks, current_process
 
 __all__ = ["install"]
 
@@ -23,32 +23,8 @@ _NAMES = (
 _tensors: Any = torch  # its legacy types are made when it is imported
 
 
-class _Standing(type):
-    """Metaclass of a name that stands for a class of torch's."""
-
-    real: type
-    make: Callable[..., object]
-
-    def __call__(cls, *args: object, **kwargs: object) -> object:
-        if current_process() is None:
-            return cls.real(*args, **kwargs)
-        return cls.make(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, cls.real)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.real)
-
-    def __getattr__(cls, name: str) -> object:
-        return getattr(cls.real, name)
-
-    def __repr__(cls) -> str:
-        return repr(cls.real)
-
-
 @functools.cache
-def _tensor_class(name: str, real: type) -> type:
+def _tensor_class(name: str, real: type) -> Any:
     on_the_host = getattr(_tensors, name)
     dtype: torch.dtype = on_the_host.dtype
 
@@ -67,11 +43,11 @@ def _tensor_class(name: str, real: type) -> type:
         return made.to(device)
 
     # The whole name, for that is what C++ reads of a type: `tensor.type(torch.cuda.FloatTensor)`.
-    return _Standing(f"torch.cuda.{name}", (), {"real": real, "make": staticmethod(make), "__module__": "torch.cuda"})
+    return class_on_ranks(real, make, name=f"torch.cuda.{name}", module="torch.cuda")
 
 
 @functools.cache
-def _stream_class(real: type) -> type:
+def _stream_class(real: type) -> Any:
     def make(*args: Any, **kwargs: Any) -> object:
         named = args[0] if args else kwargs.get("device")
         if "stream_id" in kwargs or (named is not None and torch.device(named).type != "cuda"):
@@ -79,8 +55,9 @@ def _stream_class(real: type) -> type:
         priority = args[1] if len(args) > 1 else kwargs.get("priority", 0)
         return torch.cuda.Stream(named, priority=priority)  # type: ignore[no-untyped-call]
 
-    kept = {"real": real, "make": staticmethod(make), "__new__": real.__new__, "__module__": real.__module__}
-    return _Standing("Stream", (), kept)
+    stream = class_on_ranks(real, make)
+    stream.__new__ = real.__new__
+    return stream
 
 
 def _of_default_type(original: Callable[..., object]) -> Callable[..., object]:

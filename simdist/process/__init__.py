@@ -34,7 +34,7 @@ from simdist.process._installed import PythonReplacements
 from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, Memory, global_generators
-from simdist.process._runtime import Extra, Extras, Runtime, current_process, current_runtime, on_ranks
+from simdist.process._runtime import Extra, Extras, Runtime, class_on_ranks, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
@@ -88,6 +88,7 @@ __all__ = [
     "adopt_connections",
     "call_all",
     "carry_out",
+    "class_on_ranks",
     "collector_of",
     "current_process",
     "current_runtime",

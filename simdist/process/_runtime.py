@@ -28,7 +28,7 @@ __all__ = [
     "StateLeft",
     "active_runtime",
 ]
-__all__ += ["current_process", "current_runtime", "on_ranks"]
+__all__ += ["class_on_ranks", "current_process", "current_runtime", "on_ranks"]
 
 _active: Runtime | None = None
 _get_ident = _thread.get_ident
@@ -297,3 +297,56 @@ def on_ranks(replacement: Callable[..., object]) -> Make:
 
     vars(make)["for_ranks"] = replacement
     return make
+
+
+class _ClassOnRanks(type):
+    """Metaclass of what `class_on_ranks` makes."""
+
+    real: type
+    others: tuple[type, ...]
+    make: Callable[..., object]
+    elsewhere: Callable[..., object]
+    has: Callable[[object], bool] | None
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        return (cls.elsewhere if current_process() is None else cls.make)(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (cls.real, *cls.others)) if cls.has is None else cls.has(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, (cls.real, *cls.others))
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+
+@functools.cache  # to make a class takes longer than most of what is replaced, and worlds start by the thousand
+def class_on_ranks(
+    real: type,
+    make: Callable[..., object],
+    *others: type,
+    elsewhere: Callable[..., object] | None = None,
+    has: Callable[[object], bool] | None = None,
+    name: str | None = None,
+    module: str | None = None,
+) -> Any:
+    """A class to put in the place of `real`: called on a rank it makes `make`'s objects, elsewhere `elsewhere`'s.
+
+    Attributes are those of `real`, and its objects and those of `others` are instances; `has` decides that in place
+    of the classes. `name` and `module` are what it says of itself, those of `real` by default.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> fraction = class_on_ranks(Fraction, float)
+        >>> fraction(1, 2), isinstance(Fraction(1, 2), fraction), fraction.__module__
+        (Fraction(1, 2), True, 'fractions')
+    """
+    qualname = real.__qualname__ if name is None else name.removeprefix(f"{module}.")
+    functions = {
+        "make": staticmethod(make),
+        "elsewhere": staticmethod(real if elsewhere is None else elsewhere),
+        "has": None if has is None else staticmethod(has),
+    }
+    about = {"__module__": module or real.__module__, "__qualname__": qualname, "__doc__": real.__doc__}
+    return _ClassOnRanks(name or real.__name__, (), {"real": real, "others": others, **functions, **about})

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 import simdist
 from simdist.cluster import build
 from simdist.process import Patches
@@ -142,3 +145,15 @@ def test_functions_of_the_library_are_called_by_keywords(tmp_path: Path) -> None
     result.raise_for_failure()
     assert result.values == [[signal.SIG_DFL, signal.SIG_IGN, True, 1, "a"]]
     assert (logger.level, logger.handlers) == (0, [])
+
+
+def test_names_of_torchs_classes_say_of_themselves_what_torch_says() -> None:
+    names = [(dist, "TCPStore"), (dist, "ProcessGroupGloo"), (torch, "Generator"), (torch, "Stream")]
+    names += [(torch.cuda, "FloatTensor"), (dist.ProcessGroupGloo, "_Options")]
+
+    def said() -> list[tuple[str, str, str, str | None]]:
+        found = [getattr(owner, name) for owner, name in names]
+        return [(repr(each), each.__qualname__, each.__module__, each.__doc__) for each in found]
+
+    on_host = said()
+    assert simdist.run(said, world_size=1, cluster=build(1, devices_per_host=1)).values == [on_host]
