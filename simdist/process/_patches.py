@@ -218,25 +218,37 @@ class _Action:
 _Step = _Attribute | _Methods | _Functions | _Action
 
 
-class _InModule:
-    """Names of one module."""
+class _InDictionary:
+    """Names of one module or class, written to its dictionary all at once: worlds start by the thousand."""
 
-    __slots__ = ("_added", "_namespace", "_originals", "_replacements")
+    __slots__ = ("_added", "_namespace", "_note_change", "_originals", "_replacements")
 
-    def __init__(self, namespace: dict[str, object], attributes: Iterable[_Attribute]) -> None:
+    def __init__(self, owner: object, attributes: Iterable[_Attribute]) -> None:
         kept = list(attributes)
-        self._namespace = namespace
+        self._namespace = _dictionary_of(owner)
+        self._note_change = noter_of_changes(owner) if isinstance(owner, type) else None
         self._replacements = {each.name: each.replacement for each in kept}
         self._originals = {each.name: each.original for each in kept if each.original is not _MISSING}
         self._added = [each.name for each in kept if each.original is _MISSING]
 
+    @staticmethod
+    def takes(attribute: _Attribute) -> bool:
+        """False where more than the dictionary has to change: C's own table has the special methods of a class."""
+        owner, name = attribute.owner, attribute.name
+        special = name.startswith("__") and name.endswith("__")
+        return type(owner) is types.ModuleType or (isinstance(owner, type) and not special)
+
     def do(self) -> None:
         self._namespace.update(self._replacements)
+        if self._note_change is not None:
+            self._note_change()
 
     def undo(self) -> None:
         self._namespace.update(self._originals)
         for name in self._added:
             self._namespace.pop(name, None)
+        if self._note_change is not None:
+            self._note_change()
 
 
 class _Remembered:
@@ -247,7 +259,7 @@ class _Remembered:
         "_attributes",
         "_elsewhere",
         "_functions",
-        "_in_modules",
+        "_in_dictionaries",
         "_methods",
         "_names",
         "_originals",
@@ -262,13 +274,12 @@ class _Remembered:
         self._methods = [each for each in kept if isinstance(each, _Methods)]
         self._actions = [each.undo for each in kept if isinstance(each, _Action)]
         self._attributes = [each for each in kept if isinstance(each, _Attribute)]
-        # Names of modules are written to their dictionaries, all of one module at once: worlds start by the thousand.
-        modules = {id(each.owner): each.owner for each in self._attributes if type(each.owner) is types.ModuleType}
-        self._in_modules = [
-            _InModule(vars(owner), [each for each in self._attributes if each.owner is owner])
-            for owner in modules.values()
+        at_once = [each for each in self._attributes if _InDictionary.takes(each)]
+        self._in_dictionaries = [
+            _InDictionary(owner, [each for each in at_once if each.owner is owner])
+            for owner in {id(each.owner): each.owner for each in at_once}.values()
         ]
-        self._elsewhere = [each for each in self._attributes if type(each.owner) is not types.ModuleType]
+        self._elsewhere = [each for each in self._attributes if not _InDictionary.takes(each)]
         self._places = [_dictionary_of(each.owner) for each in self._attributes]
         self._names = [each.name for each in self._attributes]
         self._originals = [each.original for each in self._attributes]
@@ -284,7 +295,7 @@ class _Remembered:
         self._functions.do()
         for methods in self._methods:
             methods.do()
-        for names in self._in_modules:
+        for names in self._in_dictionaries:
             names.do()
         for each in self._elsewhere:
             setattr(each.owner, each.name, each.replacement)
@@ -299,7 +310,7 @@ class _Remembered:
     def undo(self) -> None:
         for each in self._elsewhere:
             each.undo()
-        for names in self._in_modules:
+        for names in self._in_dictionaries:
             names.undo()
         for methods in self._methods:
             methods.undo()

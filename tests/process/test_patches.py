@@ -148,7 +148,12 @@ def test_functions_of_the_library_are_called_by_keywords(tmp_path: Path) -> None
 
 
 def test_names_of_torchs_classes_say_of_themselves_what_torch_says() -> None:
-    names = [(dist, "TCPStore"), (dist, "ProcessGroupGloo"), (torch, "Generator"), (torch, "Stream")]
+    names: list[tuple[object, str]] = [
+        (dist, "TCPStore"),
+        (dist, "ProcessGroupGloo"),
+        (torch, "Generator"),
+        (torch, "Stream"),
+    ]
     names += [(torch.cuda, "FloatTensor"), (dist.ProcessGroupGloo, "_Options")]
 
     def said() -> list[tuple[str, str, str, str | None]]:
