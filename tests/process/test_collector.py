@@ -5,6 +5,7 @@ import multiprocessing
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -63,6 +64,37 @@ def test_what_was_there_before_a_world_with_devices_is_frozen_meanwhile() -> Non
 
     assert min(inside) > 10_000  # or a look for garbage would go through all of torch
     assert not host_froze()
+
+
+def test_garbage_between_worlds_with_devices_is_found_by_pythons_own_rule() -> None:
+    class Garbage:
+        def __init__(self, size: int) -> None:
+            self.me, self.more = self, [[None] for _ in range(size)]
+
+    gc.collect()
+    size = len(gc.get_objects()) // 8  # Python looks at everything when a quarter has grown old since the last time
+    left: weakref.WeakSet[Garbage] = weakref.WeakSet()
+    for _ in range(4):
+        garbage = Garbage(size)
+        left.add(garbage)
+        values(lambda: None, world_size=2)
+        del garbage
+    assert len(left) < 4
+
+
+def test_a_host_without_a_collector_has_none_when_a_world_begins() -> None:
+    me: list[object] = []
+    me.append(me)
+    mark: set[int] = set()
+    me.append(mark)
+    ended = weakref.finalize(mark, lambda: None)
+    gc.disable()
+    try:
+        del me, mark
+        values(lambda: None, world_size=2)
+        assert ended.alive
+    finally:
+        gc.enable()
 
 
 def test_what_the_host_has_frozen_stays_frozen() -> None:

@@ -49,11 +49,12 @@ def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
     before = gc.get_threshold()
     objects = before[0] * min(processes, _MOST)
     now = max(objects, _BESIDE_ROUNDS) if in_rounds and objects else objects, before[1], before[2]
-    gc.set_threshold(*now)
-    _known[now] = before
     freezes = in_rounds and not host_froze()  # what the host has frozen must stay so
     if freezes:
+        _age(before)
         gc.freeze()
+    gc.set_threshold(*now)
+    _known[now] = before
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     try:
@@ -64,6 +65,21 @@ def collector_of(processes: int, *, in_rounds: bool = False) -> Iterator[None]:
             gc.unfreeze()
         _known.clear()
         gc.set_threshold(*before)
+
+
+def _age(thresholds: _Thresholds) -> None:
+    """Have the collector look at all that is young, and at everything if that is due.
+
+    What is thawed is old, and the collector counts what grows old to know when it has to look at everything. What it
+    has never looked at is not in that count: the garbage of a thousand tests with a world each would stay.
+    """
+    if not gc.isenabled() or not thresholds[0]:
+        return
+    gc.collect(1)
+    gc.set_threshold(1, thresholds[1], 0)
+    # Objects too many, and of a kind of which Python keeps none for later use: it looks by itself now, at everything
+    # only where its own rule says so.
+    [set() for _ in range(4)]
 
 
 def leave_to_rounds() -> None:
