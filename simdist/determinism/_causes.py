@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from simdist.determinism._compare import Difference
 from simdist.determinism._describe import ADDRESS
 from simdist.determinism._slice import Origin
 from simdist.determinism._source import Statement, source_line, statement_at
@@ -39,11 +40,12 @@ class Cause:
 _STATE = ("state left by an earlier run in this process", "set it at the start of the program")
 _THREAD = ("a thread outside the simulation", "ranks must not look at what other threads do")
 _SET = ("the order of a set", "sort it")
+_GARBAGE = ("when garbage is collected", "let nothing depend on it: close things yourself")
 _UNKNOWN = ("not known: the line does something else although what it reads is the same", "look at what it calls")
 
 
-def cause_of(origin: Origin, threads: tuple[str, ...], *, other_process: bool) -> Cause:
-    """The cause that `origin` shows. `other_process`: only one of the two runs was in a fresh process."""
+def cause_of(origin: Origin, difference: Difference, threads: tuple[str, ...], *, other_process: bool) -> Cause:
+    """The cause that `origin` shows, or else the event in which the runs part. `other_process`: only one of the two runs was in a fresh process."""
     step = origin.one
     statement = statement_at(step.file, step.line)
     one, other = origin.values
@@ -55,6 +57,10 @@ def cause_of(origin: Origin, threads: tuple[str, ...], *, other_process: bool) -
         kind, advice = _reported(step.line, statement, one, other, read)
         if ":" in origin.name and not _assigns(statement, origin.name.rpartition(":")[2]):
             kind, advice = _from_outside(statement, threads)  # it changed while the line only looked
+    if (kind, advice) == _UNKNOWN:
+        for version in (difference.one, difference.other):
+            if version.site is not None and version.site[2].rpartition(".")[2] == "__del__":
+                return Cause(*_GARBAGE, *version.site[:2], version.rank)
     way = [(at.file, at.line) for at in (step, *origin.way)]
     places = tuple(place for index, place in enumerate(way) if index == 0 or place != way[index - 1])
     name = origin.name.rpartition(":")[2].lstrip("^")
@@ -83,7 +89,7 @@ def _reported(line: int, statement: Statement, one: str, other: str, read: Itera
     if by_call is not None:
         return by_call
     if any("weakref" in text for text in read):
-        return "when garbage is collected", "let nothing depend on it: close things yourself"
+        return _GARBAGE
     if any("set{" in text for text in read) or makes_set(statement):
         return _SET
     if ADDRESS.search(one) and ADDRESS.sub("", one) == ADDRESS.sub("", other):

@@ -103,14 +103,14 @@ def _explained(
     if parting is not None:
         origin = origin_of(here, traced, parting)
         if origin is not None:
-            return cause_of(origin, here.threads, other_process=True)
+            return cause_of(origin, parting, here.threads, other_process=True)
     return _left_over(first, second, difference)
 
 
 def explained(one: Recording, other: Recording, difference: Difference) -> Cause | None:
     """What made two traced runs of fresh processes differ; None if no line shows it."""
     origin = origin_of(one, other, difference)
-    return None if origin is None else cause_of(origin, one.threads, other_process=False)
+    return None if origin is None else cause_of(origin, difference, one.threads, other_process=False)
 
 
 def _left_over(first: Recording, second: Recording, difference: Difference) -> Cause | None:

@@ -18,6 +18,16 @@ _ready = threading.Event()
 _threads: list[threading.Thread] = []
 
 
+class Parting:
+    """An object in a cycle, which says when it ends."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        print("gone")  # <- finalizer_in_a_cycle
+
+
 def microseconds() -> int:
     """The time, by a clock that this module took before the world began."""
     return int(perf_counter() * 1e6)

@@ -153,6 +153,13 @@ def garbage_collection() -> None:
     report(alive)
 
 
+def finalizer_in_a_cycle() -> None:
+    begin()
+    for _ in range(1000):
+        helper.Parting()
+        dist.barrier()
+
+
 def memory_that_nobody_wrote() -> None:
     begin()
     scratch = [os.urandom(8192) for _ in range(8)]

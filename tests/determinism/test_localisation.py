@@ -111,6 +111,7 @@ KINDS = {
     "order_of_a_folder": "the order of a folder",
     "order_of_a_glob": "the order of a folder",
     "garbage_collection": "when garbage is collected",
+    "finalizer_in_a_cycle": "when garbage is collected",
     "memory_that_nobody_wrote": "memory that was never written",
     "thread_outside": "a thread outside the simulation",
     "queue_that_a_thread_fills": "a thread outside the simulation",
