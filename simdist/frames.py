@@ -165,7 +165,17 @@ def _installed() -> tuple[str, ...]:
     found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     # Those of the system too, which an environment may have beside its own, and the user's.
     found |= {place for place in sys.path if PurePath(place).name in ("site-packages", "dist-packages")}
-    return tuple(sorted(place + os.sep for place in found))
+    others = {place for place in map(os.path.abspath, sys.path) if place not in found}
+    return tuple(sorted({place + os.sep for place in found}.union(*map(_put_into, others))))
+
+
+def _put_into(place: str) -> set[str]:
+    """What an installer has put into another folder, as `pip install --target` does, beside what else may be there."""
+    found = set[str]()
+    for record in Path(place).glob("*.dist-info/RECORD"):
+        paths = (line.partition(",")[0].split("/") for line in record.read_text("utf-8", "replace").splitlines())
+        found |= {f"{place}{os.sep}{top}{os.sep if rest else ''}" for top, *rest in paths if top != os.pardir}
+    return found
 
 
 @functools.cache

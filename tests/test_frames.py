@@ -90,6 +90,18 @@ def test_what_a_second_folder_for_packages_holds_is_installed(tmp_path: Path, na
     assert said == "False True\n"
 
 
+def test_what_pip_has_put_into_any_folder_of_the_path_is_installed(tmp_path: Path) -> None:
+    """As with `pip install --target`; what else is there is the user's."""
+    (tmp_path / "lib-1.0.dist-info").mkdir()
+    (tmp_path / "lib-1.0.dist-info" / "RECORD").write_text("lib/__init__.py,sha256=0,0\none.py,,\n../bin/lib,,\n")
+    code = "import sys; sys.path += ['', 'away']; from simdist.frames import is_user_file as users; "
+    code += f"print(*(users({str(tmp_path)!r} + name) for name in ('/lib/a.py', '/one.py', '/mine.py', '/library.py')))"
+
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert run.stdout == "False False True True\n"
+
+
 def test_without_torch_no_frame_is_torchs() -> None:
     program = (
         "from simdist.frames import torch_folder; import sys; assert 'torch' not in sys.modules; print(torch_folder())"
