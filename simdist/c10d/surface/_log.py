@@ -22,7 +22,7 @@ def shows(process: SimProcess, level: str) -> bool:
 def log(process: SimProcess, level: str, text: str, place: Place) -> None:
     """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread.
 
-    It begins with the rank while the process has a default group (`_set_global_rank`).
+    It begins with the rank in the default group, while the process has one.
     """
     if not shows(process, level):
         return
@@ -31,5 +31,6 @@ def log(process: SimProcess, level: str, text: str, place: Place) -> None:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     stamp = f"{level}{moment.month}{moment:%d %H:%M:%S}.{rest_ns:09d}"
     state = process.torch_state
-    whose = f"[rank{process.rank}]:" if state is not None and state.world.has_default_group else ""
+    rank = None if state is None else state.world.global_rank
+    whose = "" if rank is None else f"[rank{rank}]:"
     process.add_output("stderr", f"{whose}[{stamp} {place}] {text}\n")

@@ -334,6 +334,17 @@ def test_a_group_that_is_left_open_is_reported_by_the_first_rank_of_a_host() -> 
     assert warned == [True, False, True, False]
 
 
+def test_a_line_of_the_log_names_the_rank_in_the_default_group() -> None:
+    def body() -> None:
+        rank = 1 - int(os.environ["RANK"])
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        join(init_method="tcp://localhost:12355", rank=rank, world_size=2)
+
+    result = run(body)
+
+    assert result.ranks[0].stderr.startswith("[rank1]:[W")
+
+
 def test_a_bad_variable_is_refused_in_torchs_words() -> None:
     result = run(join, 1, env={"TORCH_NCCL_BLOCKING_WAIT": "maybe"})
     old = run(join, 1, env={"NCCL_BLOCKING_WAIT": "0"})

@@ -131,9 +131,10 @@ class RankWorld:
         self.seen_by: list[dict[str, Any]] = []  # the attributes on each of the rank's threads
 
     @property
-    def has_default_group(self) -> bool:
-        """True while the rank has a default group: from then on C++ knows the rank."""
-        return (self.seen_by[0] if self.seen_by else vars(self)).get("default_pg") is not None
+    def global_rank(self) -> int | None:
+        """What C++ knows as the process's rank (`_set_global_rank`): its rank in the default group, if there is one."""
+        group: ProcessGroup | None = (self.seen_by[0] if self.seen_by else vars(self)).get("default_pg")
+        return None if group is None or group is c10d_module.GroupMember.NON_GROUP_MEMBER else group.rank()
 
     def forget(self) -> None:
         """At the end: what the threads see holds the list of all that they see, and so itself and the groups."""
