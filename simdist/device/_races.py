@@ -272,16 +272,29 @@ def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object
             _collect(value, writes if place in written else reads)
         for name, value in kwargs.items():
             _collect(value, writes if name in names else reads)
+        if copies:
+            _order_across(writes, reads)
         _used(what, reads, writes)
         result = kernel(*args, **kwargs)
         made: list[Tensor] = []
         _collect(result, made)
         _used(what, (), (), [tensor for tensor in made if all(tensor is not known for known in writes)])
         if copies:
+            _order_across(reads, made)
             _copied(what, args, kwargs, result)
         return result
 
     return call
+
+
+def _order_across(firsts: Sequence[Tensor], thens: Sequence[Tensor]) -> None:
+    """A copy to another device runs on the source's, whose stream and the target's wait for each other around it."""
+    races = _races_here()
+    if races is None or not firsts or not thens or not (firsts[0].is_cuda and thens[0].is_cuda):
+        return
+    first, then = ((index, core().stream(index)) for index in (firsts[0].get_device(), thens[0].get_device()))
+    if first[0] != then[0]:
+        races.order(then, races.known_to(first))
 
 
 def _keeping(tensor: Tensor, stream: torch.Stream) -> None:

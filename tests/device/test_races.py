@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from simdist.cluster import build
 from simdist.errors import StrictError
 from tests.c10d.nccl.worlds import join, of, results, run
 
@@ -457,3 +458,38 @@ def test_memory_whose_own_stream_is_not_known_is_left_alone() -> None:
 def test_without_strict_nobody_looks() -> None:
     for program in PROGRAMS[:2]:
         assert run(play, args=[program, False]).ok
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_copy_to_another_device_is_in_order_with_both_streams(strict: bool) -> None:
+    """It runs on the source's stream; the target's waits for it, and it for that."""
+
+    def body() -> float:
+        here, there = torch.ones(3, device="cuda:0"), torch.empty(3, device="cuda:1")
+        with torch.cuda.device(1):
+            there.fill_(1)
+            there.copy_(here)
+            there.add_(1)
+            here.copy_(there)
+            there.zero_()
+            moved = here.to("cuda:1")
+            moved.add_(1)
+        here.add_(moved.to("cuda:0"))
+        return here.sum().item()
+
+    settings: dict[str, Any] = {"strict": True} if strict else {"judges": ["races"]}
+    result = run(body, 1, cluster=build(1, devices_per_host=2), **settings)
+
+    assert (result.values, result.findings) == ([15.0], ())
+
+
+def test_a_copy_to_another_device_races_with_other_streams() -> None:
+    def body() -> None:
+        here, there = torch.ones(3, device="cuda:0"), torch.empty(3, device="cuda:1")
+        there.copy_(here)
+        with torch.cuda.stream(torch.cuda.Stream(1)):
+            there.add_(1)
+
+    result = run(body, 1, cluster=build(1, devices_per_host=2), strict=True)
+
+    assert isinstance(result.ranks[0].exception, StrictError)
