@@ -46,6 +46,7 @@ from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
 from simdist.process.modules._sharing import PER_RANK, Sharing
 from simdist.process.stdlib._collector import Rounds, collector_of, leave_to_rounds
+from simdist.process.stdlib._cut_off_files import is_cut_off
 from simdist.process.stdlib._entropy import drawn_from
 from simdist.process.stdlib._environ import encoded, variable_of
 from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
@@ -101,6 +102,7 @@ __all__ = [
     "handed_over",
     "ignored_by_host",
     "imported_for_all",
+    "is_cut_off",
     "leave_to_rounds",
     "moved_file",
     "on_ranks",

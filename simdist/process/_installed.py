@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simdist.inside.python import original
+from simdist.kernel import TaskState
 from simdist.process import _exits, _signals, _stdio, _when_imported
 from simdist.process._following import follow
 from simdist.process._patches import Patches
@@ -17,6 +19,7 @@ from simdist.process.modules._left_behind import LeftBehind
 from simdist.process.stdlib import (
     _clock,
     _collector,
+    _cut_off_files,
     _entropy,
     _environ,
     _fault_reports,
@@ -112,6 +115,14 @@ class PythonReplacements:
     def keep_file_times(self, patches: Patches) -> None:
         """Show ranks virtual times of what they write."""
         patches.install((_file_times.install,))
+
+    @contextlib.contextmanager
+    def files_cut_off(self, runtime: Runtime) -> Iterator[None]:
+        """Keep tasks that are unwound from changing files."""
+        if any(task.started and task.state is not TaskState.DONE for task in runtime.simulation.tasks):
+            runtime.patches.install((_cut_off_files.install,))
+        yield
+        runtime.extras[FileTimes].close_left()
 
     def notice_writes(self, patches: Patches) -> None:
         """Wake a rank's tasks that poll when it writes to a file descriptor."""

@@ -6,6 +6,7 @@ import _thread
 import functools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from simdist.errors import SimdistError
@@ -98,6 +99,10 @@ class Replacements(Protocol):
 
     def keep_file_times(self, patches: Patches) -> None:
         """Show ranks virtual times of what they write."""
+        ...
+
+    def files_cut_off(self, runtime: Runtime) -> AbstractContextManager[None]:
+        """Keep tasks that are unwound from changing files."""
         ...
 
     def notice_writes(self, patches: Patches) -> None:
@@ -194,6 +199,10 @@ class Runtime:
     def keep_file_times(self) -> None:
         """From now on give ranks virtual times of what they write; called before any has begun."""
         self._python.keep_file_times(self.patches)
+
+    def files_cut_off(self) -> AbstractContextManager[None]:
+        """While the tasks are unwound that are left, they change no file."""
+        return self._python.files_cut_off(self)
 
     def separate(self, slot: Slot[_T]) -> None:
         """From now on give each process a state of its own in `slot`; called by a rank, any number of times."""

@@ -384,7 +384,8 @@ class World:
         return True
 
     def _end_threads(self) -> None:
-        self._leaked = self._simulation.close()
+        with self._runtime.files_cut_off():
+            self._leaked = self._simulation.close()
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from this one: put everything back, so that it may run worlds of its own."""

@@ -32,11 +32,13 @@ import os
 import stat
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from simdist.inside.python import address_of_buffer, mapped_file, note_wrapper
 from simdist.inside.python import original as real
+from simdist.kernel import Task
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, current_process, current_runtime
 
@@ -80,6 +82,21 @@ class FileTimes:
         # By the system's clock for files, which moves every few milliseconds.
         self.began_ns = real(time.clock_gettime_ns)(_CLOCK_OF_FILES)
         self._known: dict[tuple[int, int], _Times] = {}
+        self._open: dict[Task, weakref.WeakSet[io.FileIO]] = {}  # for writing, by the main task of who opened it
+
+    def note_open(self, process: SimProcess, file: object) -> None:
+        """A rank has opened it for writing."""
+        main, raw = process.main, getattr(getattr(file, "buffer", file), "raw", None)
+        if main is not None and type(raw) is io.FileIO:  # that of a simulated disk knows itself who is gone
+            self._open.setdefault(main, weakref.WeakSet()).add(raw)
+
+    def close_left(self) -> None:
+        """Close what processes that were killed have open; what stands in buffers above is lost."""
+        for main, files in self._open.items():
+            if main.doomed:
+                for file in files:
+                    file.close()
+        self._open.clear()
 
     def written(self, process: SimProcess, found: os.stat_result, *, made: bool = False) -> None:
         """A rank has made or written it."""
@@ -234,13 +251,15 @@ def _opened(here: tuple[SimProcess, FileTimes], number: int, path: StrOrBytesPat
 def _open(original: Callable[..., _F]) -> Callable[..., _F]:
     @functools.wraps(original)
     def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _F:
-        makes = isinstance(mode, str) and any(each in mode for each in "wax")
-        here = _here() if makes and not isinstance(file, int) else None
-        if here is None or isinstance(file, int):
+        writes = isinstance(mode, str) and any(each in mode for each in "wax+")
+        here = _here() if writes else None
+        if here is None:
             return original(file, mode, *args, **kwargs)
-        made = _look(file) is None
+        made = "r" not in mode and not isinstance(file, int) and _look(file) is None
         opened = original(file, mode, *args, **kwargs)
-        _opened(here, opened.fileno(), file, made=made, cut="w" in mode)
+        if not isinstance(file, int):
+            _opened(here, opened.fileno(), file, made=made, cut="w" in mode)
+        here[1].note_open(here[0], opened)
         return opened
 
     return open

@@ -1,0 +1,126 @@
+"""What a process that was killed would still do to files: nothing.
+
+Python knows no other way to end a thread than to unwind it, which happens when the world ends. Then a killed process
+still has its `finally` blocks, its context managers, and what stands in the buffers of its files. A real process ends
+without them: no temporary file is removed, no emergency checkpoint is written, the rest of a file is lost.
+
+So a doomed task changes no file. What would return nothing returns at once, since finalizers call it, and an exception
+in a finalizer is printed; what would open a file ends the task. What it has left open is closed below its buffers
+(`FileTimes.close_left`), as the system does it, before what the task held is given up on a thread of the host.
+
+It is installed only where tasks are left when a world ends.
+
+In doubt: what C code opens for itself is not seen, except what torch's writer opens (`_saved_files`). Functions of `os`
+that a module took by name, or as a default argument, are the real ones, as that by which `NamedTemporaryFile` removes
+its file.
+"""
+
+from __future__ import annotations
+
+import _io
+import builtins
+import functools
+import io
+import mmap
+import os
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, ParamSpec, TypeVar
+
+from simdist.inside.python import note_wrapper, without_wrapper
+from simdist.kernel import TaskKilled
+from simdist.process._runtime import Make, Patches, current_process
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorOrPath, ReadableBuffer, StrOrBytesPath
+
+__all__ = ["install", "is_cut_off"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def is_cut_off() -> bool:
+    """True on a task that is unwound: what it does has no effect."""
+    process = current_process()
+    task = None if process is None else process.simulation.current
+    return task is not None and task.doomed
+
+
+def _open(original: Callable[..., IO[str] | IO[bytes]]) -> Callable[..., IO[str] | IO[bytes]]:
+    @functools.wraps(original)
+    def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> IO[str] | IO[bytes]:
+        if isinstance(mode, str) and not {"w", "a", "x", "+"}.isdisjoint(mode) and is_cut_off():
+            raise TaskKilled
+        return original(file, mode, *args, **kwargs)
+
+    return open
+
+
+def _os_open(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def open(path: StrOrBytesPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if flags & _CHANGES and is_cut_off():
+            raise TaskKilled
+        return original(path, flags, mode, dir_fd=dir_fd)
+
+    return open
+
+
+def _leaving_undone(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
+    """Functions that return nothing."""
+
+    @functools.wraps(original)
+    def change(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        return None if is_cut_off() else original(*args, **kwargs)
+
+    return change
+
+
+def _ending(original: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Functions that return how much they have written."""
+
+    @functools.wraps(original)
+    def write(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if is_cut_off():
+            raise TaskKilled
+        return original(*args, **kwargs)
+
+    return write
+
+
+def _write(original: Callable[[io.FileIO, ReadableBuffer], int]) -> Callable[[io.FileIO, ReadableBuffer], int]:
+    """Of a file object: its buffer is written when it is closed, which finalizers do."""
+
+    @functools.wraps(original)
+    def write(self: io.FileIO, data: ReadableBuffer, /) -> int:
+        return memoryview(data).nbytes if is_cut_off() else original(self, data)
+
+    return write
+
+
+_IN_OS: dict[str, Make] = {
+    "open": _os_open,
+    **dict.fromkeys(("mkdir", "mkfifo", "mknod", "unlink", "remove", "rmdir"), _leaving_undone),
+    **dict.fromkeys(("rename", "replace", "link", "symlink", "utime"), _leaving_undone),
+    **dict.fromkeys(("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown"), _leaving_undone),
+    **dict.fromkeys(("setxattr", "removexattr", "truncate", "ftruncate", "posix_fallocate"), _leaving_undone),
+    **dict.fromkeys(("write", "writev", "pwrite", "pwritev", "sendfile", "copy_file_range"), _ending),
+}
+
+
+def _wrap(patches: Patches, owner: object, name: str, make: Make) -> None:
+    inner = without_wrapper(getattr(owner, name))
+    patches.wrap(owner, name, make)
+    note_wrapper(getattr(owner, name), inner)
+
+
+def install(patches: Patches) -> None:
+    """Keep killed processes from changing files."""
+    for owner in (builtins, io, _io):
+        _wrap(patches, owner, "open", _open)
+    for name, make in _IN_OS.items():
+        if hasattr(os, name):
+            _wrap(patches, os, name, make)
+    patches.wrap_all_in_type(_io.FileIO, {"write": _write, "truncate": _ending})
+    patches.wrap_all_in_type(mmap.mmap, {"flush": _leaving_undone})
