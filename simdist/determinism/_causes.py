@@ -45,7 +45,10 @@ _UNKNOWN = ("not known: the line does something else although what it reads is t
 
 
 def cause_of(origin: Origin, difference: Difference, threads: tuple[str, ...], *, other_process: bool) -> Cause:
-    """The cause that `origin` shows, or else the event in which the runs part. `other_process`: only one of the two runs was in a fresh process."""
+    """The cause that `origin` shows, or else the event in which the runs part.
+
+    `other_process`: only one of the two runs was in a fresh process.
+    """
     step = origin.one
     statement = statement_at(step.file, step.line)
     one, other = origin.values
