@@ -334,6 +334,22 @@ def test_a_group_that_is_left_open_is_reported_by_the_first_rank_of_a_host() -> 
     assert warned == [True, False, True, False]
 
 
+def _leave_a_group_open(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://localhost:12355", rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+def test_a_job_that_a_rank_spawns_reports_a_group_left_open_once() -> None:
+    def body() -> None:
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        torch.multiprocessing.spawn(_leave_a_group_open, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+
+    result = run(body, 1, cluster=build(1, devices_per_host=2))
+
+    assert result.ranks[0].stderr.count("destroy_process_group() was not called before program exit") == 1
+
+
 def test_a_line_of_the_log_names_the_rank_in_the_default_group() -> None:
     def body() -> None:
         rank = 1 - int(os.environ["RANK"])
@@ -342,7 +358,7 @@ def test_a_line_of_the_log_names_the_rank_in_the_default_group() -> None:
 
     result = run(body)
 
-    assert result.ranks[0].stderr.startswith("[rank1]:[W")
+    assert result.ranks[1].stderr.startswith("[rank0]:[W")
 
 
 def test_a_bad_variable_is_refused_in_torchs_words() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from simdist.c10d.backends.nccl._log import log
 from simdist.c10d.backends.nccl._variables import Variables
 from simdist.c10d.backends.nccl.watch._recorder import NcclRecorder
@@ -87,6 +89,7 @@ class RankNccl:
     def _leave(self) -> None:
         """The interpreter ends: the first rank of each host says that groups are left, and they are aborted.
 
+        The first, for torch, is that whose rank in the group its number of devices divides.
         That takes real processes so long that what ranks have launched is over by then, unless it hangs.
         """
         process = self.process
@@ -95,7 +98,7 @@ class RankNccl:
             group.let_end(process.simulation.now_ns + _EXIT_NS)
         for group in left:
             group.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
-            if group is left[0] and int(os.environ.get("LOCAL_RANK", process.rank)) == 0:
+            if group.rank() % torch.cuda.device_count() == 0 and self.once("left"):
                 log(
                     process,
                     "W",
