@@ -367,7 +367,7 @@ def _gloo_class(real: Any) -> Any:
     def is_gloo(group: object) -> bool:
         return not _is_wrapper(group) if isinstance(group, (real, SimProcessGroup)) else _passes_for_gloo(group)
 
-    gloo = class_on_ranks(real, _make_gloo_group, SimProcessGroup, has=is_gloo)
+    gloo: Any = class_on_ranks(real, _make_gloo_group, SimProcessGroup, has=is_gloo)
     gloo._Options = class_on_ranks(real._Options, GroupOptions, GroupOptions)
     gloo.Device = class_on_ranks(real.Device, real.Device, Device)
     gloo.create_device = staticmethod(_device(real.create_device, create_device))

@@ -193,7 +193,7 @@ def _with_the_current_device(original: Callable[..., object]) -> object:
 
 
 @functools.cache
-def _generator_class(real: type) -> Any:
+def _generator_class(real: type) -> type:
     def make(device: torch.device | str | int = "cpu") -> object:
         device = torch.device(device)
         # Of a device that is not there, too, as in torch.

@@ -24,7 +24,7 @@ _tensors: Any = torch  # its legacy types are made when it is imported
 
 
 @functools.cache
-def _tensor_class(name: str, real: type) -> Any:
+def _tensor_class(name: str, real: type) -> type:
     on_the_host = getattr(_tensors, name)
     dtype: torch.dtype = on_the_host.dtype
 
@@ -55,7 +55,7 @@ def _stream_class(real: type) -> Any:
         priority = args[1] if len(args) > 1 else kwargs.get("priority", 0)
         return torch.cuda.Stream(named, priority=priority)  # type: ignore[no-untyped-call]
 
-    stream = class_on_ranks(real, make)
+    stream: Any = class_on_ranks(real, make)
     stream.__new__ = real.__new__
     return stream
 

@@ -339,7 +339,7 @@ def class_on_ranks(
     has: Callable[[object], bool] | None = None,
     name: str | None = None,
     module: str | None = None,
-) -> Any:
+) -> type:
     """A class to put in the place of `real`: called on a rank it makes `make`'s objects, elsewhere `elsewhere`'s.
 
     Attributes are those of `real`, and its objects and those of `others` are instances; `has` decides that in place
