@@ -348,6 +348,31 @@ def test_pytest_moves_the_hosts_streams_from_a_rank_too(tmp_path: Path) -> None:
     assert os.path.samestat(os.fstat(2), before)
 
 
+def test_pytest_on_ranks_moves_their_own_streams(tmp_path: Path) -> None:
+    pytests: dict[str, Any] = {"__name__": "_pytest.capture", "os": os}
+    exec("def move(source, number):\n    os.dup2(source, number)", pytests)
+    entry: dict[str, Any] = {"__name__": "_pytest.config"}
+    exec("def main(capture):\n    capture()", entry)
+
+    def captured() -> None:
+        rank = int(os.environ[RANK])
+        saved = os.dup(1)
+        with (tmp_path / f"file{rank}").open("w") as file:
+            pytests["move"](file.fileno(), 1)
+            time.sleep(0.001 * (rank + 1))  # the first to begin is the first to end
+            print("inside", rank)
+            pytests["move"](saved, 1)
+        os.close(saved)
+        print("end", rank)
+
+    before = os.fstat(1)
+    result = simdist.run(lambda: entry["main"](captured), world_size=2)
+
+    assert [rank.stdout for rank in result.ranks] == ["end 0\n", "end 1\n"]
+    assert [(tmp_path / f"file{rank}").read_text() for rank in (0, 1)] == ["inside 0\n", "inside 1\n"]
+    assert os.path.samestat(os.fstat(1), before)
+
+
 def test_a_child_has_what_its_parent_laid_over(tmp_path: Path) -> None:
     def body() -> None:
         with _laid_over(tmp_path / "file", 1):

@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from simdist.process._process import SimProcess
@@ -52,7 +53,7 @@ def _dup2(original: Callable[[int, int, bool], int]) -> Callable[..., int]:
     @functools.wraps(original)
     def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
         process, runtime = current_process(), current_runtime()
-        number = None if process is None or _runs_tests() else standard_number(process, fd2)
+        number = None if process is None or _moves_the_hosts() else standard_number(process, fd2)
         if process is None or runtime is None or number is None:
             return original(fd, fd2, inheritable)
         _begin(runtime)
@@ -72,9 +73,24 @@ def _dup2(original: Callable[[int, int, bool], int]) -> Callable[..., int]:
     return dup2
 
 
-def _runs_tests() -> bool:
-    """True if pytest moves the host's own streams: it does so from a rank's thread, at a breakpoint."""
-    return str(sys._getframe(2).f_globals.get("__name__")).startswith("_pytest.")
+def _moves_the_hosts() -> bool:
+    """True if pytest moves the host's own streams: it does so from a rank's thread, at a breakpoint.
+
+    A pytest that the rank itself runs (`simdist launch -m pytest`) has its entry point on the rank's stack, and moves
+    the rank's.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    if frame is None or not _module(frame).startswith("_pytest."):
+        return False
+    while frame is not None:
+        if _module(frame) == "_pytest.config" and frame.f_code.co_name.endswith("main"):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 _LAID: Extra[bool] = Extra("descriptors laid over others")
