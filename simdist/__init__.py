@@ -11,6 +11,8 @@
 `judges` (what must hold of any training), `determinism`, `scenario`, `programs` (what is run again and again),
 `sweeps` (crashes at every moment), `searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards
 `kernel`; nothing is imported before it is used.
+
+PYTEST_DONT_REWRITE: pytest that runs on ranks finds simdist imported, and has nothing to warn of.
 """
 
 from __future__ import annotations

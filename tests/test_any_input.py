@@ -171,8 +171,7 @@ def test_a_share_of_the_fuzz(kind: str) -> None:
 
 def test_a_share_of_the_fuzz_of_markers(interpreters: Interpreters) -> None:
     def run(words: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        # These have imported simdist already, which pytest remarks upon.
-        done = interpreters.run([*words, "-W", "ignore::pytest.PytestAssertRewriteWarning"], env=env)
+        done = interpreters.run(words, env=env)
         return subprocess.CompletedProcess(words, done.returncode, done.stdout.encode(), done.stderr.encode())
 
     assert run_markers([make("marker", f"suite/{index}") for index in range(12)], run) == {}

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from simdist.cli import main
 from tests.builds import NO_NCCL
+from tests.warm import Interpreters
 
 Launched = Callable[..., Result]
 
@@ -50,6 +51,7 @@ from torch.utils.data import DataLoader, Dataset
 import simdist
 
 from tests.builds import NO_NCCL
+from tests.warm import Interpreters
 
 class Numbers(Dataset):
     def __len__(self):
@@ -270,6 +272,28 @@ def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched:
     assert "TORCHELASTIC_ERROR_FILE" in first.stdout
     assert first.stdout == again.stdout
     assert first.stderr == again.stderr
+
+
+def test_pytest_on_ranks_takes_warnings_for_errors(tmp_path: Path, interpreters: Interpreters) -> None:
+    text = """
+import os, time
+
+def test_it(capfd):
+    rank = int(os.environ["RANK"])
+    time.sleep(0.001 * rank)
+    os.system(f"echo program {rank}")
+    assert capfd.readouterr().out == f"program {rank}\\n"
+"""
+    (tmp_path / "test_it.py").write_text(text)
+    of_simdist = "error:Module already imported so cannot be rewritten; simdist:pytest.PytestAssertRewriteWarning"
+    pytests = ("-m", "pytest", "-q", "-W", of_simdist, "-p", "no:cacheprovider", "test_it.py")
+
+    words = [sys.executable, "-m", "simdist", "launch", "--nproc-per-node", "2", *pytests]
+    done = interpreters.run(words, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 passed") == 2
+    assert done.stderr.splitlines()[-1].startswith("simdist: 2 ranks, ")
 
 
 def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_path: Path) -> None:

@@ -95,10 +95,7 @@ def called(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters)
     calls = [f"def test_call{index}(sim):\n    {call}\n" for index, call in enumerate(CALLS)]
     setup = "@pytest.fixture\ndef bad(sim):\n    sim.crash('x', nth=1)\ndef test_setup(bad): pass\n"
     files = {"test_it.py": "\n".join([HEADER, *markers, *calls, setup])}
-    ignored = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # these have imported simdist already
-    return run_pytest(
-        tmp_path_factory.mktemp("called"), "-p", "no:xdist", *ignored, files=files, start=interpreters.run
-    )
+    return run_pytest(tmp_path_factory.mktemp("called"), "-p", "no:xdist", files=files, start=interpreters.run)
 
 
 @pytest.mark.parametrize("index", range(len(FUNCTIONS)), ids=list(FUNCTIONS))
