@@ -52,7 +52,7 @@ def _refused(name: str) -> type:
 
 def install(patches: Patches, make: Callable[..., object]) -> None:
     """Let ranks find NCCL; `make` makes its groups."""
-    name = class_on_ranks(
+    nccl = class_on_ranks(
         *(NcclProcessGroup, make),
         elsewhere=_has_no_nccl,
         has=_is_nccl,
@@ -60,7 +60,7 @@ def install(patches: Patches, make: Callable[..., object]) -> None:
         module=c10d.__name__,
     )
     for module in (c10d, dist, c10d_bindings):
-        patches.replace(module, "ProcessGroupNCCL", name)
+        patches.replace(module, "ProcessGroupNCCL", nccl)
     for name in _OTHERS:
         if hasattr(c10d, name):  # in CUDA builds since torch 2.14
             for module in (c10d, c10d_bindings):
