@@ -39,7 +39,9 @@ _BLOCK = re.compile(
 )
 _DIRECTIVE = re.compile(r"<!-- (real|needs)(?:: ([^\n]*?))? -->\s*$")
 _NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|json|sh))\n")
-_COMMANDS = {"simdist": ["-m", "simdist"], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "python": []}
+# The interpreters of tests.warm have imported hypothesis already, which pytest remarks upon.
+_PYTEST = ["-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+_COMMANDS = {"simdist": ["-m", "simdist"], "pytest": _PYTEST, "python": []}
 # What makes pytest and rich write other lines than a reader's terminal shows: in CI pytest shortens nothing.
 _NOT_A_READERS = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR")
 _REAL_TIME = re.compile(r" in \d+\.\d+s\b(?= =+$|$)")  # of pytest
