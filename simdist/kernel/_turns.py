@@ -42,6 +42,7 @@ _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
 
 _READS = 4096  # of the clock, after which a task that did nothing else is taken to wait for time to pass
 _FIRST_SPIN_NS, _LONGEST_SPIN_NS = 1_000, 10_000_000
+_SHARE_OF_ASKING = 64  # of the time that a task has only asked for: its next pause
 
 
 def _run(turns: Turns, task: Task) -> None:
@@ -79,6 +80,8 @@ class Turns(Timetable):
 
     __slots__ = (
         "_alive",
+        "_asked_ns",
+        "_asked_since_ns",
         "_broken",
         "_closing",
         "_host_acquire",
@@ -134,6 +137,7 @@ class Turns(Timetable):
         self._next_look_at_reads = _READS  # whether they do nothing else
         self._turns_at_reads = -1  # at the last look
         self._spin_ns = _FIRST_SPIN_NS
+        self._asked_ns = self._asked_since_ns = -1  # the last question in vain, and the first of those without a pause
         self._closing = False
         self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
         self._broken: BaseException | None = None  # what failed inside the kernel itself
@@ -337,6 +341,18 @@ class Turns(Timetable):
             self._spin_ns = _FIRST_SPIN_NS
         self._turns_at_reads = self.turns
         self._next_look_at_reads = self.clock_reads + _READS
+
+    def ask(self) -> None:
+        """Let time pass for the running task, which has asked in vain whether something happened.
+
+        One nanosecond at first. A task that only asks pauses for a share of the time that it has asked for so far, ten
+        milliseconds at most, so that it gets through a second in about a thousand questions.
+        """
+        if self.now_ns != self._asked_ns:
+            self._asked_since_ns = self.now_ns
+        share_ns = (self.now_ns - self._asked_since_ns) // _SHARE_OF_ASKING
+        self.sleep(min(max(1, share_ns), _LONGEST_SPIN_NS))
+        self._asked_ns = self.now_ns
 
     def _running(self) -> Task:
         task = self.current

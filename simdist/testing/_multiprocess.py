@@ -116,8 +116,7 @@ class _Process:
             return self._code
         launcher = current_process()
         if there.running and launcher is not None:
-            launcher.simulation.polls += 1
-            launcher.simulation.sleep(1)  # who asks again and again must see time pass
+            launcher.simulation.ask()
         return None if there.running else there.exit_code
 
     def end(self, result: RankResult) -> None:

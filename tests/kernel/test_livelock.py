@@ -159,3 +159,39 @@ def test_a_deadline_is_waited_for_if_it_is_near(deadline_ns: int, reached: bool)
     done: list[bool] = []
 
     assert (ended_ns(polls, waits) > 0) is reached
+
+
+def test_who_asks_for_ever_is_reported() -> None:
+    simulation = Simulation(idle_turns=100)
+
+    def ask_for_ever() -> None:
+        while True:
+            simulation.ask()
+
+    simulation.spawn(ask_for_ever, "a")
+
+    with pytest.raises(LivelockError, match="in ask_for_ever, in sleep until"):
+        simulation.run()
+    simulation.close()
+
+
+def test_questions_take_ever_longer_until_something_else_takes_time() -> None:
+    simulation, pauses = Simulation(), list[int]()
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            before_ns = simulation.now_ns
+            simulation.ask()
+            pauses.append(simulation.now_ns - before_ns)
+
+    def body() -> None:
+        ask(2_000)
+        simulation.sleep(1)
+        ask(1)
+
+    simulation.spawn(body, "a")
+    simulation.run()
+    simulation.close()
+
+    assert pauses[:129] == [1] * 128 + [2]
+    assert pauses[-2:] == [10_000_000, 1]

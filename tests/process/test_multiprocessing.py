@@ -482,3 +482,24 @@ def test_a_value_that_is_the_first_of_its_kind_is_freed_without_a_word() -> None
         assert simdist.run(body, world_size=2).values == [5, 5]
 
     assert complaints == []
+
+
+def _late(seconds: float, end: Any) -> None:
+    time.sleep(seconds)
+    end.send("there")
+
+
+@pytest.mark.parametrize("asks", ["is it alive", "is there a message"])
+def test_who_only_asks_after_a_child_gets_to_its_end(asks: str) -> None:
+    def body() -> float:
+        here, there = mp.get_context("fork").Pipe()
+        child = mp.get_context("fork").Process(target=_late, args=(0.5, there))
+        child.start()
+        while child.is_alive() if asks == "is it alive" else not here.poll():
+            pass
+        return time.monotonic()
+
+    first, again = (simdist.run(body, world_size=2) for _ in range(2))
+
+    assert all(0.5 < ended_s < 0.51 for ended_s in first.values)
+    assert first.digest == again.digest

@@ -101,7 +101,7 @@ def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[
             return found
         if timeout == 0:
             # `multiprocessing.connection.wait` asks again and again until the clock shows that time has passed.
-            process.simulation.sleep(1)
+            process.simulation.ask()
             return found
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout) * 1_000_000
         return _wait(process, lambda: original(self, 0), limit_ns)
