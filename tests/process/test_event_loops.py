@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -127,6 +128,24 @@ def test_a_pipe_is_waited_for_too() -> None:
         return len(ready), moment
 
     assert simdist.run(body, world_size=1).values == [(1, 1 + LATE_S)]
+
+
+def test_a_handler_of_a_signal_may_wait_while_its_rank_waits() -> None:
+    def body() -> tuple[list[list[int]], bool, float]:
+        (read, write), (silent, other) = os.pipe(), os.pipe()
+        within: list[list[int]] = []
+        signal.signal(signal.SIGALRM, lambda *_: within.append(select.select([silent], [], [], 0.1)[0]))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        threading.Timer(0.3, os.write, [write, b"x"]).start()
+        ready, _, _ = select.select([read], [], [], 5)
+        moment = time.monotonic()
+        for fd in (read, write, silent, other):
+            os.close(fd)
+        return within, len(ready) == 1, moment
+
+    result = simdist.run(body, world_size=2)
+
+    assert result.values == [([[]], True, 0.3 + LATE_S)] * 2
 
 
 def test_a_loop_that_waits_for_ever_hangs_and_says_so() -> None:

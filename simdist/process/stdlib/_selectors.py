@@ -62,6 +62,7 @@ def _wait(process: SimProcess, look: Callable[[], _T], timeout_ns: int | None) -
     task = simulation.check()
     deadline_ns = None if timeout_ns is None else due_at(process, timeout_ns)
     wait = _Polling(timed=timeout_ns is not None)
+    outermost = task not in process.polling  # a handler of a signal may wait within a wait
     process.polling[task] = None
     try:
         while True:
@@ -73,7 +74,8 @@ def _wait(process: SimProcess, look: Callable[[], _T], timeout_ns: int | None) -
             if found or not in_time:
                 return found
     finally:
-        del process.polling[task]
+        if outermost:
+            del process.polling[task]
 
 
 def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Callable[..., _Events]:
