@@ -518,6 +518,7 @@ def _replaced() -> str:
         "All of them are put back when the world ends. On a thread that is not a rank's, a replacement calls the original. The "
         f"list is that of Python {sys.version_info.major}.{sys.version_info.minor} and torch {str(torch.__version__).partition('+')[0]}; "
         "a name that a version lacks is left out there, and so are names of libraries besides torch that a program imports. "
+        "Not in the list either are functions that change files: while a world ends, they do nothing for ranks that were killed. "
         "`simdist patches NAME` shows how each is replaced. See [Isolation](../explanation/isolation.md).\n\n",
     ]
     for title, where in _WORLDS.items():

@@ -17,6 +17,7 @@ from torch._C import _distributed_c10d as _c
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
+from torch.multiprocessing.spawn import spawn
 
 import simdist
 from simdist.cluster import build
@@ -343,7 +344,7 @@ def _leave_a_group_open(rank: int) -> None:
 def test_a_job_that_a_rank_spawns_reports_a_group_left_open_once() -> None:
     def body() -> None:
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-        torch.multiprocessing.spawn(_leave_a_group_open, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+        spawn(_leave_a_group_open, nprocs=2)  # type: ignore[no-untyped-call]  # torch gives it no types
 
     result = run(body, 1, cluster=build(1, devices_per_host=2))
 

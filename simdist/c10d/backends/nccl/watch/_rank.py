@@ -89,8 +89,8 @@ class RankNccl:
     def _leave(self) -> None:
         """The interpreter ends: the first rank of each host says that groups are left, and they are aborted.
 
-        The first, for torch, is that whose rank in the group its number of devices divides.
-        That takes real processes so long that what ranks have launched is over by then, unless it hangs.
+        Torch takes a rank for the first of its host if the number of the host's devices divides it. To abort the groups
+        takes real processes so long that what ranks have launched is over by then, unless it hangs.
         """
         process = self.process
         left = [group for group in self.groups if not group.closed]
@@ -98,7 +98,7 @@ class RankNccl:
             group.let_end(process.simulation.now_ns + _EXIT_NS)
         for group in left:
             group.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
-            if group.rank() % torch.cuda.device_count() == 0 and self.once("left"):
+            if group.rank() % max(1, torch.cuda.device_count()) == 0 and self.once("left"):
                 log(
                     process,
                     "W",
