@@ -23,8 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Line", "foreign_lines", "frames_by_thread", "is_internal", "is_internal_file", "is_our_file", "is_ours"]
-__all__ += ["is_user_file", "raising_line", "same_everywhere", "torch_folder", "user_frame", "user_frames", "user_line"]
+__all__ = ["Line", "find_installed", "foreign_lines", "frames_by_thread", "is_internal", "is_internal_file"]
+__all__ += ["is_our_file", "is_ours", "is_user_file", "raising_line", "same_everywhere", "torch_folder"]
+__all__ += ["user_frame", "user_frames", "user_line"]
 
 Line = tuple[str, int, str]
 """A file, a line in it, and the function that it belongs to."""
@@ -76,6 +77,11 @@ def is_internal(frame: FrameType) -> bool:
 def is_internal_file(filename: str) -> bool:
     """True for a file of torch, of simdist, and of the import system."""
     return filename.startswith((_OURS, _FROZEN, *_torchs()))
+
+
+def find_installed() -> None:
+    """Find out what is installed here. Called on the host: a rank may have another path, folder, and environment."""
+    _installed()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from simdist.determinism._recording import Seen
-from simdist.frames import user_frame
+from simdist.frames import find_installed, user_frame
 from simdist.process import current_process
 
 __all__ = ["looked_at", "shaken"]
@@ -76,6 +76,7 @@ class _Entries:
 def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
     """Note which files the user's code finds, and which it does not, for each rank."""
     importlib.import_module("simdist.files")  # its replacements are of Python's own `open`, not of the one set here
+    find_installed()
     with ExitStack() as stack:
         for name in ("stat", "lstat", "mkdir", "remove", "unlink", "rename", "replace"):
             stack.enter_context(_replaced(os, name, functools.partial(_noting, seen, "file", _happened)))

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from simdist.frames import find_installed
 from simdist.inside.python import original
 from simdist.kernel import TaskState
 from simdist.process import _exits, _signals, _stdio, _when_imported
@@ -97,6 +98,7 @@ class PythonReplacements:
 
     def begin(self, runtime: Runtime) -> None:
         """Let the tasks of a world see their own process, and everybody else the host's."""
+        find_installed()
         runtime.extras[FileTimes] = FileTimes()
         patches, simulation = runtime.patches, runtime.simulation
         _lock_methods.begin(patches, Locks(simulation))
