@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -185,3 +186,19 @@ def test_a_queue_on_a_thread_of_the_rank_is_served() -> None:
         return waiting.get()
 
     assert simdist.run(body, world_size=1).values == [7]
+
+
+def test_a_manager_that_was_killed_leaves_no_temporary_folder() -> None:
+    def body() -> None:
+        manager = multiprocessing.Manager()
+        print(manager.address)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+        print(os.path.exists(os.path.dirname(str(manager.address))))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    address, existed = simdist.run(body, world_size=1).ranks[0].stdout.split()
+
+    assert existed == "True"  # as on Linux, where it stays
+    assert not os.path.exists(os.path.dirname(address))

@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import itertools
 import os
+import shutil
 import sys
 import weakref
 from collections.abc import Callable
@@ -148,6 +149,7 @@ def _forked(state: _State) -> _State:
 
 
 _USERS: Extra[dict[SimProcess, None]] = Extra("users of multiprocessing")
+_FOLDERS: Extra[set[str]] = Extra("folders of multiprocessing")
 _SEMAPHORES: Extra[dict[object, object]] = Extra("semaphores")
 _SLOT: Slot[_State] = Slot("multiprocessing", _save, _load, _fresh, _forked)
 
@@ -167,6 +169,7 @@ def _separate() -> SimProcess | None:
         runtime.patches.wrap(connection, "SocketListener", accepting)
         runtime.patches.wrap(connection, "SocketClient", connecting)
         runtime.patches.replace(synchronize.SemLock, "_rand", _NAMES)
+        runtime.patches.wrap(_util, "get_temp_dir", _removing)
         runtime.patches.wrap(importlib.import_module(_HEAP).Arena, "__init__", _closing)
         runtime.patches.wrap(importlib.import_module(_POOL).Pool, "__init__", _ending)
     known = runtime.extras[_USERS]
@@ -184,6 +187,23 @@ def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
         return original(*args, **kwargs)
 
     return call
+
+
+def _removing(original: Callable[[], str]) -> Callable[[], str]:
+    """Of a process's temporary folder: one that was killed leaves nothing in the host's."""
+
+    @functools.wraps(original)
+    def find() -> str:
+        folder = original()
+        runtime = current_runtime()
+        if runtime is not None and current_process() is not None:
+            folders = runtime.extras.setdefault(_FOLDERS, set())
+            if folder not in folders:
+                folders.add(folder)
+                runtime.patches.on_undo(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        return folder
+
+    return find
 
 
 def _closing(original: Callable[..., None]) -> Callable[..., None]:
