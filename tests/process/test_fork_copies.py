@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import multiprocessing as mp
+import os
 import threading
 import time
 import warnings
@@ -145,6 +147,37 @@ def count_up(_: int) -> int:
     return COUNT
 
 
+class Closing:
+    """Reports its end."""
+
+    def __init__(self, name: str, ended: Any) -> None:
+        self.name = name
+        self.calls: list[int] = []
+        self.ended = ended
+
+    def __del__(self) -> None:
+        self.ended.put([self.name, self.calls])
+
+
+def finalizers() -> list[Any]:
+    context = mp.get_context("fork")
+    ended = context.SimpleQueue()
+    kept, dropped = Closing("kept", ended), [Closing("dropped", ended)]
+
+    def child(handed: Closing) -> None:
+        for place, each in enumerate((handed, kept, *dropped)):
+            each.calls.append(place)
+        dropped.clear()
+
+    process = context.Process(target=child, args=(Closing("handed", ended),))
+    process.start()  # and drops what it has handed over
+    process.join()
+    found = []
+    while not ended.empty():
+        found.append(ended.get())
+    return [sorted(found), kept.calls, dropped[0].calls]
+
+
 NOTED_TWICE = [13, [11, 13], [1, "of the parent", 11, 13], 3, True, [2.0] * 3, 3, [1, 2], 3]
 BODIES: dict[Callable[[], Any], Any] = {
     child_and_parent: [
@@ -161,6 +194,7 @@ BODIES: dict[Callable[[], Any], Any] = {
         0,
     ],
     pooled: [True, 0],
+    finalizers: [[["dropped", [2]], ["handed", []]], [], []],
 }
 
 
@@ -280,30 +314,48 @@ def test_what_a_parent_sets_on_a_library_after_its_child_did_stays() -> None:
 
 
 def test_what_can_not_be_copied_is_shared() -> None:
-    class Closing:
-        def __init__(self) -> None:
-            self.calls: list[str] = []
-
-        def __del__(self) -> None:
-            closed.append(len(self.calls))
-
-    closed: list[int] = []
-    held = Closing()
     text = (letter for letter in "ab")
-    context = mp.get_context("fork")
-
-    def child() -> None:
-        held.calls.append(next(text))
 
     def main() -> None:
-        process = context.Process(target=child)
+        process = mp.get_context("fork").Process(target=lambda: next(text))
         process.start()
         process.join()
         assert process.exitcode == 0
 
     simdist.run(main, world_size=1).raise_for_failure()
 
-    assert (held.calls, next(text), closed) == (["a"], "b", [])
+    assert next(text) == "b"
+
+
+def test_a_child_that_is_killed_or_left_finalizes_nothing() -> None:
+    class Noting:
+        process = 0
+
+        def __del__(self) -> None:
+            next(ended)
+
+    ended = (number for number in itertools.count())  # which processes share
+    held = [Noting()]
+    context = mp.get_context("fork")
+
+    def child() -> None:
+        held[0].process = os.getpid()
+        time.sleep(1000)
+
+    def main() -> None:
+        killed, left = (context.Process(target=child, daemon=daemon) for daemon in (False, True))
+        killed.start()
+        left.start()
+        time.sleep(1)
+        killed.kill()
+        killed.join()
+        os._exit(3)
+
+    assert simdist.run(main, world_size=1).ranks[0].exit_code == 3
+
+    assert next(ended) == 0
+    held.clear()
+    assert next(ended) == 2
 
 
 class Deprecated:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection, managers
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,10 +196,10 @@ def test_a_manager_that_was_killed_leaves_no_temporary_folder() -> None:
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
             child.join()
-        print(os.path.exists(os.path.dirname(str(manager.address))))
+        print(Path(str(manager.address)).parent.exists())
         os.kill(os.getpid(), signal.SIGKILL)
 
     address, existed = simdist.run(body, world_size=1).ranks[0].stdout.split()
 
     assert existed == "True"  # as on Linux, where it stays
-    assert not os.path.exists(os.path.dirname(address))
+    assert not Path(address).parent.exists()

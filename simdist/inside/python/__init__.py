@@ -39,6 +39,7 @@ from simdist.inside.python._threads import raise_in_thread
 from simdist.inside.python._types import (
     Setter,
     can_exchange_setters,
+    finalized_already,
     generic_setter,
     namespace_of,
     note_change,
@@ -64,6 +65,7 @@ __all__ = [
     "can_exchange_setters",
     "code_with",
     "copied_bytes",
+    "finalized_already",
     "function_types",
     "generic_setter",
     "holds_bytes",

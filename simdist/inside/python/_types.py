@@ -1,4 +1,4 @@
-"""Types that Python code can't change: their dictionaries, and the C function that sets an attribute.
+"""What Python code can't change of types and objects: their dictionaries, what sets an attribute, what is finalized.
 
 The C function stands in `PyTypeObject.tp_setattro`, the 20th word of a type.
 """
@@ -13,10 +13,12 @@ from types import ModuleType
 
 from simdist.inside._facts import fact
 
-__all__ = ["Setter", "can_exchange_setters", "generic_setter", "namespace_of", "note_change", "noter_of_changes"]
-__all__ += ["put_setter", "setter_of"]
+__all__ = ["Setter", "can_exchange_setters", "finalized_already", "generic_setter", "namespace_of", "note_change"]
+__all__ += ["noter_of_changes", "put_setter", "setter_of"]
 
 _type_modified = ctypes.PYFUNCTYPE(None)(("PyType_Modified", ctypes.pythonapi))  # converted by hand, ahead of time
+_finalize = ctypes.PYFUNCTYPE(None)(("PyObject_CallFinalizer", ctypes.pythonapi))
+_NONE = object()
 _SLOT = 19 * ctypes.sizeof(ctypes.c_void_p)
 _set_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
@@ -31,6 +33,27 @@ def namespace_of(owner: type) -> dict[str, object]:
 def note_change(owner: type) -> None:
     """Have the interpreter forget what it remembers of a type, as C code that changes one has to."""
     _type_modified(ctypes.py_object(owner))
+
+
+def finalized_already(thing: object) -> None:
+    """Have the interpreter take an object that it collects for one whose `__del__` it has called."""
+    kind = type(thing)
+    space = namespace_of(kind)
+    own = space.get("__del__", _NONE)
+    space["__del__"] = _do_nothing
+    note_change(kind)
+    try:
+        _finalize(ctypes.py_object(thing))
+    finally:
+        if own is _NONE:
+            del space["__del__"]
+        else:
+            space["__del__"] = own
+        note_change(kind)
+
+
+def _do_nothing(thing: object) -> None:
+    """A finalizer."""
 
 
 def noter_of_changes(owner: type) -> Callable[[], None]:

@@ -7,24 +7,28 @@ no fork would call.
 
 Functions, classes and modules stay the parent's, and so do what they hold; of the user's the contents are exchanged
 instead (`_fork_copies`). Not copied, so that parent and child have one: what nobody can copy (open files, locks,
-generators) or should, because it lets go of something when it dies; what is shared memory under a real fork as well.
-Shared by purpose are the locks, events and values of `multiprocessing`; its queues and connections are copies with
-ends of their own.
+generators), objects of Python's and torch's own classes that let go of something when they die, and what is shared
+memory under a real fork as well. Shared by purpose are the locks, events and values of `multiprocessing`; its queues
+and connections are copies with ends of their own.
+
+A forked child ends without a look at its objects. So a copy that is alive then loses its finalizer (`lay_to_rest`).
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 import threading
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from multiprocessing import connection, context, queues, synchronize
 from typing import Any, Never, TypeVar
 
-from simdist.inside.python import FOREIGN_VALUES
+from simdist.inside.python import FOREIGN_VALUES, finalized_already
 
-__all__ = ["COPIERS", "Copies"]
+__all__ = ["COPIERS", "Copies", "lay_to_rest"]
 
 # Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
 COPIERS: dict[type, Callable[[Never], object]] = {}
@@ -43,14 +47,18 @@ _AS_THEY_ARE = (
 _HOLDERS = (type, types.FunctionType, types.ModuleType)
 # Where classes are at home whose objects run the program, or are what it runs in.
 _NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asyncio", "hypothesis"))
+# Whose finalizers let go of what belongs to the system, or to processes and threads.
+_SYSTEMS = frozenset(("torch", *sys.stdlib_module_names)) - {"__main__"}
 _BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
 _taken: list[object] = []  # what the pickle being read refers to by its place
+_made: list[object] = []  # the copies that it has made of objects with a finalizer
 _T = TypeVar("_T")
 _Holder = type | types.FunctionType | types.ModuleType
 _End = connection.Connection
 _Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and what stands in slots
 _EMPTY = object()
 _HEAP_TYPE = 1 << 9  # made by a class statement
+_COLLECTED = 1 << 14  # it is known of its objects whether they are finalized
 
 
 class _Copying(pickle.Pickler):
@@ -78,12 +86,22 @@ class _Copying(pickle.Pickler):
             return self._share(self._end_for_child(thing))
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
-        if kind is object or str(kind.__module__).partition(".")[0] in _NOT_THE_PROGRAMS or hasattr(kind, "__del__"):
+        home, has_finalizer = str(kind.__module__).partition(".")[0], hasattr(kind, "__del__")
+        if kind is object or home in _NOT_THE_PROGRAMS or (has_finalizer and home in _SYSTEMS):
+            return self._share(thing)
+        if has_finalizer and not (kind.__weakrefoffset__ and kind.__flags__ & _COLLECTED and _is_plain(kind)):
             return self._share(thing)
         self._found(kind)
         try:
-            if _is_plain(kind):
-                return _bare, (kind,), _state_of(thing), None, None, _set_state
+            if has_finalizer or _is_plain(kind):
+                return (
+                    _bare_with_finalizer if has_finalizer else _bare,
+                    (kind,),
+                    _state_of(thing),
+                    None,
+                    None,
+                    _set_state,
+                )
             reduced = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         except Exception:
             return self._share(thing)
@@ -99,6 +117,8 @@ class Copies:
 
     `end_for_child` gives the child's own `Connection` for its parent's; `found` is called for each function, class and
     module that a copy refers to. What can't be copied as a whole is given back as it is.
+
+    `finalizable` are the copies that have a finalizer.
     """
 
     def __init__(self, popen: Any, end_for_child: Callable[[_End], _End], found: Callable[[_Holder], None]) -> None:
@@ -106,6 +126,7 @@ class Copies:
         self._popen = popen
         self._pickler = _Copying(self._file, end_for_child, found)
         self._unpickler = pickle.Unpickler(self._file)
+        self.finalizable: list[weakref.ref[object]] = []
 
     def of(self, thing: _T) -> _T:
         """A copy of `thing`."""
@@ -116,15 +137,24 @@ class Copies:
             self._file.seek(begin)
             _taken[:] = self._pickler.shared
             copied: _T = self._unpickler.load()
+            self.finalizable += map(weakref.ref, _made)
             return copied
         except Exception:
+            lay_to_rest(_made)
             self._pickler.clear_memo()
             # What has been read up to here is known by numbers that the next one gives anew.
             self._unpickler = pickle.Unpickler(self._file)
             return thing
         finally:
             _taken.clear()
+            _made.clear()
             context.set_spawning_popen(None)
+
+
+def lay_to_rest(things: Iterable[object]) -> None:
+    """Take their finalizer from objects of plain classes."""
+    for thing in things:
+        finalized_already(thing)
 
 
 def _nth(place: int) -> object:
@@ -139,7 +169,9 @@ def _is_plain(kind: type) -> bool:
     if not all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]):
         return False
     try:
-        object.__new__(kind)  # types of C may look like classes of Python: locks do
+        probe: object = object.__new__(kind)  # types of C may look like classes of Python: locks do
+        if hasattr(kind, "__del__"):
+            lay_to_rest((probe,))
     except TypeError:
         return False
     return True
@@ -168,6 +200,12 @@ def _attribute(thing: object, name: str) -> object:
 
 def _bare(kind: type) -> object:
     return object.__new__(kind)
+
+
+def _bare_with_finalizer(kind: type) -> object:
+    thing = _bare(kind)
+    _made.append(thing)
+    return thing
 
 
 def _set_state(thing: object, state: _Slots) -> None:

@@ -19,6 +19,7 @@ written into a library's tables (`_library_tables`); what is written into other 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +28,7 @@ from simdist.frames import is_ours, is_user_file
 from simdist.inside.python import namespace_of, note_change
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
-from simdist.process.modules._copiers import Copies
+from simdist.process.modules._copiers import Copies, lay_to_rest
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -50,6 +51,8 @@ class _Copy:
         self.spaces: list[tuple[_Dict, type | None, _Dict]] = []  # of modules and functions; of classes, with the class
         self.cells: list[tuple[CellType, object]] = []
         self.functions: list[tuple[FunctionType, _Defaults]] = []  # their default arguments
+        self.handed: object = None
+        self.finalizable: list[weakref.ref[object]] = []
         self._others: _Contents = ([], [], [])  # what is exchanged for it, while this one has it
 
     def enter(self) -> None:
@@ -67,6 +70,11 @@ class _Copy:
         self.spaces = [(space, owner, mine) for (space, owner, _), mine in zip(self.spaces, spaces, strict=True)]
         self.cells = [(cell, mine) for (cell, _), mine in zip(self.cells, cells, strict=True)]
         self.functions = [(each, mine) for (each, _), mine in zip(self.functions, functions, strict=True)]
+
+    def lay_to_rest(self) -> None:
+        """The child has ended: what it still has is not finalized."""
+        lay_to_rest(thing for each in self.finalizable if (thing := each()) is not None)
+        self.finalizable.clear()
 
     def _read(self) -> _Contents:
         return (
@@ -98,8 +106,10 @@ class _Fork:
         self._known: dict[int, object] = {}  # places that are copied
 
     def of(self, thing: _T) -> _T:
-        """What the child is handed."""
-        return self._copies.of(thing)
+        """What the child is handed, and keeps to its end."""
+        mine = self._copies.of(thing)
+        self.copy.handed = mine
+        return mine
 
     def found(self, holder: _Holder) -> None:
         """The child reaches a module, a class or a function."""
@@ -110,6 +120,7 @@ class _Fork:
 
     def end(self) -> None:
         """Let go of all that was copied: a pipe that the parent drops is closed now, not when garbage is collected."""
+        self.copy.finalizable = self._copies.finalizable
         del self._copies
 
     def take(self, earlier: _Copy | None) -> None:
@@ -209,7 +220,7 @@ class ForkCopies:
         self._present = coming
 
     def _forget(self, child: SimProcess) -> None:
-        del self._of[child]
+        self._of.pop(child).lay_to_rest()
 
 
 def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
