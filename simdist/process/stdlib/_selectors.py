@@ -84,7 +84,10 @@ def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Ca
         if process is None or process.polls_really:
             return original(self, timeout, maxevents)
         found = original(self, 0, maxevents)
-        if found or timeout == 0:
+        if found:
+            return found
+        if timeout == 0:
+            process.simulation.ask(often=True)
             return found
         # In whole milliseconds, as the system counts.
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout * 1e3) * 1_000_000
@@ -118,13 +121,18 @@ def _select(
         rlist: _Descriptors, wlist: _Descriptors, xlist: _Descriptors, timeout: float | None = None, /
     ) -> _Selected:
         process = current_process()
-        if process is None or process.polls_really or (timeout is not None and timeout <= 0):
+        if process is None or process.polls_really or (timeout is not None and timeout < 0):
             return original(rlist, wlist, xlist, timeout)
 
         def look() -> _Selected | None:
             found = original(rlist, wlist, xlist, 0)
             return found if any(found) else None
 
+        if timeout == 0:
+            found = original(rlist, wlist, xlist, 0)
+            if not any(found):
+                process.simulation.ask(often=True)
+            return found
         limit_ns = None if timeout is None else math.ceil(timeout * 1e9)
         return look() or _wait(process, look, limit_ns) or ([], [], [])
 

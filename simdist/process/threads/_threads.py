@@ -26,6 +26,7 @@ from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess, process_of
 from simdist.process._runtime import Runtime, current_process, current_runtime
 from simdist.process.threads._locks import give_back, nanoseconds
+from simdist.process.threads._questions import count_questions
 from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
 
 __all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_down", "threads_of", "waits_of_threads"]
@@ -167,6 +168,7 @@ def begin(
         daemon = thread.daemon
     threads = threads_of(process)
     runtime.separate(HOOK_SLOT)
+    count_questions(runtime)
     name = thread.name if is_thread else getattr(started, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
     task.daemon = daemon

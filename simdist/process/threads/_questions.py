@@ -1,0 +1,70 @@
+"""Loops that only ask whether another thread has done something, as `while not event.is_set(): pass`.
+
+Time stands still while a task runs, and the other thread never gets the baton. So after thousands of answers "not yet"
+without a pause time passes (`Simulation.ask`). Nothing is replaced before a rank has a second thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from simdist.process._runtime import Extra, Make, Replacement, Runtime, current_process
+
+__all__ = ["count_questions"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_COUNTED: Extra[bool] = Extra("questions to threads")
+
+
+def _not_yet() -> None:
+    process = current_process()
+    if process is not None:
+        process.simulation.ask(often=True)
+
+
+def _asking(not_yet: bool) -> Make:
+    """Of a method that returns `not_yet` as long as there is something to wait for."""
+
+    def make(original: Callable[_P, bool]) -> Callable[_P, bool]:
+        @functools.wraps(original)
+        def ask(*args: _P.args, **kwargs: _P.kwargs) -> bool:
+            answer = original(*args, **kwargs)
+            if answer is not_yet:
+                _not_yet()
+            return answer
+
+        return ask
+
+    return make
+
+
+def _taking(original: Callable[[queue.Queue[_T]], _T]) -> Callable[[queue.Queue[_T]], _T]:
+    @functools.wraps(original)
+    def get_nowait(self: queue.Queue[_T]) -> _T:
+        try:
+            return original(self)
+        except queue.Empty:
+            _not_yet()
+            raise
+
+    return get_nowait
+
+
+_REPLACEMENTS = (
+    Replacement(threading.Event, "is_set", _asking(False)),
+    Replacement(threading.Thread, "is_alive", _asking(True)),
+    Replacement(queue.Queue, "empty", _asking(True)),
+    Replacement(queue.Queue, "get_nowait", _taking),
+)
+
+
+def count_questions(runtime: Runtime) -> None:
+    """A rank starts a thread: questions to other threads count from now on."""
+    if _COUNTED not in runtime.extras:
+        runtime.extras[_COUNTED] = True
+        runtime.patches.redirect(_REPLACEMENTS)
