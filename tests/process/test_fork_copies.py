@@ -156,7 +156,8 @@ class Closing:
         self.ended = ended
 
     def __del__(self) -> None:
-        self.ended.put([self.name, self.calls])
+        if self.ended is not None:
+            self.ended.put([self.name, self.calls])
 
 
 def finalizers() -> list[Any]:
@@ -175,6 +176,7 @@ def finalizers() -> list[Any]:
     found = []
     while not ended.empty():
         found.append(ended.get())
+    kept.ended = dropped[0].ended = None  # the queue may end before them
     return [sorted(found), kept.calls, dropped[0].calls]
 
 

@@ -109,7 +109,9 @@ class Sizes(unittest.TestCase):
 
 
 def test_a_threaded_suite_over_nccl_has_devices() -> None:
-    assert outcome(OnDevices("test_each_thread_has_a_device")).wasSuccessful()
+    result = outcome(OnDevices("test_each_thread_has_a_device"))
+
+    assert result.wasSuccessful(), result.errors or result.failures
 
 
 def test_split_sizes_may_be_tensors_as_in_torch_s_threaded_group() -> None:
