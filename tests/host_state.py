@@ -29,7 +29,7 @@ _NAMES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (os.environb, ("_data",)),
     (signal, ("signal", "raise_signal")),
     (atexit, ("register", "unregister")),
-    (sys, ("stdout", "stderr", "argv", "excepthook")),
+    (sys, ("stdout", "stderr", "stdin", "argv", "excepthook", "unraisablehook")),
     (dist, ("TCPStore", "FileStore", "HashStore", "PrefixStore", "ProcessGroupGloo")),
     (c10d, ("TCPStore", "PrefixStore", "ProcessGroupGloo", "_world", "_default_pg_init_method")),
     (

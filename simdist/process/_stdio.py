@@ -95,9 +95,11 @@ def _write_all(number: int, text: str) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Replace both streams."""
+    """Replace both streams; what a rank sets beside them does not outlive the world, as a pytest on ranks does."""
     patches.replace(sys, "stdout", RankStream("stdout", sys.stdout))
     patches.replace(sys, "stderr", RankStream("stderr", sys.stderr))
+    patches.replace(sys, "stdin", sys.stdin)
+    patches.replace(sys, "unraisablehook", sys.unraisablehook)
 
 
 def descriptor_of(process: SimProcess, name: str) -> int:

@@ -30,6 +30,8 @@ def disturbs() -> None:
     sys.argv.append("disturbed")
     sys.argv = [*sys.argv, "more"]
     sys.excepthook = lambda *_: None
+    sys.unraisablehook = lambda *_: None
+    sys.stdin = sys.__stdin__
     random.seed(rank)
     np.random.seed(rank)
     torch.manual_seed(rank)
