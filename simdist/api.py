@@ -111,10 +111,11 @@ def run(
             virtual time: a rank that waits for it goes on after that. One that is to run until a rank ends it needs a
             long one. `RunResult.programs` names them, for what they answer is no function of the seed.
         stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
-            that the simulation does not know. One that computes may for ten times as long. One that keeps even
-            the GIL (a regular expression that backtracks for ever) can't be stopped by anybody: after `stall_s`,
-            but at least 5 s, the stacks of all threads go to stderr, and three seconds later the process ends (on
-            Linux; the stack of the rank ends with its name).
+            that the simulation does not know. One that computes may for ten times as long, and so may one whose
+            program computes, as a compiler (on Linux). One that keeps even the GIL (a regular expression that
+            backtracks for ever) can't be stopped by anybody: after `stall_s`, but at least 5 s, the stacks of all
+            threads go to stderr, and three seconds later the process ends (on Linux; the stack of the rank ends with
+            its name).
         echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. What it
             raises ends the world, and comes out of this call.
         progress: called with (virtual ns, events so far) about ten times per real second; likewise.

@@ -136,7 +136,8 @@ class StallError(SimdistError):
         lines = [
             f"{self.task} has run for {self.seconds:g} s of real time without giving the baton back; {why}, here:",
             self.stack.removesuffix("\n"),
-            f"a rank that needs longer gets it with a larger stall_s, in real seconds; it was {self.stall_s:g}",
+            "a rank that needs longer gets it with a larger stall_s (of simdist launch --stall-s), in real seconds; it "
+            f"was {self.stall_s:g}",
         ]
         if self.left_behind:
             names = ", ".join(self.left_behind)

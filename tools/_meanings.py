@@ -20,6 +20,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "isolate": "`true`: each rank imports your modules for itself, which files always do. A list adds libraries.",
         "share": "Modules that all ranks share because they can be imported only once.",
         "program_time": "Virtual time that each program takes that a rank starts.",
+        "stall_s": "Real seconds after which a rank that waits for something real ends the run.",
         "strict": "Turns what the backend accepts in silence, hangs on or dies of into an error that names the calls.",
         "judges": "`true`: all judges look on. A list names some: what they find fails the scenario.",
         "values": '"shapes": large payloads of floating-point numbers are not moved; only the course of the program is simulated.',

@@ -1,17 +1,19 @@
 """The host's thread while the world runs: it waits, reports progress, and is the net under tasks that really block.
 
 A task that has the baton and gives it to nobody is either *blocked*, in something that the simulation does not know:
-its thread uses no processor time, and `stall_s` of that are enough. Or it *computes*: that is no fault, and it may for
-ten times as long. Code that holds the GIL is handled by `_lock_watch`.
+its thread uses no processor time, nor do programs that it has started, as compilers; `stall_s` of that are enough. Or
+it *computes*: that is no fault, and it may for ten times as long. Code that holds the GIL is handled by `_lock_watch`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simdist.errors import StallError
@@ -61,7 +63,7 @@ class Watchdog:
                     self._progress(simulation.now_ns, len(simulation.events))
                 self._lock_watch.postpone()
                 if simulation.turns != self._turns or not simulation.watched:
-                    used_s = 0.0 if simulation.current is None else processor_seconds(simulation.current)
+                    used_s = 0.0 if simulation.current is None else _all_processor_seconds(simulation.current)
                     self._restart(simulation, used_s)
                 else:
                     self._require_life(simulation)
@@ -80,9 +82,9 @@ class Watchdog:
     def _require_life(self, simulation: Simulation) -> None:
         task = simulation.current
         assert task is not None
-        (before, used_before), (now, used) = self._looked, (_real_seconds(), processor_seconds(task))
+        (before, used_before), (now, used) = self._looked, (_real_seconds(), _all_processor_seconds(task))
         self._looked = (now, used)
-        if used - used_before >= _SHARE * (now - before):
+        if abs(used - used_before) >= _SHARE * (now - before):
             self._idle_since = now
         blocked = now - self._idle_since > self._stall_s
         if blocked or now - self._since > _COMPUTING * self._stall_s:
@@ -101,6 +103,28 @@ def processor_seconds(task: Task) -> float:
         return _read_clock(8 * ~task.native_ident + 6)
     except OSError:
         return 0.0
+
+
+def _all_processor_seconds(task: Task) -> float:
+    """The processor time of the task's thread and of the programs that run for it: less when one of them has ended."""
+    return processor_seconds(task) + sum(_program_seconds(pid) for pid in _started_by(f"self/task/{task.native_ident}"))
+
+
+def _started_by(thread: str) -> list[str]:
+    try:
+        return Path(f"/proc/{thread}/children").read_text().split()  # Linux
+    except OSError:
+        return []
+
+
+def _program_seconds(pid: str) -> float:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        threads = [each.name for each in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return 0.0
+    own = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")  # with those of its programs that have ended
+    return own + sum(_program_seconds(each) for thread in threads for each in _started_by(f"{pid}/task/{thread}"))
 
 
 def _acquire(acquire: Any, tick: float) -> Any:

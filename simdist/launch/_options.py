@@ -21,6 +21,7 @@ from simdist.launch._accelerate import NOT_INSTALLED, accelerate_options, is_ins
 from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
+from simdist.settings import SETTINGS
 from simdist.values import brief, findings_of, parse_duration
 
 if TYPE_CHECKING:
@@ -97,6 +98,20 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         help='Virtual time that programs take which the script starts, such as "5ms" or "1h"; 0 by default.',
     )
     ours.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="A module that all workers share because it can be imported only once; may repeat.",
+    )
+    ours.add_argument(
+        "--stall-s",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="Real seconds after which a worker that waits for something real ends the run; 30 by default.",
+    )
+    ours.add_argument(
         "--judge",
         action="append",
         nargs="?",
@@ -164,6 +179,8 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         program_ns = parse_duration(options.program_time)
     except ValueError as error:
         problems.append(f"--program-time: {error}")
+    for option, name in (("--share", "share"), ("--stall-s", "stall_s")):
+        problems += [f"{option}: {each.text}" for each in findings_of(SETTINGS[name], getattr(options, name))]
     judges: bool | tuple[str | Judge, ...] = False
     if options.judge:
         from simdist.judges import judges_named  # which runs without judges do not need
@@ -232,6 +249,8 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         devices=devices or 0,
         device_model=model,
         program_ns=program_ns,
+        share=tuple(options.share),
+        stall_s=options.stall_s,
         judges=judges,
         seed=seed or 0,
         faults=faults,

@@ -48,6 +48,8 @@ class Launch:
     devices: int = 0  # virtual CUDA devices on each node
     device_model: DeviceModel | None = None  # how long they compute
     program_ns: int = 0  # what a program takes that a worker starts
+    share: tuple[str, ...] = ()
+    stall_s: float = 30.0
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     judges: bool | tuple[str | Judge, ...] = False

@@ -96,6 +96,7 @@ class Plan:
     isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False
     share: Sequence[str] = ()
     program_ns: int = 0  # `program_time` in the file: what a program outside the simulation takes
+    stall_s: float = 30.0
     strict: bool | None = None
     judges: bool | Sequence[str | Judge] = False
     values: str = "all"

@@ -144,6 +144,7 @@ def simulate(
             policy=plan.policy,
             start_time=plan.start_time,
             program_ns=plan.program_ns,
+            stall_s=plan.stall_s,
             isolate=plan.isolate,
             share=plan.share,
             strict=plan.strict,

@@ -121,6 +121,7 @@ HEADER = section(
         "isolate": (SETTINGS["isolate"], ()),
         "share": (SETTINGS["share"], ()),
         "program_time": (SETTINGS["program_ns"], 0),
+        "stall_s": (SETTINGS["stall_s"], 30.0),
         "strict": (SETTINGS["strict"], None),
         "judges": (SETTINGS["judges"], False),
         "values": (SETTINGS["values"], "all"),

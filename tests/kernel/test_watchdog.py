@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -48,7 +49,8 @@ def test_a_task_that_blocks_on_a_real_lock_fails_the_run_with_its_stack() -> Non
     )
     assert "in waits_for_a_real_lock\n    with lock:" in caught.value.stack
     assert str(caught.value).endswith(
-        "\na rank that needs longer gets it with a larger stall_s, in real seconds; it was 0.2"
+        "\na rank that needs longer gets it with a larger stall_s (of simdist launch --stall-s), in real seconds; "
+        "it was 0.2"
     )
     assert leaked == ["stuck"]
     assert script.log == []
@@ -291,3 +293,29 @@ def test_an_interrupt_ends_a_world_and_leaves_no_thread(bodies: list[Callable[[S
         simulation.run()
 
     assert simulation.close() == []
+
+
+@pytest.mark.real
+def test_a_task_whose_program_computes_is_not_blocked() -> None:
+    script = Script(Simulation(stall_s=0.5))
+    loop = "import time; end = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+
+    def waits_for_a_program() -> None:
+        subprocess.run(["sh", "-c", f"'{sys.executable}' -c '{loop}'; true"], check=True)
+        script.note("done")
+
+    script.task("compiles", waits_for_a_program)
+    script.simulation.run()
+    script.simulation.close()
+
+    assert [words[-1] for words in script.log] == ["done"]
+
+
+@pytest.mark.real
+def test_a_task_whose_program_sleeps_is_blocked() -> None:
+    script = Script(Simulation(stall_s=0.5))
+
+    script.task("waits", lambda: subprocess.run(["sleep", "3"], check=True))
+    with pytest.raises(StallError, match="it blocks on something outside"):
+        script.simulation.run()
+    script.simulation.close()

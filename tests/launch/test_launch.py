@@ -374,6 +374,31 @@ def test_programs_take_the_virtual_time_that_is_said(launched: Launched) -> None
     assert wrong.stderr.splitlines()[-1].strip().startswith("--program-time: 'long' is no duration; write '3ms'")
 
 
+def test_workers_share_a_module_that_is_named(launched: Launched, tmp_path: Path) -> None:
+    (tmp_path / "imported_once.py").write_text("SEEN = []")
+    script = "import imported_once, os\nimported_once.SEEN.append(os.environ['RANK'])\nprint(imported_once.SEEN)"
+
+    shared = launched(script, before=("--nproc-per-node=2", "--share", "imported_once"))
+    own = launched(script, before=("--nproc-per-node=2",))
+
+    assert shared.stdout.splitlines() == ["['0']", "['0', '1']"], shared.output
+    assert own.stdout.splitlines() == ["['0']", "['1']"], own.output
+
+
+@pytest.mark.real  # it waits in real time
+def test_what_workers_may_wait_for_in_real_time_is_said(launched: Launched) -> None:
+    script = "import subprocess\nprint(subprocess.run(['sleep', '1'], capture_output=True).returncode)"
+
+    short = launched(script, before=("--stall-s=0.2",))
+    longer = launched(script, before=("--stall-s=20",))
+    wrong = launched(script, before=("--stall-s=0", "--share=no.such name"))
+
+    assert "(of simdist launch --stall-s), in real seconds; it was 0.2" in short.output
+    assert (longer.exit_code, longer.stdout) == (0, "0\n"), longer.output
+    assert wrong.exit_code == 2
+    assert [line.strip().partition(" ")[0] for line in wrong.stderr.splitlines()[1:]] == ["--share:", "--stall-s:"]
+
+
 def test_what_workers_leave_in_state_that_they_share_is_named(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import calendar\ncalendar.setfirstweekday(6)\n")

@@ -61,7 +61,7 @@ def test_spawn_takes_the_defaults_of_a_run() -> None:
 def test_a_scenarios_plan_has_what_a_file_can_say_under_the_same_names() -> None:
     plan = {field.name for field in dataclasses.fields(Plan)}
 
-    assert set(FIELDS) - plan == {"argv", "record_results", "stall_s", "echo", "progress"}
+    assert set(FIELDS) - plan == {"argv", "record_results", "echo", "progress"}
 
 
 def test_more_hosts_than_there_are_are_refused() -> None:
