@@ -91,11 +91,9 @@ class Turns(Timetable):
         "_next_look_at_reads",
         "_on_switch",
         "_previous",
-        "_questions",
         "_ready",
         "_spin_ns",
         "_stop",
-        "_turns_at_question",
         "_turns_at_reads",
         "_turns_to_look_at",
         "_until_quiet",
@@ -139,7 +137,6 @@ class Turns(Timetable):
         self._next_look_at_reads = _READS  # whether they do nothing else
         self._turns_at_reads = -1  # at the last look
         self._spin_ns = _FIRST_SPIN_NS
-        self._questions = self._turns_at_question = 0  # in vain, without a pause
         self._asked_ns = self._asked_since_ns = -1  # the last question in vain, and the first of those without a pause
         self._closing = False
         self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
@@ -345,24 +342,17 @@ class Turns(Timetable):
         self._turns_at_reads = self.turns
         self._next_look_at_reads = self.clock_reads + _READS
 
-    def ask(self, *, often: bool = False) -> None:
+    def ask(self) -> None:
         """Let time pass for the running task, which has asked in vain whether something happened.
 
         One nanosecond at first. A task that only asks pauses for a share of the time that it has asked for so far, ten
-        milliseconds at most, so that it gets through a second in about a thousand questions. Where programs ask `often`
-        beside other work, thousands of questions without a pause are free.
+        milliseconds at most, so that it gets through a second in about a thousand questions.
         """
         if self.now_ns != self._asked_ns:
             self._asked_since_ns = self.now_ns
-            self._questions = 0
-        elif self.turns != self._turns_at_question:
-            self._questions = 0
-        self._questions += 1
-        if not often or self._questions > _READS:
-            share_ns = (self.now_ns - self._asked_since_ns) // _SHARE_OF_ASKING
-            self.sleep(min(max(1, share_ns), _LONGEST_SPIN_NS))
+        share_ns = (self.now_ns - self._asked_since_ns) // _SHARE_OF_ASKING
+        self.sleep(min(max(1, share_ns), _LONGEST_SPIN_NS))
         self._asked_ns = self.now_ns
-        self._turns_at_question = self.turns
 
     def _running(self) -> Task:
         task = self.current

@@ -87,7 +87,7 @@ def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Ca
         if found:
             return found
         if timeout == 0:
-            process.simulation.ask(often=True)
+            process.simulation.read_clock()
             return found
         # In whole milliseconds, as the system counts.
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout * 1e3) * 1_000_000
@@ -131,7 +131,7 @@ def _select(
         if timeout == 0:
             found = original(rlist, wlist, xlist, 0)
             if not any(found):
-                process.simulation.ask(often=True)
+                process.simulation.read_clock()
             return found
         limit_ns = None if timeout is None else math.ceil(timeout * 1e9)
         return look() or _wait(process, look, limit_ns) or ([], [], [])

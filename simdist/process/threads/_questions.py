@@ -1,7 +1,11 @@
 """Loops that only ask whether another thread has done something, as `while not event.is_set(): pass`.
 
-Time stands still while a task runs, and the other thread never gets the baton. So after thousands of answers "not yet"
-without a pause time passes (`Simulation.ask`). Nothing is replaced before a rank has a second thread.
+Time stands still while a task runs, and the other thread never gets the baton. So "not yet" counts as a look at the
+clock, and after thousands of them without a pause time passes (`Simulation.read_clock`). Nothing is replaced before a
+rank has a second thread.
+
+Time passes slowly then, not as for loops that ask after a child (`Simulation.ask`): a thread may well compute all the
+time, and only look whether it is to stop.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ _COUNTED: Extra[bool] = Extra("questions to threads")
 def _not_yet() -> None:
     process = current_process()
     if process is not None:
-        process.simulation.ask(often=True)
+        process.simulation.read_clock()
 
 
 def _asking(not_yet: bool) -> Make:
