@@ -92,7 +92,7 @@ def test_a_loop_that_only_asks_gets_through_virtual_time(loop: Callable[[], None
     assert results[0].digest == results[1].digest
 
 
-def test_a_thread_that_computes_and_looks_whether_it_is_to_stop_takes_little_time() -> None:
+def test_a_thread_that_computes_until_it_is_to_stop_takes_little_time() -> None:
     def body() -> float:
         stop = threading.Event()
         after(stop.set)
