@@ -189,6 +189,18 @@ def test_a_queue_on_a_thread_of_the_rank_is_served() -> None:
     assert simdist.run(body, world_size=1).values == [7]
 
 
+def test_a_temporary_folder_of_the_programs_own_stays(tmp_path: Path) -> None:
+    def body() -> str:
+        multiprocessing.Lock()  # from here on the rank has a process object of its own
+        process: Any = multiprocessing.current_process()
+        process._config["tempdir"] = str(tmp_path)  # as programs do for which the usual path is too long
+        with multiprocessing.Manager() as manager:
+            return str(Path(str(manager.address)).parent)
+
+    assert simdist.run(body, world_size=1).values == [str(tmp_path)]
+    assert tmp_path.exists()
+
+
 def test_a_manager_that_was_killed_leaves_no_temporary_folder() -> None:
     def body() -> None:
         manager = multiprocessing.Manager()

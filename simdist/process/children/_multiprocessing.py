@@ -149,7 +149,6 @@ def _forked(state: _State) -> _State:
 
 
 _USERS: Extra[dict[SimProcess, None]] = Extra("users of multiprocessing")
-_FOLDERS: Extra[set[str]] = Extra("folders of multiprocessing")
 _SEMAPHORES: Extra[dict[object, object]] = Extra("semaphores")
 _SLOT: Slot[_State] = Slot("multiprocessing", _save, _load, _fresh, _forked)
 
@@ -190,17 +189,15 @@ def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _removing(original: Callable[[], str]) -> Callable[[], str]:
-    """Of a process's temporary folder: one that was killed leaves nothing in the host's."""
+    """Of a process's temporary folder: if it was made here, it goes with the world, even if the process was killed."""
 
     @functools.wraps(original)
     def find() -> str:
+        is_new = _processes.current_process()._config.get("tempdir") is None  # a program may have named one of its own
         folder = original()
         runtime = current_runtime()
-        if runtime is not None and current_process() is not None:
-            folders = runtime.extras.setdefault(_FOLDERS, set())
-            if folder not in folders:
-                folders.add(folder)
-                runtime.patches.on_undo(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        if is_new and runtime is not None and current_process() is not None:
+            runtime.patches.on_undo(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         return folder
 
     return find
