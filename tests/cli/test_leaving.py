@@ -1,0 +1,62 @@
+"""How the process of a command ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SITE = """
+import atexit, sys
+
+class Last:
+    def __del__(self):
+        sys.stderr.write("taken apart\\n")
+
+last = Last()
+atexit.register(sys.stdout.write, "left\\n")
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "sitecustomize.py").write_text(_SITE)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, (os.environ.get("PYTHONPATH"),)))),
+    }
+
+
+def _run(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, *words), env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+def test_what_waits_for_the_end_runs_and_nothing_is_taken_apart(environ: dict[str, str]) -> None:
+    ended = _run(environ, "-m", "simdist", "--version")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[1:] == ["left"]
+
+
+def test_the_exit_code_is_the_commands(environ: dict[str, str], tmp_path: Path) -> None:
+    ended = _run(environ, "-m", "simdist", "run", str(tmp_path / "nothing.toml"))
+    assert (ended.returncode, ended.stdout) == (2, "left\n")
+    assert "no such file" in ended.stderr
+    assert "taken apart" not in ended.stderr
+
+
+@pytest.mark.parametrize("words", [("-i",), ("-m", "cProfile")], ids=" ".join)
+def test_what_runs_the_command_goes_on_afterwards(environ: dict[str, str], words: tuple[str, ...]) -> None:
+    ended = _run(environ, *words, "-m", "simdist", "--version")
+    assert "taken apart" in ended.stderr
+    assert ">>>" in ended.stderr if words == ("-i",) else "function calls" in ended.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = (sys.executable, "-m", "simdist", "--version")
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "simdist: [Errno 28] No space left on device\n")
