@@ -284,7 +284,7 @@ LAYERS: dict[str, set[str]] = {
         "sweeps",
         "world",
     },
-    "__main__": {"cli"},
+    "__main__": {"cli", "inside"},
 }
 LIBRARIES = {"click", "matplotlib", "networkx", "numpy", "pydantic", "pytest", "rich", "simpy", "sklearn", "torch"}
 

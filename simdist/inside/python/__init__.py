@@ -3,6 +3,7 @@
 Nothing here loads torch.
 """
 
+from simdist.inside.python._endings import end_process
 from simdist.inside.python._foreign import (
     FOREIGN_FUNCTION,
     FOREIGN_VALUES,
@@ -65,6 +66,7 @@ __all__ = [
     "can_exchange_setters",
     "code_with",
     "copied_bytes",
+    "end_process",
     "finalized_already",
     "function_types",
     "generic_setter",
