@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 __all__ = ["entry"]
@@ -20,7 +21,7 @@ def entry() -> None:
     try:
         from simdist.cli import main  # in here: an interrupt may come while it is imported
 
-        main(prog_name="simdist")
+        _run(main)
     except SystemExit as leaving:
         if leaving.code != _INTERRUPTED:
             from simdist.inside.python import end_process
@@ -30,14 +31,23 @@ def entry() -> None:
             raise
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_INTERRUPTED)
+
+
+def _run(main: Callable[..., object]) -> None:
+    try:
+        main(prog_name="simdist")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         sys.stderr.write(f"simdist: {error}\n")
-        os._exit(1)  # what could not be written would be tried again
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_INTERRUPTED)
+        try:
+            sys.stdout.flush()
+        except OSError:  # what could not be written would be tried again, and reported again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _is_all_that_runs(frame: FrameType | None) -> bool:

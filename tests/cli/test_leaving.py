@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _SITE = """
-import atexit, sys
+import atexit, ctypes, sys, threading
 
 class Last:
     def __del__(self):
@@ -16,14 +16,22 @@ class Last:
 
 last = Last()
 atexit.register(sys.stdout.write, "left\\n")
+
+def wait():
+    threading.main_thread().join()
+    sys.stdout.write("thread\\n")
+
+threading.Thread(target=wait).start()
+atexit.register(ctypes.CDLL(None).printf, b"C\\n")
 """
+_LAST = ["thread", "left", "C"]
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "sitecustomize.py").write_text(_SITE)
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, (os.environ.get("PYTHONPATH"),)))),
     }
 
@@ -37,12 +45,12 @@ def _run(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[st
 def test_what_waits_for_the_end_runs_and_nothing_is_taken_apart(environ: dict[str, str]) -> None:
     ended = _run(environ, "-m", "simdist", "--version")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines()[1:] == ["left"]
+    assert ended.stdout.splitlines()[1:] == _LAST
 
 
 def test_the_exit_code_is_the_commands(environ: dict[str, str], tmp_path: Path) -> None:
     ended = _run(environ, "-m", "simdist", "run", str(tmp_path / "nothing.toml"))
-    assert (ended.returncode, ended.stdout) == (2, "left\n")
+    assert (ended.returncode, ended.stdout.splitlines()) == (2, _LAST)
     assert "no such file" in ended.stderr
     assert "taken apart" not in ended.stderr
 
@@ -54,7 +62,7 @@ def test_what_runs_the_command_goes_on_afterwards(environ: dict[str, str], words
     assert ">>>" in ended.stderr if words == ("-i",) else "function calls" in ended.stdout
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has this device, a disk that is full")
 def test_a_full_disk_behind_the_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         words = (sys.executable, "-m", "simdist", "--version")
