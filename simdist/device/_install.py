@@ -13,7 +13,7 @@ from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, exchanging, finding, runtime_library
 from simdist.device._claims import abandon_claims
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import Hardware, enter, there_are_devices
+from simdist.device._state import Hardware, enter, present_or_none, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels import _kernels, _triton
@@ -142,6 +142,12 @@ class DeviceState:
             _put_back_properties,
             _cuda_build.tenancy.end,
         )
+
+    def settle(self) -> None:
+        """Park until the devices of the calling process are done with what they have now."""
+        devices = present_or_none()
+        if devices is not None:
+            devices.streams.settle()
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""

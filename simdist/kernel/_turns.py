@@ -12,10 +12,11 @@ released once for each time that it gets the baton.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simdist.errors import DeadlockError, SimdistError
@@ -142,7 +143,7 @@ class Turns(Timetable):
         self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
         self._broken: BaseException | None = None  # what failed inside the kernel itself
         self._previous: object = None  # context of the task that ran last
-        self._until_quiet: dict[Task, None] = {}  # those that wait for what is outside, in the order in which they came
+        self._until_quiet: dict[object, Callable[[], object]] = {}  # what is done then, for whom; in order
         self.tasks: list[Task] = []
         self.current: Task | None = None
         self.current_ident = 0  # thread of the current task; dispatchers compare with it
@@ -217,7 +218,7 @@ class Turns(Timetable):
             TaskKilled: as `park`.
         """
         task = self._running()
-        self._until_quiet[task] = None
+        self._until_quiet[task] = functools.partial(self.wake, task)
         try:
             self.park(wait)
         finally:
@@ -304,6 +305,25 @@ class Turns(Timetable):
                 task.woken_while_paused = False
                 self.wake(task)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have no other task run while the running one is in here, not even when it parks: only if it needs them."""
+        task = self._running()
+        others = [each for each in self.tasks if each is not task and not each.paused]
+        for each in others:
+            self.pause(each)
+
+        def resume() -> None:
+            while others:
+                self.resume(others.pop(0))
+
+        self._until_quiet[resume] = resume
+        try:
+            yield
+        finally:
+            self._until_quiet.pop(resume, None)
+            resume()
+
     def check(self) -> Task:
         """The running task.
 
@@ -380,9 +400,7 @@ class Turns(Timetable):
                 if self._alive == 0 or self._closing:
                     return None
                 if self._until_quiet and not self._live_timers:
-                    waits = next(iter(self._until_quiet))
-                    del self._until_quiet[waits]
-                    self.wake(waits)
+                    self._until_quiet.pop(next(iter(self._until_quiet)))()
                     continue
                 upcoming = self._environment.peek() if self._live_timers else math.inf
                 certain = self._earliest_deadline > upcoming or self._arm_deadline(upcoming)

@@ -169,6 +169,7 @@ class Runtime:
         self.isolation: OwnModules | None = None  # while each process imports modules for itself
         self.extras: Extras = dict[Any, Any]()  # what the layers above keep for the length of the world
         self.thread_begins: list[Callable[[SimProcess], None]] = []  # called by each thread that a rank starts
+        self.stops: list[Callable[[], None]] = []  # called by a thread of a rank before a debugger stops it
         self.left_behind: StateLeft  # in state that all share; there from `activate` on
         # Called with parent, child and whether it is forked, by a rank that starts a process.
         self.child_begins: list[Callable[[SimProcess, SimProcess, bool], None]] = []
@@ -231,6 +232,7 @@ class Runtime:
             self.processes.clear,
             self.extras.clear,
             self.thread_begins.clear,
+            self.stops.clear,
             self.child_begins.clear,
         )
 

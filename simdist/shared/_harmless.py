@@ -17,6 +17,7 @@ __all__ = ["is_harmless"]
 _MODULES = {
     r"(simdist|networkx|simpy)\.": "our own, and what we use",
     r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b": "the test runner's",
+    r"(debugpy|_?pydev\w*)\b": "the debugger's",
 }
 # Names that mean the same wherever they stand.
 _ANYWHERE = {
@@ -69,6 +70,7 @@ _ATTRIBUTES = {
     "sys.modules": _IMPORTS,
     "sys.path_importer_cache": _IMPORTS,
     "tempfile._name_sequence": "names of temporary files, drawn anew in a process of another number",
+    "threading._active": "threads of the host, such as a debugger's; those of ranks leave it when they end",
     "threading._threading_atexits": "what `concurrent.futures` registers when it is imported",
     "tqdm.std.TqdmDefaultWriteLock.mp_lock": _LOCKS,
     "tqdm.std.TqdmDefaultWriteLock.th_lock": _LOCKS,

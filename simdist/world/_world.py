@@ -228,6 +228,7 @@ class World:
         if self._devices is not None:
             undo.add(self._devices.uninstall)
             self._devices.install()
+            self._runtime.stops.append(self._devices.settle)
         else:
             undo.add(without_devices())
         undo.add(self._end_threads)

@@ -24,10 +24,10 @@ _T = TypeVar("_T")
 _Invoke = Callable[[threading.Thread], None]
 
 
-def start_name() -> str:
-    """By which `_thread` has the function of Python that starts a thread: pydevd puts its own in its place."""
-    kept = "_original_start_new_thread"
-    return kept if hasattr(_thread, kept) else "start_new_thread"
+def start_name(name: str = "start_new_thread") -> str:
+    """By which `_thread` has a function of Python that starts threads: pydevd puts its own in its place."""
+    kept = f"_original_{name}"
+    return kept if hasattr(_thread, kept) else name
 
 
 def _start_new_thread(original: Callable[..., int]) -> Callable[..., int]:
@@ -98,8 +98,12 @@ def _current_thread(original: Callable[[], threading.Thread]) -> Callable[[], th
     @functools.wraps(original)
     def current_thread() -> threading.Thread:
         process = current_process()
-        if process is not None and process.simulation.current is process.tasks[0]:
-            return threads_of(process).main
+        if process is not None:
+            task, threads = process.simulation.current, threads_of(process)
+            if task is process.tasks[0]:
+                return threads.main
+            if task in threads.objects:  # before `threading` lists it, too: a debugger asks so early
+                return threads.objects[task]
         return original()
 
     return current_thread
@@ -186,12 +190,17 @@ def _interrupt_main(original: Callable[[int], None]) -> Callable[..., None]:
     return interrupt_main
 
 
-def _replacements() -> Iterable[Replacement]:
-    for name in (start_name(), "start_new"):
+@functools.cache
+def _replacements(*starting: str) -> tuple[Replacement, ...]:
+    return tuple(_each_replacement(*starting))
+
+
+def _each_replacement(starting: str, starting_joinable: str) -> Iterable[Replacement]:
+    for name in (starting, "start_new"):
         yield Replacement(_thread, name, _start_new_thread)
     yield Replacement(_thread, "interrupt_main", _interrupt_main)
     if JOINABLE:
-        yield Replacement(_thread, "start_joinable_thread", _start_joinable_thread)
+        yield Replacement(_thread, starting_joinable, _start_joinable_thread)
     else:
         yield Replacement(threading.Thread, "_set_tstate_lock", _set_tstate_lock)
     yield Replacement(threading, "current_thread", _current_thread)
@@ -202,9 +211,6 @@ def _replacements() -> Iterable[Replacement]:
     yield Replacement(threading, "_make_invoke_excepthook", _make_invoke_excepthook)
     yield Replacement(threading, "_register_atexit", _register_atexit)
     yield Replacement(threading, "_shutdown", _shutdown)
-
-
-_REPLACEMENTS = tuple(_replacements())
 
 
 def _pool_number() -> int:
@@ -239,6 +245,6 @@ when_imported("asyncio.base_events", _name_tasks, remembered=True)
 def install(patches: Patches) -> None:
     """Let ranks start threads."""
     patches.on_undo(forget)
-    patches.redirect(_REPLACEMENTS)
+    patches.redirect(_replacements(start_name(), start_name("start_joinable_thread")))
     patches.replace(pools.ThreadPoolExecutor, "_counter", _POOL_NUMBER)
     patches.replace(threading, "excepthook", threading.excepthook)

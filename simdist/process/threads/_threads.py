@@ -28,12 +28,29 @@ from simdist.process._runtime import Runtime, current_process, current_runtime
 from simdist.process.threads._locks import give_back, nanoseconds
 from simdist.process.threads._questions import count_questions
 from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
+from simdist.process.threads._tracing import introduce, traced_by_debugger
 
 __all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_down", "threads_of", "waits_of_threads"]
 
 _module: Any = threading  # has what the stubs leave out
 JOINABLE = hasattr(_thread, "start_joinable_thread")
 _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
+
+
+class _MainThread(_module._MainThread):  # type: ignore[misc]
+    """That of a simulated process, which a debugger of the host shows by the name of its rank."""
+
+    @property
+    def name(self) -> str:
+        """As everywhere for the process itself."""
+        return self._name if current_runtime() is not None else self.of
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = str(name)
+
+
+_MainThread.__qualname__, _MainThread.__module__ = "_MainThread", "threading"
 
 
 class Threads:
@@ -57,7 +74,8 @@ class Threads:
         if self._main is None:
             task = self._process.tasks[0]
             # Not `_MainThread()`: that would be the interpreter's.
-            self._main = thread = object.__new__(_module._MainThread)
+            self._main = thread = object.__new__(_MainThread)
+            thread.of = task.name
             self.objects[task] = thread
             _module._active[task.ident] = thread
             threading.Thread.__init__(thread, name="MainThread", daemon=False)
@@ -187,6 +205,8 @@ def begin(
         runtime.simulation.kill(task)
         task.started = False
         raise
+    if is_thread and traced_by_debugger():  # which warns of threads without a number, and these wait for their turn
+        thread._ident = task.ident
     return task
 
 
@@ -208,6 +228,8 @@ def _run(
     process = process_of(task)
     for begins in runtime.thread_begins:
         begins(process)
+    if task in threads_of(process).objects:
+        introduce(lambda: threads_of(process).objects[task])
     try:
         function(*args, **kwargs)
     except (SystemExit, TaskKilled):

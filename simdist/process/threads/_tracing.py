@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["trace_main_thread"]
+__all__ = ["introduce", "trace_main_thread", "traced_by_debugger"]
+
+_KEEPERS = ("_pydevd_sys_monitoring", "_pydevd_sys_monitoring_cython")  # of what pydevd knows of a thread, from 3.12 on
 
 
 def trace_main_thread() -> None:
     """Have the calling thread, the main one of a simulated process, traced and profiled as `threading` has its threads.
 
-    Other threads of ranks begin in `threading`, which does so itself. pydevd, the debugger of VS Code and PyCharm, does
-    not trace ranks: it waits in real time for threads that it starts, which would be threads of a rank.
+    Other threads of ranks begin in `threading`, which does so itself.
     """
+    introduce(threading.current_thread)
     trace, profile = threading.gettrace(), threading.getprofile()
-    if trace is not None and "pydevd" not in sys.modules:
+    debugger = _debugger()
+    if debugger is not None:
+        debugger.enable_tracing()  # by `sys.settrace` or `sys.monitoring`
+    elif trace is not None:
         sys.settrace(trace)
     if profile is not None:
         sys.setprofile(profile)
+
+
+def introduce(object_of: Callable[[], threading.Thread]) -> None:
+    """Have the debugger know the calling thread by its object on the rank.
+
+    It passes over threads without one. From Python 3.12 on it asks at a thread's very first line, when that is no
+    rank's yet, and keeps the dummy that it gets.
+    """
+    if not traced_by_debugger():
+        return
+    thread: Any = object_of()
+    thread._ident = ident = _thread.get_ident()
+    if isinstance(threading._active.get(ident), threading._DummyThread):  # type: ignore[attr-defined]
+        del threading._active[ident]  # type: ignore[attr-defined]
+    for name in _KEEPERS:
+        kept = getattr(sys.modules.get(f"_pydevd_sys_monitoring.{name}"), "_thread_local_info", None)
+        if kept is not None:
+            vars(kept).clear()
+
+
+def traced_by_debugger() -> bool:
+    """True while pydevd traces the host."""
+    return _debugger() is not None
+
+
+def _debugger() -> Any:
+    """What pydevd, the debugger of VS Code and PyCharm, traces the host with; None without it."""
+    constants = sys.modules.get("_pydevd_bundle.pydevd_constants")
+    return None if constants is None else constants.get_global_debugger()
