@@ -379,14 +379,14 @@ def install(patches: Patches) -> None:
     """Replace the names that make stores and groups."""
     stores = {name: class_on_ranks(getattr(dist, name), make, SimStore) for name, make in _STORES.items()}
     stores["PrefixStore"] = class_on_ranks(PrefixStore, _prefix_store, SimPrefixStore)
-    for module in (dist, c10d, _rendezvous):
+    for module in (dist, c10d, _rendezvous, c10d_bindings):
         for name, replacement in stores.items():
             if hasattr(module, name):
                 patches.replace(module, name, replacement)
     gloo = _gloo_class(c10d.ProcessGroupGloo)
-    patches.replace(c10d, "ProcessGroupGloo", gloo)
-    if hasattr(dist, "ProcessGroupGloo"):
-        patches.replace(dist, "ProcessGroupGloo", gloo)
+    for module in (dist, c10d, c10d_bindings):
+        if hasattr(module, "ProcessGroupGloo"):
+            patches.replace(module, "ProcessGroupGloo", gloo)
     wrapper = class_on_ranks(c10d_bindings._ProcessGroupWrapper, CheckedProcessGroup, CheckedProcessGroup)
     for module in (c10d, c10d_bindings):
         patches.replace(module, "_ProcessGroupWrapper", wrapper)

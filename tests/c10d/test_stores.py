@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simdist
+from simdist.inside.torch import c10d_bindings
 from tests.c10d.stores import (
     HALF,
     HOST,
@@ -518,3 +520,15 @@ def test_a_wait_ends_when_its_last_key_comes_or_its_time_is_up(
         last = max(there.get(key, float("inf")) for key in keys)
         answered = max(float(begin), last) + 0.0001  # a round trip after the later of request and key
         assert end == ((True, answered) if last <= begin + limit else (False, begin + limit + LATE_S))
+
+
+def test_stores_and_groups_of_torchs_bindings_are_those_of_ranks() -> None:
+    def body() -> tuple[list[float], bool]:
+        store = c10d_bindings.PrefixStore("own", c10d_bindings.FileStore("meeting", 2))
+        dist.init_process_group("gloo", store=store, rank=me(), world_size=2)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        return tensor.tolist(), isinstance(backend, c10d_bindings.ProcessGroupGloo)
+
+    assert values(body, 2) == [([2.0, 2.0], True)] * 2
