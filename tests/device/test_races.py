@@ -493,3 +493,29 @@ def test_a_copy_to_another_device_races_with_other_streams() -> None:
     result = run(body, 1, cluster=build(1, devices_per_host=2), strict=True)
 
     assert isinstance(result.ranks[0].exception, StrictError)
+
+
+def halve_a_gradient_of(forward: Any, then: Any) -> list[float]:
+    """One whose leaf was first used on `forward`, after `backward`, on `then`."""
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    forward.wait_stream(_current())
+    with _on(forward):
+        loss = (weight * 2).sum()
+    _current().wait_stream(forward)
+    loss.backward()
+    assert weight.grad is not None
+    with _on(then):
+        weight.grad.mul_(0.5)
+    torch.cuda.synchronize()
+    return weight.grad.tolist()
+
+
+def test_the_streams_of_backwards_caller_wait_for_those_it_ran_on() -> None:
+    assert results(lambda: halve_a_gradient_of(_stream(), _current()), 1, strict=True) == [[1.0, 1.0]]
+
+
+def test_other_streams_do_not_wait_for_those_backward_ran_on() -> None:
+    error = run(lambda: halve_a_gradient_of(_stream(), _stream()), 1, strict=True).ranks[0].exception
+
+    assert type(error) is StrictError
+    assert "mul_" in str(error)
