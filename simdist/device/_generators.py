@@ -34,6 +34,14 @@ class Numbers:
         return _Generator().manual_seed(self.seed)
 
 
+@dataclass(slots=True)
+class _Count:
+    """How far a generator has counted, which several may share."""
+
+    seed: int
+    offset: int
+
+
 class DeviceGenerator(torch.Generator):
     """A generator that says it is on a device.
 
@@ -45,14 +53,13 @@ class DeviceGenerator(torch.Generator):
         (device(type='cpu'), 4)
     """
 
-    _seed: int
-    _offset: int
+    _count: _Count
     _engine: torch.Generator
 
     def __new__(cls, index: int | None) -> DeviceGenerator:
         """A generator of the device with that index; None is any, as where a program names "cuda" alone."""
         self = super().__new__(cls)
-        self._seed, self._offset = _DEFAULT_SEED, 0
+        self._count = _Count(_DEFAULT_SEED, 0)
         self._engine = _Generator()
         say_device(self, -1 if index is None else index)
         _by_address[address_of_generator(self)] = self
@@ -66,21 +73,21 @@ class DeviceGenerator(torch.Generator):
 
     def draw_later(self) -> Numbers:
         """The numbers of one operation."""
-        self._offset += _STEP
-        return Numbers((self._seed * _MIX + self._offset) % _WORD)
+        self._count.offset += _STEP
+        return Numbers((self._count.seed * _MIX + self._count.offset) % _WORD)
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
         """Set the seed, and the offset to 0."""
-        self._seed, self._offset = seed % _WORD, 0
+        self._count.seed, self._count.offset = seed % _WORD, 0
         return self
 
     def initial_seed(self) -> int:
         """The seed."""
-        return self._seed
+        return self._count.seed
 
     def get_offset(self) -> int:
         """How far it has counted."""
-        return self._offset
+        return self._count.offset
 
     def set_offset(self, offset: int) -> DeviceGenerator:
         """Count on from there.
@@ -90,12 +97,12 @@ class DeviceGenerator(torch.Generator):
         """
         if offset % _STEP:
             raise RuntimeError("offset must be a multiple of 4")
-        self._offset = offset
+        self._count.offset = offset
         return self
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset, as 16 bytes."""
-        words = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        words = self._count.seed.to_bytes(8, "little") + self._count.offset.to_bytes(8, "little")
         return torch.frombuffer(bytearray(words), dtype=torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
@@ -109,21 +116,32 @@ class DeviceGenerator(torch.Generator):
         words = bytes(new_state.tolist())
         if len(words) not in (8, 16):
             raise RuntimeError("RNG state is wrong size")
-        self._seed, self._offset = int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little")
+        count = self._count
+        count.seed, count.offset = int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little")
         return self
 
     def clone_state(self) -> DeviceGenerator:
         """Another one with the same state."""
         return DeviceGenerator(self.device.index).set_state(self.get_state())
 
-    graphsafe_get_state = clone_state
+    def graphsafe_get_state(self) -> DeviceGenerator:
+        """Another one that counts on together with this one, as CUDA's do."""
+        return DeviceGenerator(self.device.index).graphsafe_set_state(self)
 
     def graphsafe_set_state(self, state: torch.Generator) -> DeviceGenerator:
-        """Take over another one's state."""
-        return self.set_state(state.get_state())
+        """Count on together with another one.
+
+        Raises:
+            RuntimeError: it is no generator of a device.
+        """
+        other = device_generator(state)
+        if other is None:
+            raise RuntimeError("Expected a CUDA Generator")
+        self._count = other._count
+        return self
 
     def __reduce__(self) -> tuple[type[torch.Generator], tuple[torch.device], tuple[int, int | None, torch.Tensor]]:
-        return torch.Generator, (self.device,), (self._seed, self._offset, self.get_state())
+        return torch.Generator, (self.device,), (self._count.seed, self._count.offset, self.get_state())
 
     def __setstate__(self, state: tuple[int, int | None, torch.Tensor]) -> None:
         self.set_state(state[2])

@@ -123,3 +123,16 @@ def test_runs_draw_alike_and_each_rank_has_a_seed_of_its_own() -> None:
     assert first == second
     assert first[0][:4] != first[1][:4]
     assert first[0][4:] != first[1][4:]
+
+
+@on_devices
+def test_a_graph_safe_state_counts_on_with_its_generator() -> None:
+    generator = torch.Generator(cuda()).manual_seed(3)
+    shared, copied = generator.graphsafe_get_state(), generator.clone_state()
+    generator.graphsafe_set_state(shared)
+    torch.rand(2, device=cuda(), generator=generator)
+
+    assert shared.get_offset() == generator.get_offset() == 4
+    assert copied.get_offset() == 0
+    generator.graphsafe_set_state(copied)
+    assert (generator.get_offset(), shared.get_offset()) == (0, 4)
