@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import simdist
+from simdist.cluster import make
 from tests.c10d.stores import HOST, LOST, PIPE, alone, dist, me, shared, tcp
 from tests.c10d.worlds import attempt, now_ns, sleep_s, values
 
@@ -247,6 +249,33 @@ def test_an_address_is_taken_once() -> None:
 
     assert said.startswith("DistNetworkError: ")
     assert "EADDRINUSE" in said
+
+
+def test_stores_of_one_host_have_ports_of_their_own_under_any_name() -> None:
+    def body() -> tuple[int, str]:
+        names = ("0.0.0.0", "localhost", socket.gethostname())
+        stores = [dist.TCPStore(name, 0, None, True, wait_for_workers=False) for name in names]
+        again = attempt(lambda: dist.TCPStore("localhost", stores[0].port, None, True, wait_for_workers=False))
+        return len({store.port for store in stores}), again
+
+    ports, again = alone(body)
+
+    assert ports == 3
+    assert "EADDRINUSE" in again
+
+
+def test_a_host_finds_its_own_store_first_by_names_of_the_loopback() -> None:
+    def body() -> list[str]:
+        own = dist.TCPStore(socket.gethostname(), 4321, None, True, wait_for_workers=False)
+        own.set("on", socket.gethostname())
+        names = ("localhost", "0.0.0.0", "::1")
+        clients = [dist.TCPStore(name, 4321, None, False, timedelta(seconds=1)) for name in names]
+        sleep_s(1)
+        return [client.get("on").decode() for client in clients]
+
+    result = simdist.run(body, world_size=2, cluster=make(2, hosts=2))
+
+    assert result.values == [["host0"] * 3, ["host1"] * 3]
 
 
 def test_a_store_of_several_tenants_is_opened_by_all_of_them() -> None:

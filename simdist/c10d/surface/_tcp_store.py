@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from datetime import timedelta
@@ -19,6 +20,7 @@ __all__ = ["host_server", "is_served", "open_tcp_store"]
 
 Servers = dict[tuple[Hashable, ...], Any]  # servers, and tables of those who wait for one
 _FREE_PORTS = range(32768, 61000)  # as Linux gives them: none that torch has as a default, as 29400 of a rendezvous
+_HERE = ("", "localhost", "0.0.0.0", "::", "::1", "127.0.0.1")  # names by which a machine reaches itself
 _NOT_THERE = (
     "simdist: no rank serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
     "it, at {launchers}, and rank 0 does not (TORCHELASTIC_USE_AGENT_STORE). A program that sets MASTER_ADDR or "
@@ -46,21 +48,33 @@ def host_server(
     `distance_ns` gives the latency from a host.
     """
     name = f"{host}:{port}"
-    server = servers[_place(host, port)] = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
-    servers["tcp of host", on, port] = server
+    server = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
+    place = _place(host, port)
+    if not (place == _loopback(port) and _listening(servers, place)):  # another host's, which stays the one for all
+        servers[place] = server
+    servers[_place_of_host(on, port)] = server
     return server
 
 
 def _place(host: str, port: int) -> tuple[str, str, int]:
     """Where a server is looked for: all names of an address mean one."""
-    if host in ("localhost", "127.0.0.1"):
-        return "tcp", "127.0.0.1", port
-    return "tcp", address_of_host(host) or host, port
+    return _loopback(port) if host in _HERE else ("tcp", address_of_host(host) or host, port)
+
+
+def _loopback(port: int) -> tuple[str, str, int]:
+    return "tcp", "127.0.0.1", port
+
+
+def _place_of_host(name: str, port: int) -> tuple[str, str, int]:
+    """Where a host listens, by whatever name its server was opened."""
+    return "tcp of host", name, port
 
 
 def is_served(servers: Servers, host: str, port: int) -> bool:
     """True if a simulated server answers at an address."""
-    return _server_at(servers, _place(host, port)) is not None
+    process = current_process()
+    assert process is not None
+    return _server_at(servers, _place(host, port), process.host.name) is not None
 
 
 def open_tcp_store(
@@ -91,36 +105,39 @@ def open_tcp_store(
     touch = simulation.policy.touch
     if touch is not None and port == 0:
         touch("ports", writes=True)
+    own = process.host.name
     if is_master and port == 0:
-        port = next(p for p in _FREE_PORTS if _place(host, p) not in servers)
+        port = next(p for p in _FREE_PORTS if servers.keys().isdisjoint((_place(host, p), _place_of_host(own, p))))
     key = _place(host, port)
     if touch is not None:
         touch(("port", port), writes=is_master)
     deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + LATE_NS
     waiting = servers.setdefault(("waiting", *key), {})
-    if is_master and _listening(servers, key) and servers[key].dropped:
-        servers[key].close()  # the address is free once the store that listened there is gone
+    taken = _place_of_host(own, port)  # a server listens at all addresses of its host, whatever name it was given
+    if key != _loopback(port) and not _listening(servers, taken):
+        taken = key
+    if is_master and _listening(servers, taken) and servers[taken].dropped:
+        servers[taken].close()  # the address is free once the store that listened there is gone
     opened: StoreServer | None = None
-    if is_master and not (multi_tenant and _listening(servers, key)):
-        if _listening(servers, key):
+    if is_master and not (multi_tenant and _listening(servers, taken)):
+        if _listening(servers, taken):
             raise dist.DistNetworkError(
                 f"The server socket has failed to listen on any local network address. port: {port}, useIpv6: false, "
                 "code: -98, name: EADDRINUSE, message: address already in use"
             )
-        own = process.host.name
         opened = server = host_server(servers, host, port, functools.partial(latency_ns, own), on=own, launchers=False)
         process.end_listeners[_closing(server)] = None
-        of_host = servers.get(("waiting", *_place(own, port)), {})
-        for task in {**waiting, **of_host}:
+        others = (servers.get(("waiting", *place), {}) for place in (_place(own, port), _loopback(port)))
+        for task in functools.reduce(operator.or_, others, waiting):
             simulation.wake(task)
     task = simulation.check()
-    while _server_at(servers, key) is None:
+    while _server_at(servers, key, own) is None:
         waiting[task] = None
         in_time = simulation.park(_Connecting(f"{host}:{port}"), deadline_ns)
         waiting.pop(task, None)
         if touch is not None:
             touch(("port", port), writes=False)
-        if not in_time and _server_at(servers, key) is None:
+        if not in_time and _server_at(servers, key, own) is None:
             error = dist.DistNetworkError(
                 f"The client socket has timed out after {round(timeout.total_seconds() * 1e3)}ms "
                 f"while trying to connect to ({host}, {port})."
@@ -129,7 +146,7 @@ def open_tcp_store(
             if launchers:
                 error.add_note(_NOT_THERE.format(address=f"{host}:{port}", launchers=launchers))
             raise error
-    found = _server_at(servers, key)
+    found = _server_at(servers, key, own)
     assert found is not None
     if found.stopped:
         found.wait_for_answer(process)
@@ -148,11 +165,13 @@ def _launchers_address(servers: Servers) -> str:
     return next((each.name for each in servers_of_launcher if not each.gone), "")
 
 
-def _server_at(servers: Servers, key: tuple[str, str, int]) -> StoreServer | None:
-    """The one that answers there; every server is also to be reached under the name of the host that it is on."""
-    if _listening(servers, key):
-        return servers[key]  # type: ignore[no-any-return]
+def _server_at(servers: Servers, key: tuple[str, str, int], own: str) -> StoreServer | None:
+    """The one that answers a host, `own`; every server is also to be reached under the name of the host it is on."""
     _, address, port = key
+    nearest = (_place_of_host(own, port), key) if key == _loopback(port) else (key,)
+    for place in nearest:
+        if _listening(servers, place):
+            return servers[place]  # type: ignore[no-any-return]
     on_hosts = ((place, each) for place, each in servers.items() if place[0] == "tcp of host" and not each.gone)
     return next((each for (_, name, its), each in on_hosts if its == port and address_of_host(name) == address), None)
 
