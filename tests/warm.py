@@ -231,6 +231,7 @@ def _exit_code(words: list[str]) -> int:
         elif words[0] == "-c":
             sys.path[:0] = ["", *paths]
             sys.argv[:] = ["-c", *words[2:]]
+            sys.modules["__main__"] = ModuleType("__main__")
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
         else:
             sys.path[:0] = [str(Path(words[0]).resolve().parent), *paths]

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from simdist.cli._console import say
 from simdist.cli._outputs import output_problems
 from simdist.cli._run import PICTURES, Outputs, picture_problems
-from simdist.launch import Launch, LaunchError, failure_summary, free_again, launch, parsed, repeat, restart_lines
+from simdist.launch import (
+    Launch,
+    LaunchError,
+    failure_summary,
+    free_again,
+    launch,
+    parsed,
+    repeat,
+    restart_lines,
+    workers_path,
+)
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
 from simdist.shared import shared_writes
@@ -52,7 +62,7 @@ def launch_words(words: Sequence[str]) -> int:
     problems += output_problems(files, folders={"--log-dir": plan.log_dir}, inputs=inputs)
     if problems:
         raise LaunchError(problems)
-    with folder_for(plan) as folder:
+    with workers_path(), folder_for(plan) as folder:
         kernels = outputs.kernel_times()
         with (
             shared_writes() as written,

@@ -19,7 +19,7 @@ Open `_options.py` for what is taken and what is refused, `_run.py` for what a r
 from simdist.launch._failures import failure_summary, restart_lines
 from simdist.launch._options import LaunchError, parsed
 from simdist.launch._plan import Launch
-from simdist.launch._run import free_again, launch, log_folder, repeat
+from simdist.launch._run import free_again, launch, log_folder, repeat, workers_path
 
 __all__ = [
     "Launch",
@@ -31,4 +31,5 @@ __all__ = [
     "parsed",
     "repeat",
     "restart_lines",
+    "workers_path",
 ]

@@ -24,7 +24,7 @@ from simdist.result import RunResult
 from simdist.scenario import importable
 from simdist.world import World, WorldSpec
 
-__all__ = ["free_again", "launch", "log_folder", "repeat"]
+__all__ = ["free_again", "launch", "log_folder", "repeat", "workers_path"]
 
 
 def launch(
@@ -83,9 +83,32 @@ def repeat(plan: Launch, folder: str) -> None:
     """Run it again, for comparison, in a folder of the same name; nothing is shown, and no file is left."""
     Path(folder).mkdir(mode=0o700)
     try:
-        launch(plan, folder)
+        with workers_path():
+            launch(plan, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def workers_path() -> Iterator[None]:
+    """While inside, `sys.path` lacks what Python put in front of it for this process's own program.
+
+    Workers are interpreters of their own, which begin theirs with the folder of the script.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None:  # python -m
+        own = str(Path.cwd())
+    else:
+        own = "" if file is None else str(Path(file).resolve().parent)
+    if sys.flags.safe_path or sys.path[:1] != [own]:
+        yield
+        return
+    del sys.path[0]
+    try:
+        yield
+    finally:
+        sys.path.insert(0, own)
 
 
 @contextmanager

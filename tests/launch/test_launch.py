@@ -138,6 +138,22 @@ def test_a_module_runs_as_with_python_m(launched: Launched) -> None:
     assert by_name.stdout == by_path.stdout
 
 
+def test_workers_find_modules_beside_the_script_not_in_the_working_folder(
+    tmp_path: Path, interpreters: Interpreters
+) -> None:
+    (tmp_path / "here.py").write_text("")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "beside.py").write_text("")
+    script = "import importlib.util as found; print([found.find_spec(name) is not None for name in ('beside', 'here')])"
+    (tmp_path / "scripts" / "script.py").write_text(script)
+
+    words = [sys.executable, "-m", "simdist", "launch", "--nproc-per-node", "1", "--check-determinism"]
+    done = interpreters.run([*words, "scripts/script.py"], cwd=tmp_path, checks=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "[True, False]\n"
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("words", [("--nproc-per-node=2",), ("--standalone", "--nproc-per-node=2", "--role=trainer")])
 def test_torchrun_sets_that(launched: Launched, words: tuple[str, ...]) -> None:
