@@ -220,6 +220,12 @@ def _memory_info(index: int) -> tuple[int, int]:
     return device.free, device.capacity
 
 
+def _set_sync_debug_mode(mode: int) -> None:
+    if mode not in (0, 1, 2):
+        raise RuntimeError("invalid value of debug_mode, expected one of 0,1,2")
+    present().streams.sync_debug_mode = mode
+
+
 def _nothing(*_: object) -> None: ...
 
 
@@ -336,8 +342,8 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_cuda_getCurrentSolverHandle": lambda: 0,
         "_cuda_clearCublasWorkspaces": _nothing,
         "_cuda_ipc_collect": _nothing,
-        "_cuda_set_sync_debug_mode": _nothing,
-        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": _set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: present().streams.sync_debug_mode,
         "_cuda_memoryStats": lambda index: _counted(index).statistics(),
         "_cuda_resetPeakMemoryStats": lambda index: _counted(index).reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": lambda index: _counted(index).reset_totals(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["CYCLES_PER_SECOND", "EventBase", "StreamBase", "Streams", "of_this_process", "torch_streams"]
 
 _CUDA = 1
+_RAISES = 2  # a mode: 1 warns
+_WAITS = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, 2.13
 _GREATEST_PRIORITY = -3  # of those that a device has, torch has pools for four
 CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
 
@@ -55,6 +58,7 @@ class Streams:
         self._made: dict[int, int] = {}  # how many beside the default one, by device
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
+        self.sync_debug_mode = 0  # of `torch.cuda.set_sync_debug_mode`
         self.error: BaseException | None = None  # what every wait for a stream raises from now on
         self.failure: Callable[[], BaseException] | None = None  # makes what every call raises, once devices are broken
         self.shortages = 0  # allocations that fail before one succeeds again
@@ -156,6 +160,17 @@ class Streams:
         if self._ready_ns or self._tails or self.races is not None:
             self.synchronize(index, self.current(index))
 
+    def report_wait(self) -> None:
+        """Warn that the host waits, or raise, as `torch.cuda.set_sync_debug_mode` wants it.
+
+        Raises:
+            RuntimeError: the mode is "error".
+        """
+        if self.sync_debug_mode == _RAISES:
+            raise RuntimeError(_WAITS)
+        if self.sync_debug_mode:
+            warnings.warn(_WAITS, UserWarning, stacklevel=3)
+
     def wait_for(self, mark: Mark, *, heeds_errors: bool = True) -> None:
         """Park until a moment has come.
 
@@ -254,6 +269,7 @@ class StreamBase(torch.Stream):
 
     def synchronize(self) -> None:
         """Park until it is done."""
+        of_this_process().report_wait()
         of_this_process().synchronize(self.device_index, self.stream_id)
 
     def __enter__(self) -> Self:

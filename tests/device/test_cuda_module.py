@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -169,3 +171,37 @@ def test_the_runtime_library_answers() -> None:
 
     torch.cuda.check_error(library.cudaProfilerStart())
     assert library.cudaMemGetInfo(0)[1] == 80 << 30
+
+
+def test_operations_for_which_the_host_waits_are_reported_where_asked() -> None:
+    def reported(call: Callable[[], object]) -> str:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return ""
+
+    def body() -> tuple[list[str], list[str], int, list[str]]:
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        stream = torch.cuda.current_stream()
+        waits: list[Callable[[], object]] = [there[0].item, there.nonzero, there.cpu, here.cuda, stream.synchronize]
+        waits.append(lambda: there[there > 0])
+        goes_on: list[Callable[[], object]] = [there.sum, lambda: there @ there, torch.cuda.synchronize]
+        goes_on.append(lambda: there.to("cpu", non_blocking=True))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            mode = torch.cuda.get_sync_debug_mode()
+            there.sum().item()
+            torch.cuda.set_sync_debug_mode(0)
+            there.sum().item()
+        return [*map(reported, waits)], [*map(reported, goes_on)], mode, [str(each.message) for each in seen]
+
+    waiting, going_on, mode, warned = values(body)[0]
+
+    assert waiting == ["called a synchronizing CUDA operation"] * 6
+    assert going_on == [""] * 4
+    assert (mode, warned) == (1, ["called a synchronizing CUDA operation"])

@@ -38,7 +38,7 @@ from simdist.device.kernels._special import (
     grow,
     memory_error,
     numbers_of,
-    synchronize_current,
+    wait_on_host,
 )
 from simdist.inside.torch import (
     CPU,
@@ -88,7 +88,7 @@ def install(compiled: Compiled | None = None) -> None:
         if _compiled is not None:
             _compiled.disable()
         if compiled is not None:
-            compiled.connect(_provide, account_of, synchronize_current, _no_memory, _no_type, refuse, Outstanding)
+            compiled.connect(_provide, account_of, wait_on_host, _no_memory, _no_type, refuse, Outstanding)
             ours = _OUR_OWN.keys() | _wider.TYPES
             theirs = [name for name in _names if "aten::" + name not in ours]
             compiled.enable([(name, _limits.refused_types(name), _limits.varies(name)) for name in theirs])
@@ -367,7 +367,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
         if foreign and not may_mix and seen is not None:
             raise wrong_devices(op, args, kwargs)
         if waits:
-            synchronize_current(index)
+            wait_on_host(index)
         try:
             result = call(*given, **kwargs)
         except RuntimeError as error:
@@ -431,7 +431,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
                     named[names[place]] = now
             results.append((was, now))
         if waits:
-            synchronize_current(index)
+            wait_on_host(index)
         try:
             result = call(*given, **named)
         except RuntimeError as error:

@@ -18,7 +18,7 @@ from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
 __all__ = ["COMPOSITES", "KERNELS", "NO_HOST_MEMORY", "account_on", "drawn_from", "grow", "memory_error", "numbers_of"]
-__all__ += ["synchronize_current"]
+__all__ += ["synchronize_current", "wait_on_host"]
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -77,6 +77,19 @@ def synchronize_current(index: int) -> None:
     """Park until a device's current stream is done: a value is wanted on the host."""
     devices = present_or_none()
     if devices is not None:
+        devices.streams.synchronize_current(index)
+
+
+def wait_on_host(index: int) -> None:
+    """As `synchronize_current`, where c10 waits for a device and `torch.cuda.set_sync_debug_mode` reports it.
+
+    Raises:
+        RuntimeError: the mode is "error".
+    """
+    devices = present_or_none()
+    if devices is not None:
+        if devices.streams.sync_debug_mode:
+            devices.streams.report_wait()
         devices.streams.synchronize_current(index)
 
 
@@ -156,7 +169,7 @@ def _to_copy(
     index = self.get_device()
     to_host = device is not None and device.type != "cuda"
     if not non_blocking and (to_host or index < 0):  # a copy from or to the host: it waits (native/cuda/Copy.cu, 2.13)
-        synchronize_current(index if index >= 0 else account_of(device.index).index)
+        wait_on_host(index if index >= 0 else account_of(device.index).index)
     same_device = device is None or (not to_host and device.index == index)
     try:
         there = lowered(self)
@@ -191,7 +204,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     target, source = self.get_device(), src.get_device()
     if target < 0:
         if not (non_blocking and self.is_pinned()):
-            synchronize_current(source)
+            wait_on_host(source)
             _aten.copy_(self, host(src))
             return self
         try:
@@ -200,7 +213,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             copy_later(self, src, later)
     elif source < 0:
         if not non_blocking:
-            synchronize_current(target)
+            wait_on_host(target)
         _aten.copy_(host(self), src)
     else:
         try:
@@ -225,7 +238,7 @@ def _resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_f
 
 
 def _local_scalar_dense(self: Tensor) -> object:
-    synchronize_current(self.get_device())
+    wait_on_host(self.get_device())
     return _aten._local_scalar_dense(host(self))
 
 
