@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -195,6 +196,9 @@ def case_pass_nccl_options_config(self: Case) -> None:
     copied, shallow = copy.deepcopy(fresh), copy.copy(fresh.config)
     copied.config.min_ctas, shallow.min_ctas = 2, 4
     assert (fresh.config.min_ctas, copied.config.min_ctas, shallow.min_ctas) == (-2147483648, 2, 4)
+    config.blocking, config.max_ctas = False, np.int64(4)
+    assert [(type(number), number) for number in (config.blocking, config.max_ctas)] == [(int, 0), (int, 4)]
+    raises(TypeError, lambda: setattr(config, "min_ctas", 1.0), "incompatible function arguments")
 
 
 def case_nccl_barrier(self: Case) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, SupportsIndex, SupportsInt
 
 import torch
 
@@ -36,8 +36,10 @@ class NcclConfig:
         self.comm_name: str | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"(): incompatible function arguments: {name} takes an int, not {type(value).__name__}")
+        if name in _NUMBERS:
+            if isinstance(value, float) or not isinstance(value, SupportsInt | SupportsIndex):
+                raise TypeError(f"(): incompatible function arguments: {name} takes an int, not {type(value).__name__}")
+            value = int(value)  # as pybind11 does with what is like one: False is 0
         if name not in (*_NUMBERS, "net_name", "comm_name"):
             raise AttributeError(f"'NCCLConfig' object has no attribute {name!r}")
         object.__setattr__(self, name, value)
