@@ -364,6 +364,7 @@ def test_a_groups_config_chooses_communicators_that_do_not_block() -> None:
     env = {"TORCH_NCCL_NONBLOCKING_TIMEOUT": "30"}
 
     assert run(body, args=[0], env=env).values[0] == ("DistBackendError: NCCL timeout in: ", 0)
+    assert run(body, args=[0], env={"TORCH_NCCL_NONBLOCKING_TIMEOUT": "30.0"}).values[0][0].startswith("DistBackend")
     assert run(body, args=[1], env=env).values == [("nothing", 1)] * 2
     assert (
         run(body, args=[-2147483648], env=env | {"TORCH_NCCL_USE_COMM_NONBLOCKING": "yes"}).values

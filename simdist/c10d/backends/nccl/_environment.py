@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simdist.c10d.backends.nccl._variables import Variables
+from simdist.c10d.backends.nccl._variables import Variables, stoi
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import Place
 
@@ -130,10 +130,7 @@ class JoiningEnvironment:
                 "memory by chance; leave it out"
             )
         seconds = said.text("", "TORCH_NCCL_NONBLOCKING_TIMEOUT") if nonblocking else ""
-        try:
-            limit_s = int(seconds) if seconds else 1800
-        except ValueError:
-            raise ValueError("stoi") from None
+        limit_s = stoi(seconds) if seconds else 1800
         return cls(limit_s * 1_000_000_000 if nonblocking else 0, -(-size // ranks_per_root) if many else 0)
 
     def makers(self, key: str, ranks: Sequence[int]) -> dict[int, str]:

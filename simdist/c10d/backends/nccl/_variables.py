@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from simdist.inside.torch import Place
 
-__all__ = ["Variables"]
+__all__ = ["Variables", "stoi"]
 
 _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
@@ -45,16 +45,16 @@ class Variables:
         return said[-1][1] if said else default
 
     def number(self, default: int, *names: str) -> int:
-        """What C++'s stoi makes of it: the digits at its beginning.
+        """What C++'s `stoi` makes of it.
 
         Raises:
             RuntimeError: there are none, or too many.
         """
         for name, value in self._said("number", names):
-            match = _INTEGER.match(value)
-            default = int(match[1]) if match else _INT_MAX + 1
-            if not -_INT_MAX - 1 <= default <= _INT_MAX:
-                raise _invalid(name)
+            try:
+                default = stoi(value)
+            except ValueError:
+                raise _invalid(name) from None
         return default
 
     def truth(self, default: bool, *names: str) -> bool:
@@ -81,3 +81,16 @@ class Variables:
 
 def _invalid(name: str) -> RuntimeError:
     return RuntimeError(f"Invalid value for environment variable: {name}")
+
+
+def stoi(text: str) -> int:
+    """What C++'s function of this name makes of a text: the digits at its beginning.
+
+    Raises:
+        ValueError: there are none, or too many.
+    """
+    match = _INTEGER.match(text)
+    number = int(match[1]) if match else _INT_MAX + 1
+    if not -_INT_MAX - 1 <= number <= _INT_MAX:
+        raise ValueError("stoi")
+    return number
