@@ -129,6 +129,7 @@ def filled_faults(faults: Sequence[Fault], tmp: str) -> tuple[Fault, ...]:
 
 
 def _import(name: str, folder: Path) -> ModuleType:
+    kept = sys.path, sys.modules
     try:
         return importlib.import_module(name)
     except KeyboardInterrupt:
@@ -140,6 +141,8 @@ def _import(name: str, folder: Path) -> ModuleType:
         raise ImportProblem(_failed(name, error)) from error
     except BaseException as error:  # a module may raise anything, SystemExit included
         raise ImportProblem(_failed(name, error)) from error
+    finally:
+        sys.path, sys.modules = kept  # which a module may delete
 
 
 def _failed(name: str, error: BaseException) -> str:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from simdist import faults
 from simdist.cluster import DEVICE_MODELS, DeviceModel, NcclModel
+from simdist.errors import ScenarioError
 from simdist.scenario import ExpectedException, load
 
 Write = Callable[..., str]
@@ -186,6 +189,19 @@ def test_loading_leaves_no_trace_in_the_interpreter(write: Write) -> None:
 
     assert sys.path == path
     assert "job" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["path", "modules"])
+def test_a_program_that_deletes_what_imports_need_is_reported(name: str, write: Write, tmp_path: Path) -> None:
+    source, kept = write("world_size = 2"), (sys.path, sys.modules)
+    (tmp_path / "job.py").write_text(f"import sys\ndel sys.{name}\nimport nowhere\n")
+
+    try:
+        with pytest.raises(ScenarioError, match="importing 'job' raised"):
+            load(source)
+        assert (sys.path, sys.modules) == kept
+    finally:
+        sys.path, sys.modules = kept
 
 
 def test_a_module_of_the_same_name_from_elsewhere_is_set_aside_for_a_while(write: Write, tmp_path: Path) -> None:
