@@ -28,6 +28,7 @@ from simdist.c10d.surface._compat import is_duration, said_by, whole_ms, without
 from simdist.c10d.surface._group import SimProcessGroup
 from simdist.c10d.surface._host_stores import client_of_host, is_hosts, refusal
 from simdist.c10d.surface._identity import (
+    REAL_GLOO,
     Device,
     GroupOptions,
     close_when_dropped,
@@ -226,7 +227,7 @@ class Makers:
         return part
 
     def gloo_group(self, store: SimStore, rank: int, size: int, *args: object, **kwargs: object) -> GroupBackend:
-        kwargs = without_news(c10d_bindings.ProcessGroupGloo, ("options", "timeout"), kwargs)
+        kwargs = without_news(REAL_GLOO, ("options", "timeout"), kwargs)
         timeout, options = _limit_and_options(store, rank, size, args, kwargs)
         _require_place(rank, size, timeout)
         backend = SIMULATED.get(self._backend, GLOO)
@@ -419,9 +420,9 @@ def _limit_and_options(
             return given[0]._timeout, given[0]
         if is_duration(given[0]) and "options" not in kwargs:
             return whole_ms(given[0]), None
-    if any(isinstance(each, c10d_bindings.ProcessGroupGloo._Options) for each in given):
+    if any(isinstance(each, REAL_GLOO._Options) for each in given):
         raise SimdistError("the group's options were made outside the simulation; make them inside the rank's function")
-    raise said_by(c10d_bindings.ProcessGroupGloo, store, rank, size, *args, **kwargs)
+    raise said_by(REAL_GLOO, store, rank, size, *args, **kwargs)
 
 
 def _require_place(rank: int, size: int, timeout: timedelta) -> None:

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from simdist.c10d.surface._store import SimStore
 
 __all__ = ["Device", "DeviceLike", "GroupBackend", "GroupOptions", "close_when_dropped", "create_default_device"]
-__all__ += ["create_device", "lazy_by_default"]
+__all__ += ["REAL_GLOO", "create_device", "lazy_by_default"]
 
 DeviceLike: TypeAlias = torch.device | str | int
 """What torch takes for a device."""
 
-_RealOptions: Any = c10d_bindings.ProcessGroupGloo._Options
+REAL_GLOO: Any = c10d_bindings.ProcessGroupGloo  # ranks see another class in its place
+_RealOptions: Any = REAL_GLOO._Options
 
 
 class GroupOptions:
@@ -101,7 +102,7 @@ def create_device(hostname: str = "", interface: str = "", lazy_init: bool | Non
         ValueError: neither is given.
     """
     if not (isinstance(hostname, str) and isinstance(interface, str) and isinstance(lazy_init, bool | None)):
-        raise said_by(c10d_bindings.ProcessGroupGloo.create_device, hostname, interface, lazy_init)
+        raise said_by(REAL_GLOO.create_device, hostname, interface, lazy_init)
     if not hostname and not interface:
         raise ValueError("Specify either `hostname` or `interface` argument.")
     return Device(lazy_init)
@@ -110,7 +111,7 @@ def create_device(hostname: str = "", interface: str = "", lazy_init: bool | Non
 def create_default_device(lazy_init: bool | None = None) -> Device:
     """As `ProcessGroupGloo.create_default_device`."""
     if not isinstance(lazy_init, bool | None):
-        raise said_by(c10d_bindings.ProcessGroupGloo.create_default_device, lazy_init)
+        raise said_by(REAL_GLOO.create_default_device, lazy_init)
     return Device(lazy_init)
 
 
