@@ -1,6 +1,6 @@
-"""Names that older programs use: `torch.cuda.FloatTensor` and its like, `set_default_tensor_type`, `torch.Stream`.
+"""Names that older programs use: `torch.cuda.FloatTensor` and its like, `set_default_tensor_type`; and `torch.Stream`.
 
-In torch these are static C types, which a CPU build refuses to make objects of. Ranks find classes in their place that
+`torch.Stream` and `torch.Event` are those of any accelerator. In torch these are static C types, which a CPU build refuses to make objects of. Ranks find classes in their place that
 make tensors of devices; for `isinstance`, and all else that is asked of them, they are torch's.
 """
 
@@ -60,6 +60,18 @@ def _stream_class(real: type) -> Any:
     return stream
 
 
+@functools.cache
+def _event_class(real: type) -> Any:
+    def make(device: Any = None, enable_timing: bool = False, **others: bool) -> object:
+        if device is not None and torch.device(device).type != "cuda":
+            return real(device, enable_timing=enable_timing, **others)
+        return torch.cuda.Event(enable_timing=enable_timing, **others)  # type: ignore[no-untyped-call]
+
+    event: Any = class_on_ranks(real, make)
+    event.__new__ = real.__new__
+    return event
+
+
 def _of_default_type(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def set_default_tensor_type(t: type | str) -> None:
@@ -79,4 +91,5 @@ def install(patches: Patches) -> None:
     for name in _NAMES:
         patches.replace(torch.cuda, name, _tensor_class(name, getattr(torch.cuda, name)))
     patches.replace(torch, "Stream", _stream_class(torch.Stream))
+    patches.replace(torch, "Event", _event_class(torch.Event))
     patches.wrap(torch, "set_default_tensor_type", _of_default_type)

@@ -251,6 +251,14 @@ def test_an_address_is_taken_once() -> None:
     assert "EADDRINUSE" in said
 
 
+def test_nobody_listens_where_a_store_was_that_is_gone() -> None:
+    def body() -> str:
+        port = dist.TCPStore(HOST, 0, None, True, wait_for_workers=False).port
+        return attempt(lambda: dist.TCPStore(HOST, port, timeout=timedelta(milliseconds=10)))
+
+    assert "The client socket has timed out after 10ms" in alone(body)
+
+
 def test_stores_of_one_host_have_ports_of_their_own_under_any_name() -> None:
     def body() -> tuple[int, str]:
         names = ("0.0.0.0", "localhost", socket.gethostname())

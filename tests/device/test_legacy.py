@@ -79,6 +79,22 @@ def test_streams_of_any_device_are_those_of_cuda() -> None:
 
 
 @on_devices
+def test_events_of_any_device_are_those_of_cuda() -> None:
+    began, ended = torch.Event(enable_timing=True), torch.Event("cuda", enable_timing=True)
+    began.record()
+    torch.cuda._sleep(1_000_000)
+    ended.record()
+
+    assert (began.query(), ended.query()) == (True, False)
+    ended.synchronize()
+    assert ended.query()
+    assert began.elapsed_time(ended) > 0
+    assert ended.device == torch.device("cuda", 0)
+    assert isinstance(ended, torch.Event)
+    assert type(torch.Event("cpu")) is not type(ended)
+
+
+@on_devices
 def test_what_a_compiler_is_reset_with_is_there() -> None:
     names: Any = torch._C  # `torch._dynamo.reset` imports a module that wants both
 

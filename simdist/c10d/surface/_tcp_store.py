@@ -116,8 +116,6 @@ def open_tcp_store(
     taken = _place_of_host(own, port)  # a server listens at all addresses of its host, whatever name it was given
     if key != _loopback(port) and not _listening(servers, taken):
         taken = key
-    if is_master and _listening(servers, taken) and servers[taken].dropped:
-        servers[taken].close()  # the address is free once the store that listened there is gone
     opened: StoreServer | None = None
     if is_master and not (multi_tenant and _listening(servers, taken)):
         if _listening(servers, taken):
@@ -177,7 +175,10 @@ def _server_at(servers: Servers, key: tuple[str, str, int], own: str) -> StoreSe
 
 
 def _listening(servers: Servers, key: tuple[str, str, int]) -> bool:
-    return key in servers and not servers[key].gone
+    server = servers.get(key)
+    if server is not None and not server.gone and server.dropped:
+        server.close()  # nobody listens once the store that did is gone
+    return server is not None and not server.gone
 
 
 def _wait_for_workers(
