@@ -259,6 +259,29 @@ def test_nobody_listens_where_a_store_was_that_is_gone() -> None:
     assert "The client socket has timed out after 10ms" in alone(body)
 
 
+def test_clients_are_cut_off_when_the_store_of_the_master_is_dropped() -> None:
+    def body() -> list[str]:
+        mine = [dist.TCPStore(HOST, 4321, 2, me() == 0, timeout=timedelta(seconds=5))]
+        mine[0].set(f"here {me()}", "")
+        mine[0].wait(["here 0", "here 1"])
+        if me() == 0:
+            mine.clear()
+            sleep_s(2)
+            return []
+        sleep_s(1)
+        store = mine[0]
+        return [attempt(lambda: store.get("here 0")).partition("\n")[0], attempt(lambda: store.set("more", ""))]
+
+    assert values(body, 2) == [
+        [],
+        [
+            "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. "
+            "Did the remote server shutdown or crash?",
+            "DistNetworkError: Broken pipe",
+        ],
+    ]
+
+
 def test_stores_of_one_host_have_ports_of_their_own_under_any_name() -> None:
     def body() -> tuple[int, str]:
         names = ("0.0.0.0", "localhost", socket.gethostname())

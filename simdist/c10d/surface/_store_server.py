@@ -151,12 +151,6 @@ class StoreServer:
         self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
         self._held: list[Callable[[], None]] = []  # what has arrived since, in order
         self.outlived = False  # a life that used it is over, and what it left stands here
-        self.opener: Callable[[], object] | None = None  # returns the store that a rank made it with, while that lives
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the store object that opened it is gone; torch's server ends with that object."""
-        return self.opener is not None and self.opener() is None
 
     def distance_ns(self, host: str) -> int:
         """One-way latency between a host and the server's."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import LATE_NS, StoreServer
 from simdist.kernel import Task
-from simdist.process import SimProcess, address_of_host, current_process
+from simdist.process import SimProcess, address_of_host, current_process, current_runtime
 
 __all__ = ["host_server", "is_served", "open_tcp_store"]
 
@@ -150,7 +150,7 @@ def open_tcp_store(
         found.wait_for_answer(process)
     store = SimStore(found, kind="tcp", host=host, port=port, uses_libuv=use_libuv)
     if opened is not None:
-        opened.opener = weakref.ref(store)
+        _close_when_dropped(store, opened, process)
     store.set_timeout(timeout)
     if world_size is not None and wait_for_workers:
         _wait_for_workers(store, process, world_size, is_master=is_master, timeout=timeout)
@@ -175,10 +175,7 @@ def _server_at(servers: Servers, key: tuple[str, str, int], own: str) -> StoreSe
 
 
 def _listening(servers: Servers, key: tuple[str, str, int]) -> bool:
-    server = servers.get(key)
-    if server is not None and not server.gone and server.dropped:
-        server.close()  # nobody listens once the store that did is gone
-    return server is not None and not server.gone
+    return key in servers and not servers[key].gone
 
 
 def _wait_for_workers(
@@ -204,6 +201,19 @@ def _wait_for_workers(
                 f"Timed out after {seconds} seconds waiting for clients. {server.joined}/{world_size} clients joined."
             )
     server.master = None
+
+
+def _close_when_dropped(store: SimStore, server: StoreServer, process: SimProcess) -> None:
+    """Let a server end with the store that opened it, as torch's does: its clients are cut off."""
+
+    def close() -> None:
+        if process.running and not server.gone:
+            server.close()
+
+    weakref.finalize(store, close).atexit = False
+    runtime = current_runtime()
+    assert runtime is not None
+    runtime.collect_in_rounds()  # a store in a cycle is dropped by the collector, and its clients see that
 
 
 def _closing(server: StoreServer) -> Callable[[SimProcess], None]:
