@@ -1,7 +1,8 @@
 """Names that older programs use: `torch.cuda.FloatTensor` and its like, `set_default_tensor_type`; and `torch.Stream`.
 
-`torch.Stream` and `torch.Event` are those of any accelerator. In torch these are static C types, which a CPU build refuses to make objects of. Ranks find classes in their place that
-make tensors of devices; for `isinstance`, and all else that is asked of them, they are torch's.
+`torch.Stream` and `torch.Event` are those of any accelerator. In torch all these are static C types, which a CPU build
+refuses to make objects of. Ranks find classes in their place that make those of devices; for `isinstance`, and all else
+that is asked of them, they are torch's.
 """
 
 from __future__ import annotations
