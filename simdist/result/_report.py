@@ -73,7 +73,7 @@ def report_of(
     reported = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
     collectives = uneven_collectives(result.events, strict=result.strict)
     room = LINES - 1 - len(faults) - len(findings) - len(reported) - len(collectives)
-    ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room)
+    ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room, result.replay)
     return Report(
         headline=_headline(result, ended),
         setting=_setting(result),

@@ -19,6 +19,7 @@ Ended = Callable[[RankResult], str]
 _LAST = 5  # operations and the like of one rank
 _OUTPUT = 12  # lines of all ranks together
 _STANZAS = 8
+_SHOWS_ALL = {"pytest ": "; -s shows all", "simdist run ": "; --show-output shows all"}  # by the start of the replay
 _OUTCOMES = {"complete": "done in", "error": "failed after", "cut off": "never done"}
 
 
@@ -71,13 +72,14 @@ def stanzas_of(
     return list(stanzas.values())
 
 
-def stanza_lines(stanzas: Sequence[Stanza], first: RankResult | None, room: int) -> list[str]:
+def stanza_lines(stanzas: Sequence[Stanza], first: RankResult | None, room: int, replay: str) -> list[str]:
     """The stanzas in about so many lines; those that find no room are named."""
+    hint = next((words for start, words in _SHOWS_ALL.items() if replay.startswith(start)), "")
     shown = stanzas[:_STANZAS]
     room -= len(shown) + (len(stanzas) > len(shown))
     printing = sum(1 for stanza in shown if stanza.rank.stdout or stanza.rank.stderr)
     per_output = max(1, min(_OUTPUT, room // 2) // max(1, printing))
-    outputs = [_output_lines(stanza.rank, per_output) for stanza in shown]
+    outputs = [_output_lines(stanza.rank, per_output, hint) for stanza in shown]
     room -= sum(len(output) for output in outputs)
     per_stanza = max(0, min(_LAST, room // max(1, len(shown))))
     lines = []
@@ -134,14 +136,14 @@ def _where(rank: RankResult, trace: TracebackType | None) -> str:
     return (rank.where or raising_line(trace)).partition(" in ")[0]
 
 
-def _output_lines(rank: RankResult, limit: int) -> list[str]:
+def _output_lines(rank: RankResult, limit: int, hint: str) -> list[str]:
     """The last lines that a rank printed; on stderr without the traceback, whose last line stands in the report."""
     lines = []
     for name, text in (("stdout", rank.stdout.splitlines()), ("stderr", _own_errors(rank))):
         lines += [f"{name} | {line}" for line in text]
     if len(lines) > limit:
         hidden = len(lines) - limit + 1
-        lines = [f"({hidden} more {'line' if hidden == 1 else 'lines'} of output; -s shows all)", *lines[hidden:]]
+        lines = [f"({hidden} more {'line' if hidden == 1 else 'lines'} of output{hint})", *lines[hidden:]]
     return lines
 
 

@@ -127,6 +127,26 @@ def test_a_run_that_did_well_has_no_report() -> None:
     assert simdist.run(lambda: None, world_size=2).summary()["report"] is None
 
 
+@pytest.mark.parametrize(
+    ("replay", "hint"),
+    [
+        ("pytest test_it.py --simdist-seed=0", "; -s shows all"),
+        ("simdist run it.toml --seed 0", "; --show-output shows all"),
+        ("simdist launch --simdist-seed 0 it.py", ""),
+        ("simdist.run(it, 1)", ""),
+    ],
+)
+def test_the_option_that_shows_all_is_one_of_the_command(replay: str, hint: str) -> None:
+    def speaks() -> None:
+        print("word\n" * 50)
+        raise ValueError
+
+    report = report_of(simdist.run(speaks, world_size=1, replay=replay))
+
+    hidden = [line for line in report.ranks if "more lines of output" in line]
+    assert [line.partition("of output")[2] for line in hidden] == [f"{hint})"]
+
+
 def test_the_faults_that_struck_are_reported_up_to_a_number() -> None:
     faults = [Hang(rank=rank, at_ns=rank, duration_ns=5_000_000) for rank in range(6)]
     result = simdist.run(_waits, world_size=6, faults=[*faults, Crash(rank=0, at_ns=100)])
