@@ -309,14 +309,54 @@ def test_a_host_finds_its_own_store_first_by_names_of_the_loopback() -> None:
     assert result.values == [["host0"] * 3, ["host1"] * 3]
 
 
+def _tenant() -> Any:
+    return dist.TCPStore(HOST, 4321, None, True, timedelta(seconds=3), False, True)
+
+
 def test_a_store_of_several_tenants_is_opened_by_all_of_them() -> None:
     def body() -> bytes:
-        store = dist.TCPStore(HOST, 4321, None, True, timedelta(seconds=3), False, True)
+        store = _tenant()
         store.set("k", "v")
-        other = dist.TCPStore(HOST, 4321, None, True, timedelta(seconds=3), False, True)
-        return bytes(other.get("k"))
+        return bytes(_tenant().get("k"))
 
     assert alone(body) == b"v"
+
+
+def test_a_store_of_several_tenants_lives_as_long_as_one_of_them() -> None:
+    def body() -> bytes:
+        first, second = _tenant(), _tenant()
+        first.set("k", "v")
+        del first
+        third = _tenant()
+        assert second.check(["k"])
+        return bytes(third.get("k"))
+
+    assert alone(body) == b"v"
+
+
+def test_a_store_that_was_not_made_for_tenants_takes_none() -> None:
+    def body() -> str:
+        store = dist.TCPStore(HOST, 4321, None, True)
+        said = attempt(_tenant)
+        del store
+        return said
+
+    assert "EADDRINUSE" in alone(body)
+
+
+def test_tenants_of_a_store_are_of_one_process() -> None:
+    def body() -> str:
+        dist.init_process_group("gloo")
+        store = _tenant() if me() == 0 else None
+        dist.barrier()
+        said = attempt(_tenant) if store is None else ""
+        dist.barrier()
+        return said
+
+    first, second = values(body, 2)
+
+    assert first == ""
+    assert "EADDRINUSE" in second
 
 
 def _count_without_a_lock(kind: str, path: str) -> int:

@@ -151,6 +151,8 @@ class StoreServer:
         self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
         self._held: list[Callable[[], None]] = []  # what has arrived since, in order
         self.outlived = False  # a life that used it is over, and what it left stands here
+        self.masters = 0  # stores that a rank made it with, and that live
+        self.tenants_of: SimProcess | None = None  # whose other masters at the port share it; None: nobody's
 
     def distance_ns(self, host: str) -> int:
         """One-way latency between a host and the server's."""

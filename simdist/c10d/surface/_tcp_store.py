@@ -117,13 +117,16 @@ def open_tcp_store(
     if key != _loopback(port) and not _listening(servers, taken):
         taken = key
     opened: StoreServer | None = None
-    if is_master and not (multi_tenant and _listening(servers, taken)):
+    if is_master and multi_tenant and _listening(servers, taken) and servers[taken].tenants_of is process:
+        opened = servers[taken]  # torch shares servers within a process, of those that were made to be shared
+    elif is_master:
         if _listening(servers, taken):
             raise dist.DistNetworkError(
                 f"The server socket has failed to listen on any local network address. port: {port}, useIpv6: false, "
                 "code: -98, name: EADDRINUSE, message: address already in use"
             )
         opened = server = host_server(servers, host, port, functools.partial(latency_ns, own), on=own, launchers=False)
+        server.tenants_of = process if multi_tenant else None
         process.end_listeners[_closing(server)] = None
         others = (servers.get(("waiting", *place), {}) for place in (_place(own, port), _loopback(port)))
         for task in functools.reduce(operator.or_, others, waiting):
@@ -204,10 +207,12 @@ def _wait_for_workers(
 
 
 def _close_when_dropped(store: SimStore, server: StoreServer, process: SimProcess) -> None:
-    """Let a server end with the store that opened it, as torch's does: its clients are cut off."""
+    """Let a server end with the last store that opened it, as torch's does: its clients are cut off."""
+    server.masters += 1
 
     def close() -> None:
-        if process.running and not server.gone:
+        server.masters -= 1
+        if not server.masters and process.running and not server.gone:
             server.close()
 
     weakref.finalize(store, close).atexit = False
