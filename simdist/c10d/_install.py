@@ -105,6 +105,7 @@ class TorchState:
         self._has_devices = bool(network.cluster.devices_per_host)
         self._makers = Makers(network, backend=backend, strict=strict, values=values)
         self.servers = self._makers.servers
+        self.backends = self._makers.backends
 
     # -- life ----------------------------------------------------------------------------------------------------
 

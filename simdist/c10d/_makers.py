@@ -76,6 +76,7 @@ class Makers:
 
             self._group_class = DeviceProcessGroup
         self.servers: dict[tuple[Hashable, ...], Any] = {}  # by address, path or identity
+        self.backends: dict[str, None] = {}  # those over which groups were made
 
     def make_group(
         self,
@@ -116,6 +117,7 @@ class Makers:
         """The calling rank's end of a group that is being made, with its payloads or without as the world has them."""
         process = current_process()
         assert process is not None
+        self.backends[backend.name] = None
         if ranks is None:
             ranks = process.torch_state.ranks_in_making
             if not ranks and size == self._network.cluster.world_size:

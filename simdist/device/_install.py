@@ -64,12 +64,13 @@ class DeviceState:
         self._patches = Patches()
         self._host: dict[str, object] = {}
 
-    def install(self) -> None:
-        """Let ranks find devices."""
+    def install(self, stops: list[Callable[[], None]]) -> None:
+        """Let ranks find devices, and wait for them before a debugger stops one: what `stops` holds is called then."""
         from simdist.device.kernels._compiled import chosen  # which worlds without devices do not need
 
         if is_built_for_cuda():
             _cuda_build.tenancy.begin(_give_back)
+        stops.append(self.settle)
         _kernels.install(chosen())
         wrappers: list[_kernels.Wrapper] = []
         if self._model is not None:

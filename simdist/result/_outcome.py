@@ -196,6 +196,7 @@ class Outcome(Generic[Value]):
     judges: tuple[str, ...] = ()
     findings: tuple[JudgeFinding, ...] = ()
     sometimes: tuple[tuple[str, bool], ...] = ()
+    backends: tuple[str, ...] = ()
 
 
 def first_to_fail(ranks: Sequence[RankResult[Value]]) -> RankResult[Value] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -115,12 +115,16 @@ def _setting(result: Outcome) -> str:
     order = f" ({result.policy} order)" if result.policy else ""
     words = [
         f"{count} {'rank' if count == 1 else 'ranks'}",
-        *([f"backend {result.backend}"] if result.backend else []),
+        *_backend_words(result.backends or ((result.backend,) if result.backend else ())),
         f"seed {result.seed}{order}",
         f"{format_duration(result.virtual_time_ns)} of virtual time",
         *([f"restarts: {result.restarts}"] if result.restarts else []),
     ]
     return ", ".join(words)
+
+
+def _backend_words(names: Sequence[str]) -> list[str]:
+    return [f"{'backend' if len(names) == 1 else 'backends'} {' and '.join(names)}"] if names else []
 
 
 def _fault_lines(result: Outcome) -> list[str]:

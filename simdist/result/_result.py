@@ -25,7 +25,7 @@ class RunResult(Shown, Outcome[Value], Generic[Value]):
     programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
     line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what
     they found, and what `simdist.always` did. `sometimes` has each name of `simdist.sometimes` that a rank passed, and
-    whether it held.
+    whether it held. `backends` are those over which ranks made groups.
 
     For type checkers, `RunResult[int]` is that of a function which returns an `int`.
     """

@@ -227,8 +227,7 @@ class World:
         self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
         if self._devices is not None:
             undo.add(self._devices.uninstall)
-            self._devices.install()
-            self._runtime.stops.append(self._devices.settle)
+            self._devices.install(self._runtime.stops)
         else:
             undo.add(without_devices())
         undo.add(self._end_threads)
@@ -565,6 +564,7 @@ class World:
             judges=() if self._court is None else self._court.names,
             findings=(*said.broken.values(), *(() if self._court is None else self._findings(self._court, stream))),
             sometimes=tuple(sorted(said.reached.items())),
+            backends=tuple(sorted(self._torch.backends)),
         )
 
     def _findings(self, court: Court, events: EventStream) -> tuple[JudgeFinding, ...]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 import simdist
+from simdist.cluster import build
 from simdist.errors import RunFailedError
 from simdist.faults import Crash, Hang
 from simdist.result import LINES, WIDTH, Event, report_of
@@ -189,3 +190,25 @@ def test_a_result_prints_as_its_report() -> None:
     with pytest.raises(RunFailedError) as caught:
         bad.raise_for_failure()
     assert str(caught.value) == str(bad)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["nccl"], "backend nccl"),
+        (["gloo"], "backend gloo"),
+        (["cpu:gloo,cuda:nccl"], "backends gloo and nccl"),
+        (["gloo", "nccl"], "backends gloo and nccl"),
+        ([], "backend gloo"),
+    ],
+)
+def test_a_report_names_the_backends_of_the_groups_that_were_made(asked: list[str], words: str) -> None:
+    def body() -> None:
+        for name in asked:
+            dist.init_process_group(name)
+            dist.destroy_process_group()
+        raise ValueError
+
+    setting = report_of(simdist.run(body, world_size=2, cluster=build(2, devices_per_host="ranks"))).setting
+
+    assert setting.startswith(f"2 ranks, {words}, seed 0")
