@@ -27,6 +27,10 @@ from simdist.process import Patches, current_process, on_ranks
 __all__ = ["BINDINGS", "install", "refuse_symmetric_memory"]
 
 _GRAPHS = "CUDA graphs are not simulated; run the step eagerly, without torch.cuda.graph and make_graphed_callables"
+_GRAPHS_IN_CPP = (  # methods that torch.cuda.CUDAGraph has of the class under it alone (2.13)
+    *("register_generator_state", "get_currently_capturing_graph"),
+    *("begin_capture_to_if_node", "end_capture_to_conditional_node"),
+)
 _JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
 _TUNING = "TunableOp times kernels of a GPU, which are not simulated; leave torch.cuda.tunable off"
 _RAW_NCCL = (
@@ -250,6 +254,8 @@ def install(patches: Patches) -> None:
     graph: Any = torch.cuda.CUDAGraph
     if not is_built_for_cuda():
         graph = compiled_base(graph)  # a dummy, which refuses to be made
+        for name in _GRAPHS_IN_CPP:  # programs ask for them, to find out what a build of torch can do
+            patches.replace(graph, name, _refusing(_GRAPHS))
     make = graph.__new__
 
     def new(cls: type, *args: object, **kwargs: object) -> object:

@@ -54,9 +54,19 @@ def test_what_is_not_simulated_names_another_way(name: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("name", ["register_generator_state", "get_currently_capturing_graph"])
+@on_devices
+def test_a_class_of_graphs_has_the_methods_of_a_build_for_cuda(name: str) -> None:
+    assert hasattr(_cuda.CUDAGraph, name)
+    if torch.version.cuda is None:
+        with pytest.raises(UnsupportedError, match="run the step eagerly"):
+            getattr(_cuda.CUDAGraph, name)()
+
+
 def test_elsewhere_there_are_no_graphs() -> None:
     with pytest.raises(RuntimeError, match=r"Tried to instantiate dummy base class CUDAGraph|CUDA driver version"):
         _cuda.CUDAGraph()
+    assert torch.version.cuda is not None or not hasattr(_cuda.CUDAGraph, "register_generator_state")
 
 
 @on_devices
