@@ -152,7 +152,7 @@ def _external_stream(handle: int, index: int) -> tuple[int, int, int]:
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     if core().device().index != device_index:
         _set_device(device_index)
-    core().select_stream(device_index, stream_id)
+    present().streams.select(device_index, stream_id)
 
 
 def _sleep(cycles: int) -> None:

@@ -93,6 +93,7 @@ def _take(index: int, name: str, duration_ns: int, varies: float, and_then: int 
         return
     number = core().stream(index)
     streams = devices.streams
+    streams.run_backward_on(index, number)
     if varies:
         duration_ns += streams.process.simulation.policy.jitter_ns(round(duration_ns * varies))
     bus = streams.process.simulation.bus

@@ -19,7 +19,6 @@ In doubt: what torch orders inside C++ while it runs backward is taken to be in 
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,11 +30,11 @@ from simdist.device._aliases import block_of
 from simdist.device._events import StreamRaced
 from simdist.device._host_races import copied
 from simdist.device._idle import is_idle
-from simdist.device._state import present_or_none
+from simdist.device._state import present, present_or_none
 from simdist.device._torch_core import core
 from simdist.errors import StrictError
 from simdist.frames import user_frame, user_line
-from simdist.inside.torch import Operator, backward_engine, backward_task, schema_of
+from simdist.inside.torch import Operator, backward_task, schema_of
 from simdist.process import SimProcess
 
 __all__ = ["Races", "Uses", "watched"]
@@ -80,7 +79,6 @@ class Races:
         self._clocks: dict[Key, Clock] = {}
         self._host: Clock = {}
         self._freed: dict[Key, list[tuple[int, list[_Use]]]] = {}  # by stream: bytes, and what may not be over
-        self._backwards: dict[int, dict[Key, None]] = {}  # by backward pass under way: the streams that it ran on
 
     def known_to(self, key: Key) -> Clock:
         """What is over before whatever a stream is given from now on."""
@@ -130,24 +128,6 @@ class Races:
             self._look(tensor, clock, use, writing=False, keeps=keeps)
         for tensor in writes:
             self._look(tensor, clock, use, writing=True, keeps=keeps)
-
-    def run_backward_on(self, key: Key) -> None:
-        """A stream is given a kernel of a backward pass: the streams of the pass's caller wait for it at the end.
-
-        So torch does it (its notes on CUDA, "Stream semantics of backward passes"), in C++.
-        """
-        graph = backward_task()
-        streams = self._backwards.get(graph)
-        if streams is None:
-            streams = self._backwards[graph] = {}
-            backward_engine.queue_callback(functools.partial(self._end_backward, graph))
-        streams[key] = None
-
-    def _end_backward(self, graph: int) -> None:
-        streams = self._backwards.pop(graph)
-        for index in dict.fromkeys(index for index, _ in streams):
-            for key in streams:
-                self.order((index, core().stream(index)), self.known_to(key))
 
     def allocated(self, key: Key, tensor: Tensor, what: str, site: str) -> None:
         """A stream was given memory, which may be that of a tensor that is gone.
@@ -268,8 +248,7 @@ def _used(what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], made: Se
             if tensor.is_cuda:
                 races.allocated(key, tensor, what, site)
         races.use(key, read, written, what, site)
-        if backward_task() != -1:
-            races.run_backward_on(key)
+        present().streams.run_backward_on(*key)
 
 
 def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:

@@ -26,7 +26,7 @@ import torch
 from simdist.device._marks import Mark, after, latest
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import begin_cuda, core_names
+from simdist.inside.torch import backward_engine, backward_node, backward_task, begin_cuda, core_names
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Streams:
         self.of_backward: tuple[int, list[Callable[[], None]]] | None = (
             None  # number of a backward pass, what it ends with
         )
+        self._backwards: dict[int, dict[tuple[int, int], None]] = {}  # by pass under way: the streams that it ran on
+        self._node: tuple[object, dict[int, int]] | None = None  # one that selects streams, and those it began on
         self.kept: dict[Deferred, None] = {}  # kernels that wait for their data, see `_deferred`
 
     @property
@@ -134,6 +136,41 @@ class Streams:
                 self._ready_ns[key] = mark.at_ns or 0
 
         mark.callbacks.append(settled)
+
+    def run_backward_on(self, index: int, number: int) -> None:
+        """A stream is given a kernel; if a backward pass gives it, the stream of its caller waits for it at the end.
+
+        So torch does it in C++ (its notes on CUDA, "Stream semantics of backward passes"), before it calls what was
+        queued for the end.
+        """
+        graph, node = backward_task(), backward_node()
+        if graph == -1 or node is None:
+            self._node = None  # a pass that raised has left its node, and with it what that keeps
+            return
+        if self._node is not None and self._node[0] is node:
+            number = self._node[1].get(index, number)
+        known = self._backwards.get(graph)
+        if known is None:
+            known = self._backwards[graph] = {}
+            backward_engine.queue_callback(functools.partial(self._end_backward, graph))
+        known[index, number] = None
+
+    def select(self, index: int, number: int) -> None:
+        """Make a stream the current one, as a program wishes; for one of a hook, backward's caller does not wait."""
+        node = backward_node()
+        if node is not None:
+            if self._node is None or self._node[0] is not node:
+                self._node = node, {}
+            self._node[1].setdefault(index, self.current(index))
+        else:
+            self._node = None
+        core().select_stream(index, number)
+
+    def _end_backward(self, graph: int) -> None:
+        self._node = None
+        for index, number in self._backwards.pop(graph):
+            if number != self.current(index):
+                self.wait(index, self.current(index), self.mark(index, number))
 
     def is_ready(self, index: int, number: int) -> bool:
         """True if a stream is done with everything."""

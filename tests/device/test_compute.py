@@ -155,6 +155,27 @@ def test_streams_compute_beside_each_other_and_events_see_it() -> None:
     assert start.elapsed_time(other) == 1600 / 1e6
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@timed()
+def test_a_backward_pass_is_waited_for_by_its_callers_stream(waits: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(100, device="cuda"))
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        loss = (weight * 2).sum()
+    torch.cuda.synchronize()
+
+    begin = now_ns()
+    loss.backward()
+    assert now_ns() == begin
+    (torch.cuda.current_stream() if waits else other).synchronize()
+    waited = now_ns() - begin
+    side.synchronize()
+
+    assert now_ns() - begin >= 400  # the product alone writes so many bytes
+    assert waited == (now_ns() - begin if waits else 0)
+
+
 @timed(ranks=2)
 def test_a_collective_begins_when_what_it_reads_is_computed() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl")

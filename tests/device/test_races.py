@@ -519,3 +519,23 @@ def test_other_streams_do_not_wait_for_those_backward_ran_on() -> None:
 
     assert type(error) is StrictError
     assert "mul_" in str(error)
+
+
+def test_backwards_caller_does_not_wait_for_streams_of_hooks() -> None:
+    def body() -> None:
+        weight, side = torch.nn.Parameter(torch.ones(2, device="cuda")), _stream()
+
+        def on_side(parameter: Any) -> None:
+            side.wait_stream(_current())
+            with _on(side):
+                parameter.grad.mul_(0.5)
+
+        weight.register_post_accumulate_grad_hook(on_side)
+        (weight * 2).sum().backward()
+        assert weight.grad is not None
+        weight.grad.add_(1)
+
+    error = run(body, 1, strict=True).ranks[0].exception
+
+    assert type(error) is StrictError
+    assert "add_" in str(error)
