@@ -288,7 +288,8 @@ class DepthFirst:
 def _is_reported(result: RunResult) -> bool:
     """True if all that ranks of the run may have done to each other was reported as touched."""
     beside = result.faults or result.restarts or result.programs or result.shared_state
-    return not beside and result.backend in _BACKENDS and all(event.kind in _REPORTED for event in result.events)
+    known = all(name in _BACKENDS for name in (result.backend, *result.backends))
+    return not beside and known and all(event.kind in _REPORTED for event in result.events)
 
 
 def _family(task: Task) -> int:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simdist
+from simdist.cluster import make
 from simdist.errors import ArgumentError, SimdistError
 from simdist.kernel import EVERYTHING, Simulation, guided_by, make_policy
 from simdist.searches import Attempt
@@ -180,6 +182,21 @@ def test_operations_of_all_together_leave_few_orders_that_differ() -> None:
     assert report.coverage is not None
     assert report.coverage.exhaustive
     assert (report.runs, len(report.outcomes)) == (2, 1)
+
+
+def over_nccl() -> None:
+    dist.init_process_group("nccl")
+    dist.all_reduce(torch.ones(1, device=f"cuda:{dist.get_rank()}"))
+
+
+def test_where_groups_are_of_nccl_no_order_is_left_out() -> None:
+    cluster = make(2, devices_per_host="ranks")
+    found = simdist.run(over_nccl, world_size=2, cluster=cluster)
+    report = simdist.explore(over_nccl, world_size=2, cluster=cluster, systematic=True, runs=3)
+
+    assert (found.backend, found.backends) == ("gloo", ("nccl",))
+    assert report.coverage is not None
+    assert not report.coverage.reduced
 
 
 def test_where_ranks_write_files_no_order_is_left_out(tmp_path: Path) -> None:
