@@ -44,7 +44,7 @@ class DeviceState:
 
     Example:
         >>> state = DeviceState(cluster)
-        >>> state.install()
+        >>> state.install([])
         >>> slots.add(state.switch)
         >>> state.uninstall()
 
