@@ -18,10 +18,10 @@ def trace_main_thread() -> None:
 
     Other threads of ranks begin in `threading`, which does so itself.
     """
-    introduce(threading.current_thread)
     trace, profile = threading.gettrace(), threading.getprofile()
     debugger = _debugger()
     if debugger is not None:
+        introduce(threading.current_thread)
         debugger.enable_tracing()  # by `sys.settrace` or `sys.monitoring`
     elif trace is not None:
         sys.settrace(trace)
