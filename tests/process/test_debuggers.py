@@ -114,6 +114,18 @@ def test_a_stopped_rank_keeps_the_others_and_the_clock_where_they_are(debugger: 
     assert [[name for name in names if "rank" in name] for names in debugger.seen] == [["rank 0", "rank 1"]]
 
 
+def test_a_debugger_that_is_the_program_itself_stops_ranks(debugger: PyDB, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So PyCharm starts it: its class is that of `__main__`, and the module `pydevd` has another one of the name."""
+    monkeypatch.setattr(sys.modules["pydevd"], "PyDB", type("PyDB", (), dict(vars(PyDB))))
+    order: list[str] = []
+
+    result = simdist.run(steps(order, lambda: debugger.do_wait_suspend()), world_size=2)
+
+    assert result.values == [0, 1]
+    assert order == ["0 arrives", "0 leaves", "1 arrives", "1 leaves"]
+    assert "rank 0" in debugger.seen[0]
+
+
 def test_what_a_person_asks_for_is_worked_out_on_the_rank_and_alone(debugger: PyDB) -> None:
     order: list[str] = []
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from simdist.process._runtime import Patches, active_runtime, current_runtime
+from simdist.process.threads._tracing import debugger_of_host
 
 __all__ = ["NAME", "adapt"]
 
@@ -29,10 +30,12 @@ _CLOCKS = "_pydevd_bundle.pydevd_timeout"  # that watch evaluations
 
 def adapt(patches: Patches) -> None:
     """Let a person stop ranks, look at them, and have them go on."""
-    debugger = sys.modules[NAME].PyDB
-    patches.wrap(debugger, "set_suspend", _stopping)
-    patches.wrap(debugger, "do_wait_suspend", _stopped)
-    patches.wrap(debugger, "post_internal_command", _posting)
+    debugger = debugger_of_host()  # whose class is `__main__`'s where pydevd is the program that runs, as under PyCharm
+    classes = (sys.modules[NAME].PyDB, *(() if debugger is None else (type(debugger),)))
+    for each in dict.fromkeys(classes):
+        patches.wrap(each, "set_suspend", _stopping)
+        patches.wrap(each, "do_wait_suspend", _stopped)
+        patches.wrap(each, "post_internal_command", _posting)
     clocks = sys.modules.get(_CLOCKS)
     if clocks is not None:
         patches.wrap(vars(clocks)["TimeoutTracker"], "call_on_timeout", _as_host)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["introduce", "trace_main_thread", "traced_by_debugger"]
+__all__ = ["debugger_of_host", "introduce", "trace_main_thread", "traced_by_debugger"]
 
 _KEEPERS = ("_pydevd_sys_monitoring", "_pydevd_sys_monitoring_cython")  # of what pydevd knows of a thread, from 3.12 on
 
@@ -19,7 +19,7 @@ def trace_main_thread() -> None:
     Other threads of ranks begin in `threading`, which does so itself.
     """
     trace, profile = threading.gettrace(), threading.getprofile()
-    debugger = _debugger()
+    debugger = debugger_of_host()
     if debugger is not None:
         introduce(threading.current_thread)
         debugger.enable_tracing()  # by `sys.settrace` or `sys.monitoring`
@@ -49,10 +49,10 @@ def introduce(object_of: Callable[[], threading.Thread]) -> None:
 
 def traced_by_debugger() -> bool:
     """True while pydevd traces the host."""
-    return _debugger() is not None
+    return debugger_of_host() is not None
 
 
-def _debugger() -> Any:
+def debugger_of_host() -> Any:
     """What pydevd, the debugger of VS Code and PyCharm, traces the host with; None without it."""
     constants = sys.modules.get("_pydevd_bundle.pydevd_constants")
     return None if constants is None else constants.get_global_debugger()
