@@ -138,7 +138,7 @@ def same_everywhere(line: str) -> str:
     """
     if ".py" not in line:
         return line
-    entries = tuple(sys.path)
+    entries = tuple(getattr(sys, "path", ()))  # a program may delete it
     here = str(Path.cwd()) if "" in entries else ""
     return _shortened(line, entries, here) if len(line) < _LONG else _shortened.__wrapped__(line, entries, here)
 

@@ -22,7 +22,7 @@ _MODULES = {
 # Names that mean the same wherever they stand.
 _ANYWHERE = {
     r"__warningregistry__|__builtins__|__doc__|__path__": "Python's own, of each module",
-    r"_abc_impl|_abc_\w+|__abstractmethods__|__annotations__|__match_args__": "Python's own, of a class",
+    r"_abc_impl|_abc_\w+|__abstractmethods__|__annotations__|__annotat\w+|__match_args__": "Python's own, of a class",
     r"__dataclass_\w+__": "what `dataclasses` has found out about a class",
     r"__slotnames__": "what `copyreg` has found out about a class",
     r"_value2member_map_": "members of an enumeration of flags, by each sum that somebody has asked for",

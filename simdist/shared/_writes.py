@@ -93,7 +93,7 @@ class _State:
         self._dull: set[type] = set()  # types of variables in which nothing is looked at
         self._modules: dict[str, dict[str, Any]] = {}
         self._containers: list[tuple[str, str, Any, Any]] = []  # a module, a variable, its value and that one's copy
-        self._classes: dict[type, dict[str, Any]] = {}
+        self._classes: list[tuple[type, dict[str, Any]]] = []  # some are equal to others: `typing._UnionGenericAlias`
         self._insides = Insides()
         self._settings = dict(_settings())
         self._imported = frozenset(sys.modules)
@@ -118,7 +118,8 @@ class _State:
                 else:
                     dull.add(kind)
             elif value.__module__ == name:
-                attributes = self._classes[value] = vars(value).copy()
+                attributes = vars(value).copy()
+                self._classes.append((value, attributes))
                 self._insides.add_class(f"{name}.{value.__qualname__}", attributes)
 
     def changes(self) -> dict[str, str]:
@@ -139,7 +140,7 @@ class _State:
                 continue
             if not is_of_imports(copy, container, self._is_new) and not self._is_harmless_elsewhere(container):
                 yield f"{name}.{key}", change_of(copy, container)
-        for kind, attributes in self._classes.items():
+        for kind, attributes in self._classes:
             yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
         yield from self._insides.changes(self._is_new)
         settings = dict(_settings())

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import simdist
 from simdist.errors import ArgumentError
@@ -443,3 +444,20 @@ def test_modules_that_an_extension_makes_are_there_for_all(interpreters: Interpr
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[[True, True, True], [True, True, False]]\n"
+
+
+def without_its_path() -> tuple[bool, bool]:
+    """Rank 1 deletes the lists that say where modules come from; both then wait for each other."""
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        del sys.path, sys.meta_path, sys.path_hooks
+    gone = not hasattr(sys, "path")
+    dist.barrier()
+    return gone, bool(sys.path)
+
+
+def test_a_rank_that_deletes_its_path_takes_nothing_from_others() -> None:
+    """Nor from the host: the rank goes on without, as a process does until it imports something new."""
+    before = list(sys.path)
+    assert run(without_its_path).values == [(False, True), (True, False)]
+    assert sys.path == before

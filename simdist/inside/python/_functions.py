@@ -302,7 +302,8 @@ def code_with(function: types.FunctionType, values: Mapping[str, object]) -> typ
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # texts are called
         module = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
-    (code,) = (each for each in module.co_consts if isinstance(each, types.CodeType))
+    # Its annotations are another code object beside it, from Python 3.14 on.
+    (code,) = (each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == made.name)
     return code.replace(
         co_consts=tuple(marks.get(each, each) if isinstance(each, str) else each for each in code.co_consts)
     )

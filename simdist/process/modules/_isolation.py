@@ -209,7 +209,7 @@ class Isolation:
             for name in present.modules:
                 del modules[name]
         modules.update(view.modules)
-        present.paths = [system[name] for name in _PATHS]
+        present.paths = [system.get(name, []) for name in _PATHS]  # a program may delete them
         system.update(zip(_PATHS, view.paths, strict=True))
         self._count = len(modules)
         self._present = view
@@ -217,7 +217,7 @@ class Isolation:
 
     def _share_finders(self) -> None:
         """A library that all ranks share puts its finder among one's own as it is imported, and that once only."""
-        own = sys.meta_path
+        own = getattr(sys, "meta_path", [])
         for place, finder in enumerate(own):
             if finder not in self._finders and belongs_to_library(finder, self._sharing.isolates):
                 self._finders.append(finder)
@@ -229,7 +229,7 @@ class Isolation:
     def inherit(self, parent: SimProcess, child: SimProcess) -> None:
         """A forked child of the process with the baton has its modules; what they hold is its own (`_fork_copies`)."""
         mine = self._present.builtins
-        view = self._views[child] = _View(mine, [list(getattr(sys, name)) for name in _PATHS])
+        view = self._views[child] = _View(mine, [list(getattr(sys, name, [])) for name in _PATHS])
         view.modules = {**self._isolated(), "builtins": mine}
         self._attributes.inherit(child)
         self._logging.inherit(child)
