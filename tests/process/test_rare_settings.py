@@ -82,6 +82,7 @@ def test_a_world_leaves_the_first_look_at_types_of_files_to_the_host(monkeypatch
     assert (known._db, known.inited) == (None, False)
 
 
+@pytest.mark.filterwarnings("ignore:.*olicy.* is deprecated:DeprecationWarning")  # from Python 3.14 on
 def test_a_rank_has_the_policy_for_loops_that_it_has_set() -> None:
     class Policy(asyncio.DefaultEventLoopPolicy):
         """A program's own."""

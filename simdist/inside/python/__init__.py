@@ -36,7 +36,7 @@ from simdist.inside.python._memory import (
     words_at,
 )
 from simdist.inside.python._signals import set_signal_disposition, signal_disposition
-from simdist.inside.python._threads import raise_in_thread
+from simdist.inside.python._threads import HANDLE_OF_THREAD, raise_in_thread
 from simdist.inside.python._types import (
     Setter,
     can_exchange_setters,
@@ -52,6 +52,7 @@ from simdist.inside.python._types import (
 __all__ = [
     "FOREIGN_FUNCTION",
     "FOREIGN_VALUES",
+    "HANDLE_OF_THREAD",
     "PYTHON_LIBRARY",
     "Batch",
     "ForeignLibrary",

@@ -1,14 +1,19 @@
-"""Exceptions that are raised in another thread, between two of its instructions."""
+"""The handle of a thread, and exceptions that are raised in another one, between two of its instructions."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
 import ctypes
+import threading
 
 from simdist.inside._facts import fact
 
-__all__ = ["raise_in_thread"]
+__all__ = ["HANDLE_OF_THREAD", "raise_in_thread"]
+
+_NAMES = ("_os_thread_handle", "_handle")  # since Python 3.14, and in 3.13
+HANDLE_OF_THREAD = next((name for name in _NAMES if hasattr(threading.main_thread(), name)), "")
+"""The attribute of a `Thread` with what `join` waits for; empty before Python 3.13, where that is a lock."""
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes, _raise_in.restype = [ctypes.c_ulong, ctypes.py_object], ctypes.c_int
@@ -27,7 +32,7 @@ class _Probed(BaseException):
     "python.async_exceptions",
     what="an exception that is set in a thread is raised there at one of the next jumps back",
     source="CPython, Python/pystate.c, PyThreadState_SetAsyncExc",
-    seen="3.11 to 3.13",
+    seen="3.11 to 3.14",
     feature="a doomed rank that catches every exception in a loop is not ended",
 )
 def _is_raised() -> str:

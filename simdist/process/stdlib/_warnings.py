@@ -14,6 +14,7 @@ the host was warned of before is void while a world lives, as it is inside `catc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -34,7 +35,8 @@ _T = TypeVar("_T")
 _State = tuple[list[tuple[object, ...]], Callable[..., object], Callable[..., object]]
 
 _module: Any = warnings  # has what the stubs leave out
-_FILTERS_CHANGED = "_filters_mutated" if hasattr(warnings, "_filters_mutated") else "_filters_mutated_lock_held"
+# Since Python 3.14 a lock is held around it.
+_FILTERS_CHANGED = next(each for each in ("_filters_mutated_lock_held", "_filters_mutated") if hasattr(warnings, each))
 _filters_changed: Callable[[], None] = getattr(_module, _FILTERS_CHANGED)
 
 
@@ -44,7 +46,13 @@ def _save() -> _State:
 
 def _load(state: _State) -> None:
     _module.filters, _module.showwarning, _module._showwarnmsg_impl = state
-    original(_filters_changed)()  # of no rank
+    _forget_notes()
+
+
+def _forget_notes() -> None:
+    """What modules have noted of warnings is void: that of the host, not that of a rank."""
+    with getattr(_module, "_lock", contextlib.nullcontext()):
+        original(_filters_changed)()
 
 
 def _fresh(process: SimProcess, host: _State) -> _State:
@@ -117,4 +125,4 @@ def install(patches: Patches) -> None:
 
 def begin() -> None:
     """A world begins: what modules have noted of the host's warnings is void."""
-    original(_filters_changed)()
+    _forget_notes()

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from simdist.inside.python import HANDLE_OF_THREAD
 from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._events import ThreadBegan, report_hand_over
 from simdist.process._lateness import due_at
@@ -83,7 +84,8 @@ class Threads:
             if hasattr(thread, "_native_id"):
                 thread._native_id = threading.get_native_id()
             if JOINABLE:
-                self.ends[task] = thread._handle = Handle(self, task)
+                self.ends[task] = handle = Handle(self, task)
+                setattr(thread, HANDLE_OF_THREAD, handle)
             else:
                 self.ends[task] = thread._tstate_lock = threading.Lock()
                 thread._tstate_lock.acquire()
@@ -197,7 +199,8 @@ def begin(
         threads.objects[task] = thread
         _begun.add(thread)
         if JOINABLE:
-            thread._handle = threads.ends[task] = Handle(threads, task)
+            threads.ends[task] = handle = Handle(threads, task)
+            setattr(thread, HANDLE_OF_THREAD, handle)
     try:
         runtime.simulation.begin(task)
     except RuntimeError:
