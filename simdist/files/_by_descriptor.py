@@ -5,6 +5,7 @@ Each replacement asks where the descriptor leads. Elsewhere, and for code on no 
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -14,9 +15,9 @@ from simdist.files._present import Make, opened, present_disks, reached
 from simdist.process import current_process
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from _typeshed import FileDescriptorLike, ReadableBuffer
 
-__all__ = ["BY_DESCRIPTOR", "BY_NAME"]
+__all__ = ["BY_DESCRIPTOR", "BY_NAME", "OF_FCNTL"]
 _At = int | None  # an offset, or where the file stands
 
 
@@ -189,6 +190,21 @@ def _dup(original: Callable[..., int]) -> Callable[..., int]:
     return dup
 
 
+_CLONES = (0x40049409, 0x4020940D)  # FICLONE and FICLONERANGE of linux/fs.h
+
+
+def _ioctl(original: Callable[..., object]) -> Callable[..., object]:
+    """Disks share no blocks between files: who asks for that, as `Path.copy` of Python 3.14 does, copies then."""
+
+    @functools.wraps(original)
+    def ioctl(fd: FileDescriptorLike, request: int, *args: object) -> object:
+        if request in _CLONES and reached(fd) is not None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return original(fd, request, *args)
+
+    return ioctl
+
+
 BY_DESCRIPTOR: tuple[tuple[str, Make], ...] = (
     ("ftruncate", _ftruncate),
     ("fsync", _syncing(data_only=False)),
@@ -207,3 +223,6 @@ BY_DESCRIPTOR: tuple[tuple[str, Make], ...] = (
 # By name only: the function objects themselves are somebody else's to redirect, once a rank polls.
 BY_NAME: tuple[tuple[str, Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
 """Likewise, but only for who looks them up in `os`."""
+
+OF_FCNTL: tuple[tuple[str, Make], ...] = (("ioctl", _ioctl),)
+"""And for functions of `fcntl`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 from collections.abc import Iterable
 
 from simdist.cluster import Host
 from simdist.files import _by_c_code, _opening, _present, _raw, _torch
-from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME
+from simdist.files._by_descriptor import BY_DESCRIPTOR, BY_NAME, OF_FCNTL
 from simdist.files._by_path import BY_PATH, LOOKS
 from simdist.files._disks import Disks
 from simdist.files._listings import LISTINGS
@@ -19,7 +20,7 @@ __all__ = ["mount"]
 
 _REPLACEMENTS = tuple(
     Replacement(os, name, make) for name, make in (*BY_PATH, *BY_DESCRIPTOR, *LISTINGS) if hasattr(os, name)
-)
+) + tuple(Replacement(fcntl, name, make) for name, make in OF_FCNTL)
 _LOOKS = tuple(Replacement(os, name, make) for name, make in LOOKS)
 
 

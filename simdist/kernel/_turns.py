@@ -256,19 +256,19 @@ class Turns(Timetable):
                 task.state = _READY
                 self._ready.push(task)
 
-    def sleep(self, duration_ns: int, *, interruptible: bool = False) -> None:
+    def sleep(self, duration_ns: int, *, interrupted: Callable[[], bool] | None = None) -> None:
         """Park the running task for a span of virtual time; zero lets every other runnable task go first.
 
-        An `interruptible` sleep ends early when somebody wakes the task.
+        It ends early when somebody wakes the task and `interrupted` is true.
         """
         task = self._running()
         until_ns = self.now_ns + max(0, duration_ns)
-        wait = _Sleep(until_ns, interruptible=interruptible)
+        wait = _Sleep(until_ns, interruptible=interrupted is not None)
         task.sleep_timer = self.call_at(until_ns, lambda: self.wake(task))
         timer = task.sleep_timer
         while timer.action is not None:
             self.park(wait)
-            if interruptible:
+            if interrupted is not None and interrupted():
                 timer.cancel()
         task.sleep_timer = None
 

@@ -370,6 +370,10 @@ class SimProcess:
             for callback in pending:
                 callback()
 
+    def is_interrupted(self) -> bool:
+        """True if the handler of a signal has to run on the calling task."""
+        return bool(self.pending) and self.simulation.current is self.main
+
     def handle_signals(self) -> None:
         """Run the handlers of the signals that came, if the caller is on the main task."""
         if self.simulation.current is not self.main:

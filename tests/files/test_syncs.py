@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import sys
@@ -144,6 +145,11 @@ def _copied(folder: Path) -> None:
         assert os.copy_file_range(file.fileno(), copy.fileno(), 3 * SCALE) == 3 * SCALE
 
 
+def _copied_by_path(folder: Path) -> None:
+    _descriptor_to_read(folder)
+    (folder / "a").copy(folder / "b")  # type: ignore[attr-defined,unused-ignore]  # of Python 3.14
+
+
 def _sent(folder: Path) -> None:
     _descriptor_to_read(folder)
     with (folder / "a").open("rb") as file, (folder / "b").open("wb") as copy:
@@ -262,6 +268,7 @@ PROGRAMS: dict[Callable[[Path], None], list[Call]] = {
     _appended_by_pwritev: [*_SYNCED, ("write", "a", 3, b"12"), ("close", "a")],
     _allocated: [("create", "a"), ("allocate", "a", 3), ("fsync", "a"), ("write", "a", 0, b"xyz"), ("close", "a")],
     _copied: [*_SYNCED, *_B],
+    **({_copied_by_path: [*_SYNCED, *_B]} if hasattr(Path, "copy") else {}),
     _sent: [*_SYNCED, *_B],
     _spliced: [*_SYNCED, *_B],
     _linked: [*_A, ("close", "a"), ("link", "a", "b"), ("fsync", "b")],
@@ -316,3 +323,14 @@ def test_a_checkpoint_synced_through_a_descriptor_to_read_survives_a_sweep(tmp_p
     report.raise_for_failure()
     assert len(report.cases) > 5
     assert report.unseen == ()
+
+
+def test_files_of_a_disk_share_no_blocks(tmp_path: Path) -> None:
+    """As on ext4: the answer is about the disk, whatever the request is about."""
+
+    def clone() -> int | None:
+        with (tmp_path / "b").open("wb") as file, pytest.raises(OSError) as refused:  # noqa: PT011  # its number is looked at
+            fcntl.ioctl(file, 0x40049409, -1)  # FICLONE
+        return refused.value.errno
+
+    assert simdist.run(clone, world_size=1, disk=Mount(folder=tmp_path)).values == [errno.EOPNOTSUPP]

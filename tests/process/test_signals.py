@@ -137,6 +137,35 @@ def test_an_interrupt_of_another_rank_is_a_keyboard_interrupt() -> None:
     assert simdist.run(body, world_size=2).values == [SECOND, 0]
 
 
+def test_an_interrupt_ends_a_sleep_of_who_has_set_no_handler() -> None:
+    def body() -> tuple[str, int]:
+        if rank_of() == 1:
+            time.sleep(1)
+            os.kill(os.getpid() - 1, signal.SIGINT)
+            return "", 0
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            return "interrupted", time.monotonic_ns()
+        return "slept", time.monotonic_ns()
+
+    assert simdist.run(body, world_size=2).values[0] == ("interrupted", SECOND)
+
+
+def test_a_handler_of_interrupts_runs_in_the_middle_of_a_sleep() -> None:
+    def body() -> list[int]:
+        log: list[int] = []
+        if rank_of() == 1:
+            time.sleep(1)
+            os.kill(os.getpid() - 1, signal.SIGINT)
+            return log
+        signal.signal(signal.SIGINT, lambda *_: log.append(time.monotonic_ns()))
+        time.sleep(3)
+        return [*log, time.monotonic_ns()]
+
+    assert simdist.run(body, world_size=2).values[0] == [SECOND, 3 * SECOND]
+
+
 def test_without_a_handler_for_it_a_signal_acts_as_ever() -> None:
     def body() -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import signal
 import subprocess
 import sys
 import time
@@ -37,7 +36,6 @@ __all__ = ["install", "taken_early"]
 
 _T = TypeVar("_T")
 
-_USUAL = {signal.SIGINT}  # the handlers of a process that has set none
 _COUNTING = ("process_time", "thread_time")
 _LEAD_NS = 1_000_000  # a calendar is never further ahead: who polls it waits for virtual time
 _OF_THE_CALENDAR = {
@@ -211,10 +209,7 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         shown = Shown(process)
         simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
         simulation.polls += 1
-        if process.handlers.keys() == _USUAL and not process.pending:
-            simulation.sleep(duration_ns + shown.extra_ns if duration_ns else 0)
-        else:
-            _sleep_with_handlers(process, simulation.now_ns + duration_ns)
+        _sleep_until(process, simulation.now_ns + (duration_ns + shown.extra_ns if duration_ns else 0))
         if duration_ns:
             shown.show_no_less(process, seconds, duration_ns)
         process.drain()
@@ -222,14 +217,15 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
     return sleep
 
 
-def _sleep_with_handlers(process: SimProcess, until_ns: int) -> None:
+def _sleep_until(process: SimProcess, until_ns: int) -> None:
     """Sleep, and run the handlers of signals that come meanwhile; what they raise ends the sleep."""
     simulation = process.simulation
-    process.handle_signals()
-    simulation.sleep(max(0, until_ns - simulation.now_ns), interruptible=True)
+    if process.pending:
+        process.handle_signals()
+    simulation.sleep(max(0, until_ns - simulation.now_ns), interrupted=process.is_interrupted)
     while simulation.now_ns < until_ns:
         process.handle_signals()
-        simulation.sleep(max(0, until_ns - simulation.now_ns), interruptible=True)
+        simulation.sleep(max(0, until_ns - simulation.now_ns), interrupted=process.is_interrupted)
 
 
 def _asctime(original: Callable[..., str]) -> Callable[..., str]:

@@ -24,7 +24,7 @@ from simdist.process.stdlib._sockets import METHODS
 from simdist.process.stdlib._standard_descriptors import laid_over
 
 if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike, ReadableBuffer
+    from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 
     _Events = list[tuple[int, int]]  # a descriptor, and what has happened to it
     _Descriptors = Iterable[FileDescriptorLike]
@@ -160,6 +160,20 @@ def _read(original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
     return read
 
 
+def _readinto(original: Callable[[int, WriteableBuffer], int]) -> Callable[[int, WriteableBuffer], int]:
+    def readinto(fd: int, buffer: WriteableBuffer, /) -> int:
+        own = _own_pipe(fd)
+        if own is None:
+            return original(fd, buffer)
+        process, pipes, end = own
+        room = memoryview(buffer).cast("B")
+        data = pipes.read(process, end, room.nbytes)
+        room[: len(data)] = data
+        return len(data)
+
+    return readinto
+
+
 def _write(original: Callable[[int, ReadableBuffer], int]) -> Callable[[int, ReadableBuffer], int]:
     reporting = _reporting(original)
 
@@ -206,6 +220,7 @@ if hasattr(select, "poll"):
 _REPLACEMENTS = (Replacement(select, "select", _select),)
 _WRITES = (
     Replacement(os, "read", _read),
+    *(Replacement(os, name, _readinto) for name in ("readinto",) if hasattr(os, name)),  # of Python 3.14
     Replacement(os, "write", _write),
     Replacement(os, "close", _close),
     *(Replacement(os, name, _reporting) for name in ("writev",) if hasattr(os, name)),
