@@ -17,7 +17,7 @@ import click
 from simdist.cli._console import marks, page
 from simdist.cli._doctor_probes import ask
 from simdist.cli._table import plain_table
-from simdist.inside import COMPLETE, TRIED
+from simdist.inside import COMPLETE, PYTHONS, TRIED
 
 __all__ = ["Feature", "examine"]
 
@@ -79,7 +79,7 @@ def _facts() -> dict[str, str]:
 
     return {
         "simdist": importlib.metadata.version("simdist"),
-        "Python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "Python": _python(),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "torch": _torch(),
         "compiler": _compiler(),
@@ -90,6 +90,14 @@ def _facts() -> dict[str, str]:
         "batch scheduling": why_not_one_core() or "allowed, for fast hand-offs between ranks",
         "namespaces": _namespaces() or "allowed, with a network and a TUN device of their own",
     }
+
+
+def _python() -> str:
+    number = platform.python_version()
+    tried = ", ".join(PYTHONS)
+    known = number.rpartition(".")[0] in PYTHONS
+    reported = "tried" if known else f"not among the versions that simdist was tried on: {tried}"
+    return f"{number} ({platform.python_implementation()}), {reported}"
 
 
 def _torch() -> str:

@@ -113,9 +113,12 @@ class _Recorder:
             yield
 
 
+_WARNINGS = warnings.WarningMessage.__init__.__code__.co_filename  # another file than the module's from Python 3.14 on
+
+
 def _from_warnings(frame: FrameType | None) -> bool:
     while frame is not None and not is_user_file(frame.f_code.co_filename):
-        if frame.f_code.co_filename == warnings.__file__:
+        if frame.f_code.co_filename == _WARNINGS:
             return True
         frame = frame.f_back
     return False

@@ -6,6 +6,6 @@ test suite run on whatever Python and torch are there.
 """
 
 from simdist.inside._facts import Fact, facts
-from simdist.inside._versions import COMPLETE, TRIED, warn_of_newer
+from simdist.inside._versions import COMPLETE, PYTHONS, TRIED, warn_of_newer
 
-__all__ = ["COMPLETE", "TRIED", "Fact", "facts", "warn_of_newer"]
+__all__ = ["COMPLETE", "PYTHONS", "TRIED", "Fact", "facts", "warn_of_newer"]

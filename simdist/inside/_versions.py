@@ -1,15 +1,16 @@
-"""The versions of torch that simdist was tried on, and the warning about newer ones.
+"""The versions of torch and of Python that simdist was tried on, and the warning about newer ones.
 
-simdist replaces parts of torch that torch changes from version to version. With a newer torch than those listed here it
-warns once and goes on: most of it works, and what does not ends in an error that names it.
+simdist replaces parts of both that change from version to version. With a newer one than those listed here it warns
+once and goes on: most of it works, and what does not ends in an error that names it.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 
-__all__ = ["COMPLETE", "TRIED", "warn_of_newer"]
+__all__ = ["COMPLETE", "PYTHONS", "TRIED", "warn_of_newer"]
 
 _UNCOMPILED = "torch.compile runs functions as they are"
 TRIED = {  # by version, what was seen to work
@@ -23,18 +24,28 @@ COMPLETE = tuple(version for version, seen in TRIED.items() if _UNCOMPILED not i
 """Those that have all that simdist uses."""
 
 
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""The versions of Python that simdist was tried on."""
+
+
 @functools.cache
 def warn_of_newer() -> None:
-    """Warn, once in a process, if its torch is newer than all that simdist was tried on."""
+    """Warn, once in a process, if its torch or its Python is newer than all that simdist was tried on."""
     import torch  # `simdist doctor` reads the versions where torch does not import
 
     version = str(torch.__version__).partition("+")[0]
     if _minor(version) > max(map(_minor, TRIED)):
-        warnings.warn(
-            f"torch {version} is newer than the versions that simdist was tried on ({', '.join(TRIED)}). Most things "
-            "work as before; what does not ends in an error that names it. `simdist doctor` shows what works here",
-            stacklevel=2,
-        )
+        _warn(f"torch {version}", ", ".join(TRIED))
+    if sys.version_info[:2] > _minor(PYTHONS[-1]):
+        _warn(f"Python {sys.version.split()[0]}", f"{PYTHONS[0]} to {PYTHONS[-1]}")
+
+
+def _warn(here: str, tried: str) -> None:
+    warnings.warn(
+        f"{here} is newer than the versions that simdist was tried on ({tried}). Most things "
+        "work as before; what does not ends in an error that names it. `simdist doctor` shows what works here",
+        stacklevel=3,
+    )
 
 
 def _minor(version: str) -> tuple[int, int]:

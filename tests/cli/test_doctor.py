@@ -86,6 +86,16 @@ def test_native_folds_are_on_or_say_what_they_lack(
     assert (folds["on"], folds["why_off"]) == (not reported, reported)
 
 
+def test_an_unknown_version_of_python_is_reported(
+    simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_doctor, "PYTHONS", ("1.0",))
+
+    reported = json.loads(simdist("doctor", "--json").output)
+
+    assert reported["facts"]["Python"].endswith("not among the versions that simdist was tried on: 1.0")
+
+
 def test_an_unknown_version_of_torch_is_reported(
     simdist: Simdist, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""A torch that is newer than the known ones: one warning, and it is tried."""
+"""A torch or a Python that is newer than the known ones: one warning, and it is tried."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
-from simdist.inside import TRIED, warn_of_newer
+from simdist.inside import PYTHONS, TRIED, warn_of_newer
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +43,16 @@ def test_known_and_older_ones_are_not_warned_of(monkeypatch: pytest.MonkeyPatch,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_newer()
+
+
+def test_a_newer_python_is_warned_of_and_known_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (4, 0, 1, "final", 0))
+    monkeypatch.setattr(sys, "version", "4.0.1 (main)")
+    with pytest.warns(UserWarning, match=r"^Python 4\.0\.1 is newer than .*3\.11 to 3\.\d\d\).*simdist doctor"):
+        warn_of_newer()
+    for known in PYTHONS:
+        warn_of_newer.cache_clear()
+        monkeypatch.setattr(sys, "version_info", (*map(int, known.split(".")), 1, "final", 0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warn_of_newer()
