@@ -412,6 +412,19 @@ def test_a_reduce_scatter_has_neither_future_nor_result(call: str) -> None:
     assert in_group(body, 2) == [[NO_FUTURE, True, NO_FUTURE, NO_RESULT, False, True, None]] * 2
 
 
+def test_gloo_gives_no_result_of_a_work_that_is_not_done() -> None:
+    def body(rank: int) -> list[str]:
+        sleep_s(rank)
+        work = dist.all_reduce(ones(), async_op=True)
+        assert work is not None
+        early = attempt(work.result)
+        work.wait()
+        return [early, shown(work.result())]
+
+    undone = "RuntimeError: Work needs to be completed before calling result(). Should call wait() before result()."
+    assert in_group(body, 2)[0] == [undone, "T"]
+
+
 def test_a_message_has_neither_future_nor_result() -> None:
     def body(rank: int) -> list[Any]:
         work = dist.isend(ones(), 1) if rank == 0 else dist.irecv(ones(), 0)

@@ -255,10 +255,14 @@ class SimWork(Work):
         """The tensors that it filled.
 
         Raises:
-            RuntimeError: an opaque work does not say.
+            RuntimeError: an opaque work does not say, and no other before it is done.
         """
         if self.opaque:
             raise RuntimeError("result() not implemented.")
+        if not self.is_completed():
+            raise RuntimeError(
+                "Work needs to be completed before calling result(). Should call wait() before result()."
+            )
         return self.outputs
 
     def synchronize(self) -> None:
