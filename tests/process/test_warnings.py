@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import os
 import pickle
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import simdist
 from tests.c10d.worlds import values
@@ -193,3 +196,56 @@ def test_a_forked_child_knows_what_its_parent_was_warned_of() -> None:
         child.join()
 
     assert shown_by_ranks(warns) == ["of one place"] * 2
+
+
+def lines_of(body: Callable[[], None], *, judges: bool = False) -> list[tuple[str, int]]:
+    """File and line, from the body's first line on, of what one rank is warned of."""
+
+    def catches() -> list[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            body()
+        return [(Path(each.filename).name, each.lineno - body.__code__.co_firstlineno) for each in caught]
+
+    result = simdist.run(catches, world_size=1, judges=judges)
+    result.raise_for_failure()
+    return result.values[0]
+
+
+def test_the_line_of_a_warning_is_the_programs_in_a_signals_handler() -> None:
+    def warns() -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: warnings.warn("x", stacklevel=2))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    assert lines_of(warns) == [("test_warnings.py", 2)]
+
+
+def test_the_line_of_a_warning_is_the_programs_with_judges() -> None:
+    class Longer(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(2))
+
+        def __len__(self) -> int:
+            return 1
+
+    def warns() -> None:
+        loader = torch.utils.data.DataLoader(Longer(), batch_size=None)
+        assert len(loader) == 1
+        for _ in loader:
+            pass
+
+    assert lines_of(warns, judges=True) == lines_of(warns) == [("test_warnings.py", 3)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has no such option")
+def test_prefixes_that_a_warning_skips_are_skipped() -> None:
+    names: dict[str, Callable[[str], None]] = {}
+    text = "import warnings\ndef warn(prefix): warnings.warn('x', skip_file_prefixes=(prefix,))"
+    exec(compile(text, "of_a_library.py", "exec"), names)
+
+    def warns() -> None:
+        names["warn"]("of_a_library.py")
+        names["warn"]("of_a_")
+        names["warn"]("nowhere")
+
+    assert lines_of(warns) == [("test_warnings.py", line) for line in (1, 2, 3)]

@@ -10,18 +10,23 @@ A warning is shown once for each place. Python notes that in the globals of the 
 worlds share for libraries: the first rank of the first world would be warned alone. So a note that a rank leaves there
 is taken away again, and kept with its process. Invariant: no note of a rank is in a shared module when it goes on. What
 the host was warned of before is void while a world lives, as it is inside `catch_warnings`.
+
+A warning names the line that its stack level leads to. Frames of ours lie between the program's (around a comm hook, a
+handler of signals, what judges hear of): they are not counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from simdist.frames import is_ours
 from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
@@ -100,6 +105,38 @@ def _taken(message: warnings.WarningMessage) -> tuple[object, ...] | None:
     return None
 
 
+def _counting_the_programs_frames(warn: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(warn)
+    def counted(
+        message: object, category: object = None, stacklevel: int = 1, *args: object, **options: tuple[str, ...]
+    ) -> None:
+        skipped = options.get("skip_file_prefixes", ())  # by Python itself, since 3.12
+        level = max(operator.index(stacklevel), 2 if skipped else 1)
+        frame: FrameType | None = sys._getframe(1)
+        assert frame is not None
+        ours = 0 if _has_prefix(frame, skipped) else 1  # this function
+        for _ in range(0 if is_ours(frame) else level - 1):
+            frame = frame.f_back
+            while frame is not None and (is_ours(frame) or _skipped(frame, skipped)):
+                ours += is_ours(frame)
+                frame = frame.f_back
+            if frame is None:
+                break
+        warn(message, category, level + ours, *args, **options)
+
+    return counted
+
+
+def _skipped(frame: FrameType, prefixes: tuple[str, ...]) -> bool:
+    """Whether Python doesn't count a frame either."""
+    file = frame.f_code.co_filename
+    return ("importlib" in file and "_bootstrap" in file) or _has_prefix(frame, prefixes)
+
+
+def _has_prefix(frame: FrameType, prefixes: tuple[str, ...]) -> bool:
+    return frame.f_code.co_filename[:-1].startswith(prefixes)  # Python looks at all letters but the last (3.12, 3.13)
+
+
 def _forgetting(changed: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(changed)
     def mutated() -> None:
@@ -113,6 +150,7 @@ def _forgetting(changed: Callable[[], None]) -> Callable[[], None]:
 _REPLACEMENTS = (
     Replacement(warnings.catch_warnings, "__enter__", _separating),
     *(Replacement(warnings, name, _separating) for name in ("simplefilter", "filterwarnings", "resetwarnings")),
+    Replacement(warnings, "warn", _counting_the_programs_frames),
     Replacement(warnings, "_showwarnmsg", _own),
     Replacement(warnings, _FILTERS_CHANGED, _forgetting),
 )
