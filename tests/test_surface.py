@@ -102,7 +102,7 @@ LAYERS: dict[str, set[str]] = {
         "trace",
         "values",
     },
-    "shared": {"inside", "kernel", "torch", "world"},
+    "shared": {"inside", "kernel", "process", "torch", "world"},
     "api": {"cluster", "errors", "faults", "judges", "process", "records", "result", "settings", "storage", "world"},
     "comparisons": {"api", "errors", "judges", "result", "settings", "torch", "values"},
     "determinism": {

@@ -18,6 +18,7 @@ _MODULES = {
     r"(simdist|networkx|simpy)\.": "our own, and what we use",
     r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b": "the test runner's",
     r"(debugpy|_?pydev\w*)\b": "the debugger's",
+    r"_cython_\d\w*\.": "types that all extensions in Cython use, registered by the first",
 }
 # Names that mean the same wherever they stand.
 _ANYWHERE = {

@@ -126,7 +126,7 @@ def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bo
         kept = all(key in now and now[key] is value for key, value in before.items())
     elif isinstance(before, list | set):
         known = set(map(id, before))
-        added = [each if type(each) is tuple else (each,) for each in now if id(each) not in known]
+        added = [(each, *each) if type(each) is tuple else (each,) for each in now if id(each) not in known]
         kept = len(now) == len(before) + len(added)
     else:
         return False

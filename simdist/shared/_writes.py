@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simdist.kernel import Bus
+from simdist.process import is_filter_of_import
 from simdist.shared._harmless import is_harmless
 from simdist.shared._insides import CONTAINERS, LARGE, Insides, change_of, is_of_imports, same_content, same_entries
 from simdist.world import WorldEnded, observed_by
@@ -154,7 +155,7 @@ class _State:
 
     def _is_new(self, thing: object) -> bool:
         home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
-        return home in sys.modules and home not in self._imported
+        return (home in sys.modules and home not in self._imported) or is_filter_of_import(thing)
 
 
 def _found_late(variables: _Variables) -> frozenset[str]:

@@ -204,6 +204,7 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         "class SymbolWarning(UserWarning): pass\n"
         "copyreg.pickle(Symbol, lambda symbol: 'Symbol')\n"
         "warnings.simplefilter('once', SymbolWarning)\n"
+        "warnings.filterwarnings('ignore', 'of Symbol', FutureWarning)\n"
         "json.encoder.ESCAPE_DCT[Symbol] = 'x'\n"
         "json.encoder.ESCAPE_DCT['z'] = 'y'\n"
     )
@@ -228,6 +229,19 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         json.encoder.ESCAPE_DCT.pop(symbol)
         sys.modules.pop("registers")
         warnings.filters[:] = filters  # type: ignore[index]
+
+
+def test_types_that_an_extension_in_cython_registers_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    types_of_all = types.ModuleType("_cython_3_2_4")
+    monkeypatch.setitem(sys.modules, "_cython_3_2_4", types_of_all)
+
+    def main() -> None:
+        types_of_all.fused_cython_function = types.FunctionType  # type: ignore[attr-defined]
+
+    with shared_writes() as written:
+        simdist.run(main, world_size=2).raise_for_failure()
+
+    assert written.found == {}
 
 
 def test_what_the_standard_library_finds_on_first_use_is_not_reported() -> None:

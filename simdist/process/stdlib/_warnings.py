@@ -33,7 +33,7 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 
-__all__ = ["FILTERS_SLOT", "begin", "install"]
+__all__ = ["FILTERS_SLOT", "begin", "install", "is_filter_of_import"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -43,6 +43,7 @@ _module: Any = warnings  # has what the stubs leave out
 # Since Python 3.14 a lock is held around it.
 _FILTERS_CHANGED = next(each for each in ("_filters_mutated_lock_held", "_filters_mutated") if hasattr(warnings, each))
 _filters_changed: Callable[[], None] = getattr(_module, _FILTERS_CHANGED)
+_of_imports: list[tuple[object, ...]] = []  # they stay as long as their modules do
 
 
 def _save() -> _State:
@@ -71,11 +72,23 @@ def _separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(function)
     def touch(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         runtime = current_runtime()
-        if runtime is not None and not imported_for_all(sys._getframe(1)):
+        if runtime is None:
+            return function(*args, **kwargs)
+        if not imported_for_all(sys._getframe(1)):
             runtime.separate(FILTERS_SLOT)
-        return function(*args, **kwargs)
+            return function(*args, **kwargs)
+        before = list(_module.filters)
+        done = function(*args, **kwargs)
+        known = set(map(id, before))
+        _of_imports.extend(each for each in _module.filters if id(each) not in known)
+        return done
 
     return touch
+
+
+def is_filter_of_import(thing: object) -> bool:
+    """True for a filter that a module which all ranks share has set when one of them imported it."""
+    return any(each is thing for each in _of_imports)
 
 
 def _own(show_all: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
