@@ -62,6 +62,8 @@ _ATTRIBUTES = {
     "logging._defaultLastResort._closed": _CLOSED,
     "logging._handlerList": "handlers, found in the loggers themselves",
     "logging._handlers": "handlers, found in the loggers themselves",
+    "multiprocessing.context._concrete_contexts": _IMPORTS,
+    "multiprocessing.synchronize.SemLock._make_name": "other names of semaphores, once loky has been imported",
     "numpy._core.overrides.ARRAY_FUNCTIONS": _IMPORTS,
     "numpy.iinfo._max_vals": _FIRST_USE,
     "numpy.iinfo._min_vals": _FIRST_USE,

@@ -16,6 +16,7 @@ import json.encoder
 import keyword
 import linecache
 import logging
+import multiprocessing.context
 import pickle
 import reprlib
 import signal
@@ -25,6 +26,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -240,6 +242,24 @@ def test_types_that_an_extension_in_cython_registers_are_not_reported(monkeypatc
 
     with shared_writes() as written:
         simdist.run(main, world_size=2).raise_for_failure()
+
+    assert written.found == {}
+
+
+def test_what_loky_changes_when_it_is_imported_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts: dict[str, object] = vars(multiprocessing.context)["_concrete_contexts"]
+    kind: Any = SemLock
+
+    def main() -> None:
+        contexts["loky"] = object()
+        kind._make_name = staticmethod(lambda: "/loky")
+
+    with monkeypatch.context() as undone:
+        undone.setattr(kind, "_make_name", vars(kind)["_make_name"])
+        undone.setitem(contexts, "loky", None)
+        del contexts["loky"]
+        with shared_writes() as written:
+            simdist.run(main, world_size=2).raise_for_failure()
 
     assert written.found == {}
 
