@@ -461,3 +461,32 @@ def test_a_rank_that_deletes_its_path_takes_nothing_from_others() -> None:
     before = list(sys.path)
     assert run(without_its_path).values == [(False, True), (True, False)]
     assert sys.path == before
+
+
+def test_a_users_module_that_loads_itself_on_first_use_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = """
+        from importlib import import_module
+        from types import ModuleType
+
+        class Lazy(ModuleType):  # as TensorFlow's and PyTorch Geometric's
+            def __init__(self, local, name):
+                self.local = local
+                super().__init__(name)
+
+            def __getattr__(self, item):
+                module = import_module(self.__name__)
+                self.__dict__.update(module.__dict__)
+                return getattr(module, item)
+
+        json = Lazy("json", "json")
+
+        def main():
+            return json.dumps([json.local])
+    """
+    (tmp_path / "lazily.py").write_text(textwrap.dedent(lazy))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program() -> Any:
+        return importlib.import_module("lazily").main()
+
+    assert run(program).values == ['["json"]'] * 2

@@ -265,7 +265,7 @@ class AttributeViews:
             return
         if not self._is_shared(process, owner):
             return
-        elsewhere = _ELSEWHERE.get(owner.__name__, {}) if isinstance(owner, ModuleType) else {}
+        elsewhere = _ELSEWHERE.get(vars(owner)["__name__"], {}) if isinstance(owner, ModuleType) else {}
         if name in elsewhere:
             slot = elsewhere[name]
             if slot is not None:
@@ -288,7 +288,8 @@ class AttributeViews:
 
     def _is_shared(self, process: SimProcess, owner: _Holder) -> bool:
         """True for what the process has in common with others, and would not have if they were real."""
-        name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        # A module that loads itself at the first look at it has no name yet while it is made, and isn't to be asked.
+        name = vars(owner).get("__name__") if isinstance(owner, ModuleType) else owner.__module__
         if not isinstance(name, str):
             return False
         if self._sharing is None:
