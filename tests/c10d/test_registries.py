@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributions import Normal, kl_divergence
 from torch.nn.utils import parametrize
 from torch.utils import _pytree
+from torch.utils.data import IterDataPipe, functional_datapipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import simdist
 from simdist.c10d.surface.state._registries import Registry as Tables
@@ -23,6 +25,7 @@ from simdist.process import current_runtime
 from tests.c10d.worlds import values
 
 trees: Any = _pytree
+jit: Any = torch._jit_internal
 torch_: Any = torch
 optimizer: Any = sys.modules["torch.optim.optimizer"]
 kl: Any = sys.modules["torch.distributions.kl"]
@@ -64,6 +67,34 @@ def dataclass_as_tree() -> Any:
     trees.register_dataclass(Point, field_names=fields, drop_field_names=["x"] if not rank() else [])
     dist.barrier()
     return trees.tree_leaves(Point(1, 2))
+
+
+def pipe_of_data() -> Any:
+    scale = rank() + 1
+
+    @functional_datapipe("scaled_by_rank")
+    class Scaled(IterDataPipe[int]):
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __iter__(self) -> Iterator[int]:
+            return (each * scale for each in self.source)
+
+    dist.barrier()
+    pipe: Any = IterableWrapper([1, 2])
+    return list(pipe.scaled_by_rank())
+
+
+def declared(x: int) -> int:  # type: ignore[empty-body]
+    pass
+
+
+def overloads_of_a_function() -> Any:
+    own = rank()
+    for _ in range(own + 1):
+        jit._overload(declared)
+    dist.barrier()
+    return len(jit._get_fn_overloads(jit._qualified_name(declared)))
 
 
 def place_of_saved_tensors() -> Any:
@@ -176,6 +207,8 @@ def hosts_tables() -> list[Any]:
     [
         (type_as_tree, [[1, 2], [2, 2]]),
         (dataclass_as_tree, [[2], [1, 2]]),
+        (pipe_of_data, [[1, 2], [2, 4]]),
+        (overloads_of_a_function, [1, 2]),
         (place_of_saved_tensors, [(0, 1), (1, 1)]),
         (divergence, [0.0, 1.0]),
         (validation, [False, True]),

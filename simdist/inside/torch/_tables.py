@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import _tensor_str, _weights_only_unpickler
+from torch import _jit_internal, _tensor_str, _weights_only_unpickler
 from torch import _utils as torch_utils
 from torch import serialization as _serialization
 from torch.fx import _symbolic_trace
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._debug_utils import SimpleProfiler
 
 __all__ = ["c10d_logger", "copy_into_each", "decompositions", "find_cpu_count", "fsdp_profiler", "loader_iterators"]
-__all__ += ["loader_signals", "loader_worker", "print_options", "safe_globals", "saved_places", "set_tracing_flag"]
+__all__ += [
+    "loader_signals",
+    "loader_worker",
+    "overloads",
+    "print_options",
+    "safe_globals",
+    "saved_places",
+    "set_tracing_flag",
+]
 __all__ += ["tracing", "tracing_flag", "trees", "unpickling"]
 
 trees = _pytree
@@ -32,6 +40,9 @@ trees = _pytree
 
 tracing = _symbolic_trace
 unpickling = _weights_only_unpickler
+overloads = _jit_internal
+"""`torch._jit_internal`: what `_overload` and `_overload_method` register."""
+
 decompositions: ModuleType = importlib.import_module("torch._decomp")
 loader_worker = worker
 loader_signals = signal_handling

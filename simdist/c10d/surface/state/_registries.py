@@ -18,10 +18,11 @@ import torch
 from torch import distributions, serialization
 from torch.autograd import graph
 from torch.nn.utils import parametrize
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.hooks import RemovableHandle
 
 from simdist.c10d.surface.state._cxx_trees import import_now
-from simdist.inside.torch import decompositions, saved_places, trees
+from simdist.inside.torch import decompositions, overloads, saved_places, trees
 from simdist.process import (
     Patches,
     Replacement,
@@ -49,6 +50,11 @@ _TREES = tuple(
         "CONSTANT_NODES",
     )
     if hasattr(trees, name)
+)
+_OVERLOADS = tuple(
+    getattr(overloads, name)
+    for name in ("_overloaded_fns", "_overloaded_methods", "_overloaded_method_class_fileno")
+    if hasattr(overloads, name)
 )
 _GROWING = tuple(
     (trees, name)
@@ -155,6 +161,16 @@ _REPLACEMENTS = (
         "rendezvous handlers", [_rendezvous._rendezvous_handlers], [(_rendezvous, "register_rendezvous_handler")]
     ),
     *_separating("places of saved tensors", [saved_places()], [(serialization, "register_package")]),
+    *_separating(
+        "functions of data pipes",
+        [pipe.functions for pipe in (IterDataPipe, MapDataPipe)],
+        [
+            (getattr(pipe, name), "__func__")  # of the method that the class has
+            for pipe in (IterDataPipe, MapDataPipe)
+            for name in ("register_function", "register_datapipe_as_function")
+        ],
+    ),
+    *_separating("overloads", _OVERLOADS, [(overloads, "_overload"), (overloads, "_overload_method")]),
     *_separating("divergences", [_kl._KL_REGISTRY, _kl._KL_MEMOIZE], [(_kl, "register_kl")]),
     *_separating(
         "decompositions",
