@@ -120,6 +120,7 @@ class DeviceState:
             patches.replace(cudnn_bindings(), name, version)
         if not is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
             patches.wrap(cudnn_module(), "is_acceptable", on_ranks(lambda _: False))
+        patches.replace(core_bindings, "_show_config", _config)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -181,6 +182,13 @@ def _put_back_properties() -> None:
         cuda_variables.pop("_get_device_properties", None)
     else:
         cuda_variables["_get_device_properties"] = _PROPERTIES
+
+
+_CONFIG: str = core_bindings._show_config()  # asked for now: on devices torch asks a library of CUDA, too
+
+
+def _config() -> str:
+    return _CONFIG
 
 
 def _is_on_a_rank() -> bool:

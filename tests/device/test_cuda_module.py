@@ -34,6 +34,10 @@ def test_to_choose_a_device_begins() -> None:
     assert torch.cuda.is_initialized()
 
 
+def test_the_settings_of_the_build_are_shown_with_devices_too() -> None:
+    assert values(torch.__config__.show) == [torch.__config__.show()]
+
+
 def test_each_rank_begins_for_itself() -> None:
     def body() -> tuple[bool, bool]:
         process = current_process()
