@@ -42,6 +42,7 @@ from simdist.process._verdicts import Strike, carry_out, refusal_of
 from simdist.process._when_imported import adapted_modules, when_imported
 from simdist.process.children._child_processes import adopt_connections, hand_connections, separate_attributes
 from simdist.process.children._ignored_signals import ignored_by_host
+from simdist.process.modules._attributes import OWN_ATTRIBUTES
 from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
 from simdist.process.modules._sharing import PER_RANK, Sharing
@@ -59,6 +60,7 @@ from simdist.process.threads._tracing import trace_main_thread
 
 __all__ = [
     "COPIERS",
+    "OWN_ATTRIBUTES",
     "PER_RANK",
     "Extra",
     "Extras",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import importlib
 import os
 import random
 import re
@@ -83,6 +84,25 @@ def seed_again(worker: int) -> None:
     random.seed(worker)
 
 
+def set_it(module: str, name: str, worker: int, answers: Any) -> None:
+    setattr(importlib.import_module(module), name, worker > 0)  # as workers of torchdata's StatefulDataLoader begin
+    time.sleep(1)  # others have the baton meanwhile
+    answers.put((worker, vars(sys.modules[module])[name]))
+
+
+def set_by_children(module: str, name: str) -> tuple[list[Any], object]:
+    before = vars(importlib.import_module(module))[name]
+    context: Any = mp.get_context("fork")
+    answers = context.Queue()
+    workers = [context.Process(target=set_it, args=(module, name, worker, answers)) for worker in range(3)]
+    for worker in workers:
+        worker.start()
+    found = sorted(answers.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return found, vars(sys.modules[module])[name] == before
+
+
 def batches(method: str, options: dict[str, Any]) -> str:
     torch.manual_seed(3)
     data = Drawing()
@@ -149,6 +169,21 @@ def test_workers_give_the_batches_of_real_ones(method: str, options: dict[str, A
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_iterable_data_set_is_divided_among_workers(method: str) -> None:
     assert simdist.run(counted, world_size=1, args=(method,)).values == [[[0, 2], [1, 3], [4, 6], [5]]]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.utils.data._utils.worker", "_worker_info"),
+        ("torch.utils.data._utils.signal_handling", "_SIGCHLD_handler_set"),
+        ("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS"),
+    ],
+)
+def test_each_process_has_what_it_sets_of_workers(module: str, name: str, isolate: bool) -> None:
+    result = simdist.run(set_by_children, world_size=1, args=(module, name), isolate=isolate)
+
+    assert result.values == [([(0, False), (1, True), (2, True)], True)]
 
 
 @ONE_CORE

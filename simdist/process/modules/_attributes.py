@@ -53,7 +53,7 @@ from simdist.process.stdlib._tempfiles import FOLDER_SLOT
 from simdist.process.stdlib._warnings import FILTERS_SLOT
 from simdist.process.threads._thread_slots import HOOK_SLOT
 
-__all__ = ["AttributeViews"]
+__all__ = ["OWN_ATTRIBUTES", "AttributeViews"]
 
 _T = TypeVar("_T")
 _Holder = type | ModuleType
@@ -61,13 +61,14 @@ _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
-# What each process has for itself anyway, from its first or from the moment that it is set.
-_ELSEWHERE: dict[str, dict[str, Slot[Any] | None]] = {
+OWN_ATTRIBUTES: dict[str, dict[str, Slot[Any] | None]] = {
     "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
     "tempfile": {"tempdir": FOLDER_SLOT},
     "threading": {"excepthook": HOOK_SLOT},
     "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
 }
+"""What each process has for itself anyway, by module and name: from its first, or from the moment that it is set, if a
+slot is named; the layers above add theirs. Exchanged here as well, each would get what another has set."""
 
 
 class _Template:
@@ -265,9 +266,9 @@ class AttributeViews:
             return
         if not self._is_shared(process, owner):
             return
-        elsewhere = _ELSEWHERE.get(vars(owner)["__name__"], {}) if isinstance(owner, ModuleType) else {}
-        if name in elsewhere:
-            slot = elsewhere[name]
+        of_slots = OWN_ATTRIBUTES.get(vars(owner)["__name__"], {}) if isinstance(owner, ModuleType) else {}
+        if name in of_slots:
+            slot = of_slots[name]
             if slot is not None:
                 self._runtime.separate(slot)
             return

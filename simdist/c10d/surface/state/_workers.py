@@ -21,7 +21,17 @@ import torch.multiprocessing
 from torch.utils.data import dataloader
 
 from simdist.inside.torch import loader_signals, loader_worker
-from simdist.process import COPIERS, Extra, Patches, Replacement, SimProcess, Slot, current_process, current_runtime
+from simdist.process import (
+    COPIERS,
+    OWN_ATTRIBUTES,
+    Extra,
+    Patches,
+    Replacement,
+    SimProcess,
+    Slot,
+    current_process,
+    current_runtime,
+)
 
 if TYPE_CHECKING:
     from simdist.inside.python import Make
@@ -97,6 +107,10 @@ def _load_checkpoints(process: object) -> None:
 
 # The process of `async_save`, which DCP keeps for the next checkpoint.
 _CHECKPOINTS: Slot[object] = Slot(_EXECUTOR, _save_checkpoints, _load_checkpoints, lambda process, host: None)
+
+OWN_ATTRIBUTES[loader_worker.__name__] = {"_worker_info": _INFO}
+OWN_ATTRIBUTES[loader_signals.__name__] = {"_SIGCHLD_handler_set": _HANDLER_SET}
+OWN_ATTRIBUTES[_EXECUTOR] = {"_CHECKPOINT_PROCESS": _CHECKPOINTS}
 
 
 # -- replacements ----------------------------------------------------------------------------------------------------
