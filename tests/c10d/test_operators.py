@@ -73,6 +73,15 @@ def decomposed() -> Any:
     return decomp.decomposition_table[ops.simdist_tests.scale.default](torch.ones(1)).item()
 
 
+def decomposed_for_the_compiler() -> Any:
+    own = rank()
+    library.define("simdist_tests::scale", "(Tensor x) -> Tensor")
+    decomp: Any = importlib.import_module("torch._inductor.decomposition")
+    decomp.register_decomposition([ops.simdist_tests.scale])(lambda x: x * (own + 1))  # torchao does so
+    dist.barrier()
+    return decomp.decompositions[ops.simdist_tests.scale.default](torch.ones(1)).item()
+
+
 def by_functions() -> Any:
     own = rank()
     library.define("simdist_tests::scale", "(Tensor x) -> Tensor")
@@ -89,8 +98,9 @@ def by_functions() -> Any:
         (in_a_library("FRAGMENT"), [1.0, 2.0]),
         (by_functions, [1.0, 2.0]),
         (decomposed, [1.0, 2.0]),
+        (decomposed_for_the_compiler, [1.0, 2.0]),
     ],
-    ids=["custom_op", "DEF", "FRAGMENT", "define", "decomposition"],
+    ids=["custom_op", "DEF", "FRAGMENT", "define", "decomposition", "inductor"],
 )
 def test_each_rank_calls_what_it_defined_in_one_world_and_the_next(program: Callable[[], Any], values: Any) -> None:
     for _ in range(2):

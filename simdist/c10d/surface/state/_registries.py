@@ -219,6 +219,9 @@ def _of_module(name: str) -> tuple[Replacement, ...]:
     if name == _OPTIMIZERS:
         table, writer = module.functional_optim_map, (module, "register_functional_optim")
         return tuple(_separating("functional optimizers", [table], [writer]))
+    if name == _INDUCTOR:
+        writer = (module, "register_decomposition")
+        return tuple(_separating("decompositions of the compiler", [module.decompositions], [writer]))
     if name == _TIMER:
         return tuple(followed_variables("the client of timers", module, ("_timer_client",), ("configure",)))
 
@@ -233,10 +236,11 @@ def _of_module(name: str) -> tuple[Replacement, ...]:
     return tuple(followed("handlers of metrics", [(module, "configure")], save, load))
 
 
+_INDUCTOR = "torch._inductor.decomposition"
 _OPTIMIZERS = "torch.distributed.optim.utils"
 _TIMER = "torch.distributed.elastic.timer.api"
 _METRICS = "torch.distributed.elastic.metrics.api"
-for _name in (_OPTIMIZERS, _TIMER, _METRICS):
+for _name in (_INDUCTOR, _OPTIMIZERS, _TIMER, _METRICS):
     when_imported(_name, lambda patches, name=_name: patches.redirect(_of_module(name)))  # type: ignore[misc]
 
 
