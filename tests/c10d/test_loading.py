@@ -6,7 +6,9 @@ import io
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -81,3 +83,28 @@ def test_what_a_rank_itself_declares_safe_is_gone_with_its_world() -> None:
     simdist.run(body, world_size=2).raise_for_failure()
 
     assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.mark.parametrize("flag", [False, True], ids=["alone", "beside settings"])
+def test_types_and_hooks_stay_those_of_the_rank_that_added_them(flag: bool) -> None:
+    def body() -> tuple[list[bool], list[bool]]:
+        dist.init_process_group("gloo")
+        mine = type("Mine", (), {})
+
+        def hook(*values: object) -> None:
+            """Of this rank."""
+
+        handle = modules.register_module_forward_hook(hook)
+        torch.serialization.add_safe_globals([mine])
+        if flag:
+            torch.use_deterministic_algorithms(dist.get_rank() == 1, warn_only=True)
+        for _ in range(3):  # others have the baton meanwhile
+            dist.barrier()
+        types = torch.serialization.get_safe_globals()
+        found = [each is mine for each in types if getattr(each, "__name__", "") == "Mine"]
+        hooks = [each is hook for each in modules._global_forward_hooks.values()]
+        handle.remove()
+        return found, hooks
+
+    modules: Any = torch.nn.modules.module
+    assert simdist.run(body, world_size=2, isolate=True).values == [([True], [True])] * 2

@@ -71,7 +71,8 @@ _ALLOWING = tuple((unpickling, f"_{verb}_safe_globals") for verb in ("add", "cle
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
 _NONE: dict[int, object] = {}  # hooks, as hardly any program has them
-_State = tuple[list[object], tuple[bool, bool], tuple[bool, bool], dict[str, object], str, set[object], list[object]]
+_Settings = tuple[list[object], tuple[bool, bool], tuple[bool, bool], dict[str, object], str]
+_State = tuple[_Settings, set[object], list[object]]
 # What modules that all ranks share have registered for `torch.load` as they were imported in this world: each does it
 # once only, so that every rank has it, and it stays as long as the module does.
 _of_imports: set[object] = set()
@@ -111,20 +112,30 @@ def _set_hooks(hooks: list[Any]) -> None:
 
 def remember() -> _State:
     """What is set now, to be given to `restore`."""
+    return _settings(), set(safe_globals()), _hooks()
+
+
+def restore(state: _State) -> None:
+    """Set what `remember` found, as far as it has changed since."""
+    settings, safe, hooks = state
+    _set_settings(settings)
+    _allow(safe)
+    _set_hooks(hooks)
+
+
+def _settings() -> _Settings:
+    """All but what is set for a while, which has slots of its own: exchanged twice, it would be another rank's."""
     return (
         _read_all(),
         (core_bindings._get_deterministic_algorithms(), core_bindings._get_deterministic_algorithms_warn_only()),
         (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         dict(print_options()),
         _sharing.get_sharing_strategy(),
-        set(safe_globals()),
-        _hooks(),
     )
 
 
-def restore(state: _State) -> None:
-    """Set what `remember` found, as far as it has changed since."""
-    switches, deterministic, anomaly, printed, strategy, safe, hooks = state
+def _set_settings(settings: _Settings) -> None:
+    switches, deterministic, anomaly, printed, strategy = settings
     if _read_all() != switches:
         for (get, change), was in zip(_SWITCHES, switches, strict=True):
             if was is not None and _read(get) != was:
@@ -139,8 +150,6 @@ def restore(state: _State) -> None:
     print_options().update(printed)
     if _sharing.get_sharing_strategy() != strategy:
         original(_sharing.set_sharing_strategy)(strategy)
-    _allow(safe)
-    _set_hooks(hooks)
 
 
 def _allow(types: set[object]) -> None:
@@ -150,7 +159,7 @@ def _allow(types: set[object]) -> None:
         known.update(wanted)
 
 
-_REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, remember, restore))
+_REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, _settings, _set_settings))
 _REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswith("register_module_"))
 _FOR_A_WHILE = (
     *followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks),
