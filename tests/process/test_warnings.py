@@ -249,3 +249,13 @@ def test_prefixes_that_a_warning_skips_are_skipped() -> None:
         names["warn"]("nowhere")
 
     assert lines_of(warns) == [("test_warnings.py", line) for line in (1, 2, 3)]
+
+
+def test_a_rank_may_take_its_time_to_show_a_warning() -> None:
+    def program() -> float:
+        warnings.showwarning = lambda *_, **__: time.sleep(1)
+        warnings.simplefilter("always")
+        warnings.warn("slowly", stacklevel=1)
+        return time.monotonic()
+
+    assert simdist.run(program, world_size=2, stall_s=10).values == [1.0, 1.0]

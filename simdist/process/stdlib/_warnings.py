@@ -22,7 +22,7 @@ import functools
 import operator
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -99,9 +99,28 @@ def _own(show_all: Callable[[warnings.WarningMessage], None]) -> Callable[[warni
             if note in process.warned:
                 return
             process.warned.add(note)
-        show_all(message)
+        with contextlib.nullcontext() if process is None else _unlocked():
+            show_all(message)
 
     return show
+
+
+@contextlib.contextmanager
+def _unlocked() -> Iterator[None]:
+    """Python 3.14 shows a warning under a lock, which other ranks would wait for while a program's function parks."""
+    release, acquire = getattr(_module, "_release_lock", None), getattr(_module, "_acquire_lock", None)
+    if release is None or acquire is None:
+        yield
+        return
+    try:
+        release()
+    except RuntimeError:  # nobody holds it
+        yield
+        return
+    try:
+        yield
+    finally:
+        acquire()
 
 
 def _taken(message: warnings.WarningMessage) -> tuple[object, ...] | None:
@@ -147,7 +166,8 @@ def _skipped(frame: FrameType, prefixes: tuple[str, ...]) -> bool:
 
 
 def _has_prefix(frame: FrameType, prefixes: tuple[str, ...]) -> bool:
-    return frame.f_code.co_filename[:-1].startswith(prefixes)  # Python looks at all letters but the last (3.12, 3.13)
+    file = frame.f_code.co_filename
+    return (file if sys.version_info >= (3, 14) else file[:-1]).startswith(prefixes)  # before, not at the last letter
 
 
 def _forgetting(changed: Callable[[], None]) -> Callable[[], None]:
