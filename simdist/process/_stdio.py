@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, BinaryIO, TextIO
 
 from simdist.process._process import SimProcess
@@ -99,7 +101,21 @@ def install(patches: Patches) -> None:
     patches.replace(sys, "stdout", RankStream("stdout", sys.stdout))
     patches.replace(sys, "stderr", RankStream("stderr", sys.stderr))
     patches.replace(sys, "stdin", sys.stdin)
-    patches.replace(sys, "unraisablehook", sys.unraisablehook)
+    patches.replace(sys, "unraisablehook", _quiet_about_files(sys.unraisablehook))
+
+
+def _quiet_about_files(report: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], None]:
+    """Python 3.14 reports files whose finalizers fail, and no Python before it.
+
+    They are those of killed ranks, closed under their writers, and whichever rank collects them would report them.
+    """
+
+    @functools.wraps(report)
+    def hook(unraisable: sys.UnraisableHookArgs, /) -> None:
+        if not (unraisable.err_msg or "").startswith("Exception ignored while finalizing file"):
+            report(unraisable)
+
+    return hook
 
 
 def descriptor_of(process: SimProcess, name: str) -> int:

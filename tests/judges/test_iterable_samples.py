@@ -55,8 +55,9 @@ class Ones(Rows):
 def train(rank: int, *, kind: type[Rows], workers: int = 0, steps: bool = True, wrapped: bool = True) -> None:
     model: nn.Module = DistributedDataParallel(net()) if wrapped else net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    how = "fork" if workers else None  # workers ask for the group of their rank
     for _ in range(2):
-        for batch in DataLoader(kind(), batch_size=2, num_workers=workers):
+        for batch in DataLoader(kind(), batch_size=2, num_workers=workers, multiprocessing_context=how):
             loss = model(batch).sum()
             if steps:
                 optimizer.zero_grad()
