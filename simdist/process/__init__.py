@@ -35,14 +35,13 @@ from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, Memory, global_generators
 from simdist.process._runtime import Extra, Extras, Runtime, class_on_ranks, current_process, current_runtime, on_ranks
-from simdist.process._slots import Slot, Slots
+from simdist.process._slots import OWN_ATTRIBUTES, Slot, Slots
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 from simdist.process._when_imported import adapted_modules, when_imported
 from simdist.process.children._child_processes import adopt_connections, hand_connections, separate_attributes
 from simdist.process.children._ignored_signals import ignored_by_host
-from simdist.process.modules._attributes import OWN_ATTRIBUTES
 from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
 from simdist.process.modules._sharing import PER_RANK, Sharing

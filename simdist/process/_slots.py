@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, Memory, RandomStates
 
-__all__ = ["Slot", "Slots", "Swap"]
+__all__ = ["OWN_ATTRIBUTES", "Slot", "Slots", "Swap"]
 
 _S = TypeVar("_S")
 Swap = Callable[[SimProcess | None, SimProcess | None], None]
@@ -40,6 +40,12 @@ class Slot(Generic[_S]):
     load: Callable[[_S], object]
     fresh: Callable[[SimProcess, _S], _S]
     forked: Callable[[_S], _S] = _the_same  # what a forked child has of its parent's
+
+
+OWN_ATTRIBUTES: dict[str, dict[str, Slot[Any] | None]] = {}
+"""Attributes of modules that each process has for itself anyway, by module and name: from its first, or from the moment
+that it is set, if a slot is named. The module that makes such a slot adds them. Exchanged with all other attributes as
+well, each process would get what another has set."""
 
 
 class _Swapped(Generic[_S]):

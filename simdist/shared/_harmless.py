@@ -72,6 +72,7 @@ _ATTRIBUTES = {
     "sys.last_traceback": "for a debugger",
     "sys.last_type": "for a debugger",
     "sys.last_value": "for a debugger",
+    "sys.lazy_modules": _IMPORTS,  # of Python 3.15
     "sys.modules": _IMPORTS,
     "sys.path_importer_cache": _IMPORTS,
     "tempfile._name_sequence": "names of temporary files, drawn anew in a process of another number",

@@ -163,6 +163,10 @@ def _found_late(variables: _Variables) -> frozenset[str]:
     return frozenset(map(str, variables.get("__all__", ()))) if "__getattr__" in variables else frozenset()
 
 
+# Of Python 3.15: what a name is until its first use, and its import.
+_LAZY = (types.LazyImportType,) if hasattr(types, "LazyImportType") else ()
+
+
 def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:
     if same_entries(before, now):
         return  # as nearly always
@@ -170,7 +174,7 @@ def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tup
         if key not in before:
             if not isinstance(value, types.ModuleType):  # a part of a package, imported meanwhile
                 yield prefix + key, "added"
-        elif before[key] is not value and not _alike(before[key], value):
+        elif before[key] is not value and type(before[key]) not in _LAZY and not _alike(before[key], value):
             yield prefix + key, "set"
     for key in before:
         if key not in now:

@@ -157,3 +157,20 @@ def test_a_variable_of_a_library_that_a_function_sets_is_the_rank_s_own() -> Non
 
     assert values(settings, 2) == [["mine", True, False], ["messages", False, True]]
     assert (gettext.textdomain(), torch.hub.get_dir(), vars(urllib.request)["_opener"]) == before
+
+
+def test_a_setting_that_a_program_writes_itself_stays_its_own() -> None:
+    """Under isolation, where all attributes of modules that a program sets are its own: this one once, not twice."""
+
+    def program() -> bool:
+        dist.init_process_group("gloo")
+        own = f"/of/{dist.get_rank()}"
+        torch.hub.set_dir("/by/its/function")
+        dist.barrier()
+        torch.hub._hub_dir = own
+        dist.barrier()
+        return torch.hub.get_dir() == own
+
+    before = torch.hub.get_dir()
+    assert simdist.run(program, world_size=2, isolate=True).values == [True, True]
+    assert torch.hub.get_dir() == before

@@ -46,14 +46,14 @@ from simdist.inside.python import (
 )
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process
-from simdist.process._slots import Slot
+from simdist.process._slots import OWN_ATTRIBUTES
 from simdist.process.modules._fork_copies import is_users
 from simdist.process.modules._sharing import Sharing
 from simdist.process.stdlib._tempfiles import FOLDER_SLOT
 from simdist.process.stdlib._warnings import FILTERS_SLOT
 from simdist.process.threads._thread_slots import HOOK_SLOT
 
-__all__ = ["OWN_ATTRIBUTES", "AttributeViews"]
+__all__ = ["AttributeViews"]
 
 _T = TypeVar("_T")
 _Holder = type | ModuleType
@@ -61,14 +61,14 @@ _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
-OWN_ATTRIBUTES: dict[str, dict[str, Slot[Any] | None]] = {
-    "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
-    "tempfile": {"tempdir": FOLDER_SLOT},
-    "threading": {"excepthook": HOOK_SLOT},
-    "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
-}
-"""What each process has for itself anyway, by module and name: from its first, or from the moment that it is set, if a
-slot is named; the layers above add theirs. Exchanged here as well, each would get what another has set."""
+OWN_ATTRIBUTES.update(
+    {
+        "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
+        "tempfile": {"tempdir": FOLDER_SLOT},
+        "threading": {"excepthook": HOOK_SLOT},
+        "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
+    }
+)
 
 
 class _Template:

@@ -29,7 +29,7 @@ from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_runtime
-from simdist.process._slots import Slot
+from simdist.process._slots import OWN_ATTRIBUTES, Slot
 
 try:
     import _locale
@@ -64,7 +64,10 @@ def followed(
     slot: Slot[_S] = Slot(name, save, load, _as_the_host)
     if copied is not None:
         slot = Slot(name, save, load, lambda process, of_host: copied(of_host), copied)
+    return _separating(slot, writers)
 
+
+def _separating(slot: Slot[_S], writers: Sequence[Writer]) -> list[Replacement]:
     def separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
         def change(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -92,7 +95,9 @@ def followed_variables(
 
     if not all(each in namespace for each in variables):
         return []
-    return followed(name, [(module, writer) for writer in writers], save, load)
+    slot = Slot(name, save, load, _as_the_host)
+    OWN_ATTRIBUTES.setdefault(module.__name__, {}).update(dict.fromkeys(variables, slot))
+    return _separating(slot, [(module, writer) for writer in writers])
 
 
 def _as_the_host(process: SimProcess, of_host: _S) -> _S:
