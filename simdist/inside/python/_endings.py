@@ -40,7 +40,7 @@ def end_process(code: int) -> None:
     "python.end",
     what="the interpreter waits for threads and runs what atexit was given by functions that can be called earlier",
     source="CPython, Python/pylifecycle.c, Py_FinalizeEx",
-    seen="3.11 to 3.13",
+    seen="3.11 to 3.14",
     feature="a command ends only when Python has taken all of torch apart",
 )
 def _differs() -> str:

@@ -137,7 +137,7 @@ def own_random_words() -> memoryview[int] | None:
     "python.random",
     what="the generator of `random` keeps an index and 624 words right behind its header",
     source="CPython, Modules/_randommodule.c, RandomObject",
-    seen="3.11 to 3.13",
+    seen="3.11 to 3.14",
     feature="quick hand-overs: the state is read by `getstate`, which costs more",
 )
 def _random_is_known() -> str:
@@ -148,7 +148,7 @@ def _random_is_known() -> str:
     "python.buffers",
     what="a `Py_buffer` begins with the address",
     source="CPython, Include/pybuffer.h",
-    seen="3.11 to 3.13",
+    seen="3.11 to 3.14",
     feature="a sync of a memory map that a library's C code asks for is not seen",
 )
 def _buffer_is_known() -> str:

@@ -116,7 +116,7 @@ def can_exchange_setters() -> bool:
     "python.setters",
     what="the 20th word of a type is the function that sets attributes",
     source="CPython, Include/cpython/object.h, PyTypeObject.tp_setattro",
-    seen="3.11 to 3.13",
+    seen="3.11 to 3.14",
     feature="attributes that ranks set on modules and classes are shared between ranks",
 )
 def _setters_are_known() -> str:
