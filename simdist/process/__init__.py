@@ -35,7 +35,7 @@ from simdist.process._patches import Patched, Patches, Replacement, patched_now
 from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, Memory, global_generators
 from simdist.process._runtime import Extra, Extras, Runtime, class_on_ranks, current_process, current_runtime, on_ranks
-from simdist.process._slots import OWN_ATTRIBUTES, Slot, Slots
+from simdist.process._slots import Slot, Slots, name_own
 from simdist.process._stdio import RankStream
 from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
@@ -59,7 +59,6 @@ from simdist.process.threads._tracing import trace_main_thread
 
 __all__ = [
     "COPIERS",
-    "OWN_ATTRIBUTES",
     "PER_RANK",
     "Extra",
     "Extras",
@@ -108,6 +107,7 @@ __all__ = [
     "is_filter_of_import",
     "leave_to_rounds",
     "moved_file",
+    "name_own",
     "on_ranks",
     "original",
     "own",

@@ -9,14 +9,14 @@ nobody does pays nothing for it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, Memory, RandomStates
 
-__all__ = ["OWN_ATTRIBUTES", "Slot", "Slots", "Swap"]
+__all__ = ["Slot", "Slots", "Swap", "name_own", "own_names"]
 
 _S = TypeVar("_S")
 Swap = Callable[[SimProcess | None, SimProcess | None], None]
@@ -42,10 +42,22 @@ class Slot(Generic[_S]):
     forked: Callable[[_S], _S] = _the_same  # what a forked child has of its parent's
 
 
-OWN_ATTRIBUTES: dict[str, dict[str, Slot[Any] | None]] = {}
-"""Attributes of modules that each process has for itself anyway, by module and name: from its first, or from the moment
-that it is set, if a slot is named. The module that makes such a slot adds them. Exchanged with all other attributes as
-well, each process would get what another has set."""
+# Attributes of modules that each process has for itself anyway, by module and name.
+_own: dict[str, dict[str, Slot[Any] | None]] = {}
+
+
+def name_own(module: str, names: Iterable[str], slot: Slot[_S] | None = None) -> None:
+    """Name attributes of a module that each process has for itself anyway, in `slot` from when they are set.
+
+    Without a slot, from its first moment. Exchanged with all other attributes as well, each process would get what
+    another has set.
+    """
+    _own.setdefault(module, {}).update(dict.fromkeys(names, slot))
+
+
+def own_names(module: str) -> Mapping[str, Slot[Any] | None]:
+    """What `name_own` was given for a module: the slot of each attribute, None for those that need none."""
+    return _own.get(module, {})
 
 
 class _Swapped(Generic[_S]):

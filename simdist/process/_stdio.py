@@ -104,16 +104,16 @@ def install(patches: Patches) -> None:
     patches.replace(sys, "unraisablehook", _quiet_about_files(sys.unraisablehook))
 
 
-def _quiet_about_files(report: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], None]:
+def _quiet_about_files(report: Callable[..., object]) -> Callable[..., None]:
     """Python 3.14 reports files whose finalizers fail, and no Python before it.
 
     They are those of killed ranks, closed under their writers, and whichever rank collects them would report them.
     """
 
     @functools.wraps(report)
-    def hook(unraisable: sys.UnraisableHookArgs, /) -> None:
+    def hook(unraisable: sys.UnraisableHookArgs, /, **options: object) -> None:  # pytest's takes some
         if not (unraisable.err_msg or "").startswith("Exception ignored while finalizing file"):
-            report(unraisable)
+            report(unraisable, **options)
 
     return hook
 

@@ -46,7 +46,7 @@ from simdist.inside.python import (
 )
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process
-from simdist.process._slots import OWN_ATTRIBUTES
+from simdist.process._slots import name_own, own_names
 from simdist.process.modules._fork_copies import is_users
 from simdist.process.modules._sharing import Sharing
 from simdist.process.stdlib._tempfiles import FOLDER_SLOT
@@ -61,14 +61,10 @@ _MISSING = object()
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
-OWN_ATTRIBUTES.update(
-    {
-        "sys": dict.fromkeys(("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules")),
-        "tempfile": {"tempdir": FOLDER_SLOT},
-        "threading": {"excepthook": HOOK_SLOT},
-        "warnings": dict.fromkeys(("filters", "showwarning"), FILTERS_SLOT),
-    }
-)
+name_own("sys", ("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules"))
+name_own("tempfile", ("tempdir",), FOLDER_SLOT)
+name_own("threading", ("excepthook",), HOOK_SLOT)
+name_own("warnings", ("filters", "showwarning"), FILTERS_SLOT)
 
 
 class _Template:
@@ -266,7 +262,7 @@ class AttributeViews:
             return
         if not self._is_shared(process, owner):
             return
-        of_slots = OWN_ATTRIBUTES.get(vars(owner)["__name__"], {}) if isinstance(owner, ModuleType) else {}
+        of_slots = own_names(vars(owner)["__name__"]) if isinstance(owner, ModuleType) else {}
         if name in of_slots:
             slot = of_slots[name]
             if slot is not None:

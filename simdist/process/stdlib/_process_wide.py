@@ -29,7 +29,7 @@ from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_runtime
-from simdist.process._slots import OWN_ATTRIBUTES, Slot
+from simdist.process._slots import Slot, name_own
 
 try:
     import _locale
@@ -96,7 +96,7 @@ def followed_variables(
     if not all(each in namespace for each in variables):
         return []
     slot = Slot(name, save, load, _as_the_host)
-    OWN_ATTRIBUTES.setdefault(module.__name__, {}).update(dict.fromkeys(variables, slot))
+    name_own(module.__name__, variables, slot)
     return _separating(slot, [(module, writer) for writer in writers])
 
 

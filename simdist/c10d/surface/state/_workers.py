@@ -23,7 +23,6 @@ from torch.utils.data import dataloader
 from simdist.inside.torch import loader_signals, loader_worker
 from simdist.process import (
     COPIERS,
-    OWN_ATTRIBUTES,
     Extra,
     Patches,
     Replacement,
@@ -31,6 +30,7 @@ from simdist.process import (
     Slot,
     current_process,
     current_runtime,
+    name_own,
 )
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def _load_checkpoints(process: object) -> None:
 # The process of `async_save`, which DCP keeps for the next checkpoint.
 _CHECKPOINTS: Slot[object] = Slot(_EXECUTOR, _save_checkpoints, _load_checkpoints, lambda process, host: None)
 
-OWN_ATTRIBUTES[loader_worker.__name__] = {"_worker_info": _INFO}
-OWN_ATTRIBUTES[loader_signals.__name__] = {"_SIGCHLD_handler_set": _HANDLER_SET}
-OWN_ATTRIBUTES[_EXECUTOR] = {"_CHECKPOINT_PROCESS": _CHECKPOINTS}
+name_own(loader_worker.__name__, ("_worker_info",), _INFO)
+name_own(loader_signals.__name__, ("_SIGCHLD_handler_set",), _HANDLER_SET)
+name_own(_EXECUTOR, ("_CHECKPOINT_PROCESS",), _CHECKPOINTS)
 
 
 # -- replacements ----------------------------------------------------------------------------------------------------
