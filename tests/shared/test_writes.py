@@ -120,6 +120,30 @@ def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatc
     assert written.lines() == ["late_names.other: added"]
 
 
+def test_classes_that_are_equal_to_others_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `typing._UnionGenericAlias` is to `typing.Union`, from Python 3.14 on."""
+
+    class Alike(type):
+        def __eq__(cls, other: object) -> bool:
+            return isinstance(other, Alike)
+
+        def __hash__(cls) -> int:
+            return 1
+
+    module = types.ModuleType("equal_classes")
+    for name in ("One", "Other"):
+        setattr(module, name, Alike(name, (), {"__module__": module.__name__, name: 1}))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def body() -> None:
+        module.Other.added = 1
+
+    with shared_writes() as written:
+        simdist.run(body, world_size=1).raise_for_failure()
+
+    assert written.lines() == ["equal_classes.Other.added: added"]
+
+
 @functools.singledispatch
 def json_like(thing: object) -> str:
     """A function that a library lets others extend."""
