@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import select
 import selectors
@@ -156,3 +157,24 @@ def test_a_loop_that_waits_for_ever_hangs_and_says_so() -> None:
 
     assert result.ranks[0].status == "hung"
     assert result.ranks[0].waiting == "wait for file descriptors (an event loop, or a selector)"
+
+
+@pytest.mark.skipif(not hasattr(os, "readinto"), reason="this Python has no os.readinto")
+def test_bytes_of_a_pipe_are_read_into_a_buffer_in_virtual_time() -> None:
+    def late(end: Any) -> None:
+        time.sleep(1)
+        os.write(end.fileno(), b"abc")
+
+    def body() -> list[Any]:
+        forking = multiprocessing.get_context("fork")
+        ours, theirs = forking.Pipe(duplex=False)
+        child = forking.Process(target=late, args=(theirs,))
+        child.start()
+        theirs.close()
+        room = bytearray(5)
+        read: Any = vars(os)["readinto"]
+        found = [read(ours.fileno(), room), bytes(room), read(ours.fileno(), room), round(time.monotonic(), 2)]
+        child.join()
+        return found
+
+    assert simdist.run(body, world_size=1).values == [[3, b"abc\0\0", 0, 1.0]]
