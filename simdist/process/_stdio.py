@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, TextIO
 
 from simdist.process._process import SimProcess
-from simdist.process._runtime import Patches, current_process
+from simdist.process._runtime import Patches, current_process, current_runtime
 from simdist.process._stream_files import Descriptor
 
 __all__ = ["STREAMS", "RankStream", "descriptor_of", "install"]
@@ -105,14 +105,17 @@ def install(patches: Patches) -> None:
 
 
 def _quiet_about_files(report: Callable[..., object]) -> Callable[..., None]:
-    """Python 3.14 reports files whose finalizers fail, and no Python before it.
+    """Leave out files of killed ranks, closed under their writers: the rank that collects them would report them.
 
-    They are those of killed ranks, closed under their writers, and whichever rank collects them would report them.
+    Python reports finalizers of files that fail from 3.14 on.
     """
 
     @functools.wraps(report)
     def hook(unraisable: sys.UnraisableHookArgs, /, **options: object) -> None:  # pytest's takes some
-        if not (unraisable.err_msg or "").startswith("Exception ignored while finalizing file"):
+        runtime = current_runtime()
+        of_a_file = (unraisable.err_msg or "").startswith("Exception ignored while finalizing file")
+        killed = runtime is not None and any(each.status == "killed" for each in runtime.processes.values())
+        if not (of_a_file and killed):
             report(unraisable, **options)
 
     return hook

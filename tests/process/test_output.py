@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -384,3 +385,25 @@ def test_a_child_has_what_its_parent_laid_over(tmp_path: Path) -> None:
     simdist.run(body, world_size=1).raise_for_failure()
 
     assert (tmp_path / "file").read_text() == "fork\nspawn\n"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_files_of_killed_ranks_are_not_reported_by_others(monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    """Python 3.14 reports a file whose finalizer fails; whichever rank collects it is asked."""
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    of_a_file = types.SimpleNamespace(err_msg="Exception ignored while finalizing file <a file>")
+    of_another = types.SimpleNamespace(err_msg=None)
+
+    def body() -> None:
+        if os.environ[RANK] == "1" and killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        if os.environ[RANK] == "0":
+            for each in (of_a_file, of_another):
+                hook: Any = sys.unraisablehook
+                hook(each)
+
+    simdist.run(body, world_size=2)
+
+    assert reported == ([of_another] if killed else [of_a_file, of_another])

@@ -255,7 +255,7 @@ class SimWork(Work):
         """The tensors that it filled.
 
         Raises:
-            RuntimeError: an opaque work does not say, and no other before it is done.
+            RuntimeError: the work is not done, or it is opaque: such a work has no result.
         """
         if self.opaque:
             raise RuntimeError("result() not implemented.")

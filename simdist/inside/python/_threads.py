@@ -42,3 +42,16 @@ def _is_raised() -> str:
             pass
         return "it was not raised"
     return ""
+
+
+@fact(
+    "python.thread_handles",
+    what="a Thread keeps what its join waits for in an attribute with one of two names, since Python 3.13",
+    source="CPython, Lib/threading.py, Thread.__init__",
+    seen="3.11 to 3.14",
+    feature="join of a rank's threads raises that they were not started",
+)
+def _keeps_handle() -> str:
+    if hasattr(_thread, "start_joinable_thread") and not HANDLE_OF_THREAD:
+        return f"a thread has neither {' nor '.join(_NAMES)}"
+    return ""
