@@ -26,6 +26,7 @@ from simdist.inside.torch import (
     cuda_variables,
     cudnn_bindings,
     cudnn_module,
+    device_hooks,
     is_built_for_cuda,
     says_cuda,
 )
@@ -120,7 +121,7 @@ class DeviceState:
             patches.replace(cudnn_bindings(), name, version)
         if not is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
             patches.wrap(cudnn_module(), "is_acceptable", on_ranks(lambda _: False))
-        patches.replace(core_bindings, "_show_config", _config)
+        patches.wrap(core_bindings, "_show_config", _without_a_library_of_cuda)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -184,11 +185,14 @@ def _put_back_properties() -> None:
         cuda_variables["_get_device_properties"] = _PROPERTIES
 
 
-_CONFIG: str = core_bindings._show_config()  # asked for now: on devices torch asks a library of CUDA, too
+def _without_a_library_of_cuda(show_config: Callable[[], str]) -> Callable[[], str]:
+    """With devices torch would ask one, for the version that runs and what is on each of them."""
 
+    def _show_config() -> str:
+        with device_hooks().unseen():
+            return show_config()
 
-def _config() -> str:
-    return _CONFIG
+    return _show_config
 
 
 def _is_on_a_rank() -> bool:

@@ -35,7 +35,9 @@ def test_to_choose_a_device_begins() -> None:
 
 
 def test_the_settings_of_the_build_are_shown_with_devices_too() -> None:
-    assert values(torch.__config__.show) == [torch.__config__.show()]
+    (shown,) = values(torch.__config__.show)
+    assert "Build settings" in shown
+    assert set(shown.splitlines()) <= set(torch.__config__.show().splitlines())  # which names a real GPU, too
 
 
 def test_each_rank_begins_for_itself() -> None:

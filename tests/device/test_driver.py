@@ -60,6 +60,7 @@ def body():
     torch.empty(3).pin_memory().cuda(non_blocking=True)
     square = torch.randn(8, 8, device="cuda")
     torch.linalg.svd(square), torch.fft.fft(square), square.sort(), torch.cuda.memory_stats(), torch.cuda.mem_get_info()
+    torch.__config__.show()
     return torch.cuda.get_device_capability(), torch.backends.cudnn.is_available(), torch.version.cuda
 
 result = simdist.run(body, world_size=2, backend="nccl")

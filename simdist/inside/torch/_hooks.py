@@ -69,6 +69,8 @@ class DeviceHooks:
         self._begun_at = 0  # known once the hooks have been checked
         self._hooks: Any = Pointer.from_address(_found_by(_HOOKS))
         self._old_table = self._hooks.value
+        # What a CPU build answers, in a CUDA build too.
+        self._plain_table = (_plain_table() if is_built_for_cuda() else self._old_table) or 0
         self._new_table = self._make_table()
         try:
             self._check()
@@ -96,11 +98,18 @@ class DeviceHooks:
         finally:
             self._require_init(CUDA_TYPE, True)
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Inside, C++ finds no devices, where it found these."""
+        before, self._hooks.value = self._hooks.value, self._plain_table
+        try:
+            yield
+        finally:
+            self._hooks.value = before
+
     # -- making it -----------------------------------------------------------------------------------------------
 
     def _make_table(self) -> int:
-        # What a CPU build answers, in a CUDA build too.
-        plain = _plain_table() if is_built_for_cuda() else self._old_table
         allocator = self._make_allocator()
         guard, yes = self._guard, self._guard.answer_one
         answers: dict[int, Any] = {
@@ -115,7 +124,7 @@ class DeviceHooks:
             _PINNED_ALLOCATOR: ctypes.CFUNCTYPE(Pointer, Pointer)(lambda _: allocator),
             _HAS_CUDA: yes,
         }
-        address, table = copy_table(ctypes.cast(plain or 0, ctypes.POINTER(Pointer)), _WORDS, answers)
+        address, table = copy_table(ctypes.cast(self._plain_table, ctypes.POINTER(Pointer)), _WORDS, answers)
         keep_for_ever(table, answers)
         return address
 
