@@ -11,6 +11,7 @@ milliseconds, not seconds. Intra-op threads are set to 1 in each child: an OpenM
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -181,6 +182,7 @@ def _child_main(
     started: float,
     writer: connection.Connection,
 ) -> int:
+    gc.freeze()  # a collection would go through all that the parent has, and copy its memory
     signal.set_wakeup_fd(-1)
     faulthandler.disable()  # pytest's: how a rank dies is in its outcome, not by a dump in the log
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):

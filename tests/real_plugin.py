@@ -166,7 +166,7 @@ class _RunAgain:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """The line that says why it failed."""
+    """What says why it failed, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip() or "nothing"
-    return text.splitlines()[0] if crash is not None else text.splitlines()[-1]
+    return " ".join(text.split())[:_COLUMNS] if crash is not None else text.splitlines()[-1]

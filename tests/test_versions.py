@@ -76,7 +76,7 @@ def test_a_version_gets_an_environment_and_a_row(tmp_path: Path, capsys: pytest.
     devices = f"no such thing | not run | 7 of 7, 61 s | 6 of 7, not {name}, 61 s"
     works = "works | works | works"
     assert f"| 2.14.1 | CUDA-13.0 | 3.11 | {works} | {devices} | 1 passed, 1 skipped | 1 | 1 | 12 |" in out
-    assert f"failed with torch 2.14.1, Python 3.11: {FAILED}" in out
+    assert f"failed with torch 2.14.1, Python 3.11: {FAILED}: x" in out
     (row,) = json.loads(file.read_text())
     assert (row["failed"], row["passed"], row["skipped"], len(row["known"])) == ([FAILED], 1, 1, 1)
     install = next(each for each in commands if "pip" in each)

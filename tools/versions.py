@@ -39,6 +39,7 @@ KERNELS = ("python", "compiled")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _PYTHON = re.compile(r"3\.\d+")
 _LIMIT_S = 4 * 3600
+_SHOWN = 300  # letters of a failure
 
 Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 """Runs a command in the repository, and returns what it printed."""
@@ -62,6 +63,7 @@ class Row:
     skipped: int = 0
     known: list[str] = field(default_factory=list)  # tests that fail where torch is known to differ
     failed: list[str] = field(default_factory=list)  # all others that fail
+    why: dict[str, str] = field(default_factory=dict)  # what each of these showed
     problem: str = ""  # why nothing could be tried
 
     @property
@@ -274,8 +276,12 @@ def count(row: Row, report: Path, known: dict[str, str]) -> None:
     for case in root.iter("testcase"):
         name = _name(case.get("classname", ""), case.get("name", ""))
         test, ok = name.partition("[")[0], False
-        if case.find("failure") is not None or case.find("error") is not None:
-            (row.known if name in known else row.failed).append(name)
+        wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if wrong is not None and name in known:
+            row.known.append(name)
+        elif wrong is not None:
+            row.failed.append(name)
+            row.why[name] = " ".join(wrong.get("message", "").split())[:_SHOWN]
         elif case.find("skipped") is not None:
             row.skipped += 1
         else:
@@ -314,7 +320,8 @@ def table(rows: Sequence[Row]) -> str:
         cells += [f"{row.passed} passed, {row.skipped} skipped", str(len(row.known)), str(len(row.failed))]
         lines.append(f"{which} {' | '.join([*cells, f'{row.seconds:.0f}'])} |")
     for row in rows:
-        lines += [f"failed with torch {row.torch}, Python {row.python}: {name}" for name in row.failed]
+        failed = [f"{name}: {row.why[name]}" if row.why.get(name) else name for name in row.failed]
+        lines += [f"failed with torch {row.torch}, Python {row.python}: {each}" for each in failed]
     return "\n".join(lines)
 
 
