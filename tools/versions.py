@@ -129,6 +129,10 @@ def _is_version(text: str) -> bool:
     return _VERSION.fullmatch(text) is not None
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _exists(test: str) -> bool:
     return (ROOT / test.partition("::")[0]).exists()
 
@@ -184,7 +188,8 @@ def _tried(version: str, environment: Path, tests: Sequence[str], run: Run) -> R
         row.programs[form] = _of_programs(run([python, "-c", _PROGRAMS, form, *GPU_PROGRAMS]))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
-        done = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests])
+        words = ["-q", "-p", "no:cacheprovider", "-n", str(_cores()), f"--junitxml={report}", *tests]
+        done = run([python, "-m", "pytest", *words])
         if not report.exists():
             row.problem = _last_line(done)
             return row
