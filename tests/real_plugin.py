@@ -25,6 +25,7 @@ MARKER = "real: needs real processes or real time; runs with --real"
 _AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
 _ALONE = 2  # more attempts of a test that failed
 _LONGEST_S = 300
+_FORKS = "parity"  # its worlds are forks, which die the slower the more memory pytest has by then: first of all
 _COLUMNS = 400  # so that a reason is shown whole
 
 
@@ -84,6 +85,8 @@ class _Selection:
         if left_out:
             items[:] = [item for item in items if (item.get_closest_marker("real") is not None) == self._real]
             config.hook.pytest_deselected(items=left_out)
+        if self._real:
+            items.sort(key=lambda item: item.path.parent.name != _FORKS)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._left_out and not self._real:

@@ -22,6 +22,7 @@ from tests.real_gloo import run_real
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
 
 TIMEOUT_S = 0.6
+CALL_S = 0.2  # the system takes its time to close the connections of a dead process: it frees its memory first
 END_S = 1.0  # every rank that lives on does so until here, so that no exit is mistaken for a crash
 
 
@@ -72,7 +73,7 @@ def absent(name: str, rank: int, dead: bool) -> Log:
             die(log)
         log.sleep_until(END_S)
         return log
-    log.sleep_until(0.1)
+    log.sleep_until(CALL_S)
     log.call(name, COLLECTIVES[name.removesuffix("~")])
     log.sleep_until(END_S)
     return log
@@ -104,7 +105,7 @@ def peers_exit_on_error() -> None:
     log = Log.of_world(TIMEOUT_S)
     if dist.get_rank() == 1:
         die(log)
-    log.sleep_until(0.1)
+    log.sleep_until(CALL_S)
     dist.all_reduce(ones())
 
 
@@ -124,7 +125,7 @@ def second_call_after_a_death() -> Log:
     log = Log.of_world(TIMEOUT_S)
     if dist.get_rank() == 1:
         die(log)
-    log.sleep_until(0.1)
+    log.sleep_until(CALL_S)
     for name in ("all_reduce", "barrier", "all_gather"):
         log.call(name, COLLECTIVES[name])
     log.sleep_until(END_S)
@@ -224,7 +225,7 @@ def point_to_point_with_a_dead_peer() -> Log:
     log = Log.of_world(TIMEOUT_S)
     if dist.get_rank() == 1:
         die(log)
-    log.sleep_until(0.1)
+    log.sleep_until(CALL_S)
     if dist.get_rank() == 0:
         log.call("recv", lambda: dist.recv(ones(), 1))
         log.call("recv again", lambda: dist.recv(ones(), 1))
@@ -324,7 +325,7 @@ def monitored_barrier_with_a_dead_rank() -> Log:
     log = Log.of_world(TIMEOUT_S)
     if dist.get_rank() == 1:
         die(log)
-    log.sleep_until(0.1)
+    log.sleep_until(CALL_S)
     log.call("monitored_barrier", lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.4)))
     log.sleep_until(END_S)
     return log

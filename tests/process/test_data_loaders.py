@@ -24,6 +24,7 @@ import simdist
 from simdist.cluster import build
 from simdist.faults import Crash
 from tests.c10d.worlds import values
+from tests.real_answers import real_answer
 
 ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -199,10 +200,14 @@ def test_workers_are_the_same_in_every_run() -> None:
     assert first.digest == second.digest
 
 
+def failures(method: str) -> list[Any]:
+    return [failure(method, action) for action in FAILURES]
+
+
 PARTS: dict[str, Callable[[str], Any]] = {
     **{"".join(options) or "plain": functools.partial(batches, options=options) for options in OPTIONS},
     "iterable": counted,
-    "failures": lambda method: [failure(method, action) for action in FAILURES],
+    "failures": failures,
 }
 EXPECTED: dict[str, Any] = {
     **{"".join(options) or "plain": BATCHES["".join(options)] for options in OPTIONS},
@@ -211,24 +216,12 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-def answer(end: Any, part: str, method: str) -> None:
-    end.send(PARTS[part](method))
-
-
 @pytest.mark.real
-@pytest.mark.timeout(300)  # up to five interpreters begin here, each with torch
 @ONE_CORE
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_real_workers_do_all_that(part: str, method: str) -> None:
-    context = mp.get_context("spawn")
-    mine, theirs = context.Pipe(duplex=False)
-    runner = context.Process(target=answer, args=(theirs, part, method))
-    runner.start()
-    theirs.close()  # so that the end of the runner is the end of the pipe, and not a wait for ever
-
-    assert mine.recv() == EXPECTED[part]
-    runner.join()
+    assert real_answer(PARTS[part], method, tuple(PARTS.values())) == EXPECTED[part]
 
 
 @pytest.mark.usefixtures("small_heap")

@@ -26,6 +26,7 @@ import torch.multiprocessing as mp
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import simdist
+from tests.real_answers import real_answer
 
 start_processes: Any = vars(mp)["start_processes"]
 
@@ -223,20 +224,11 @@ def test_processes_of_a_rank_do_what_real_ones_do(program: Callable[[str], Any],
     assert result.virtual_time_ns < 100_000_000
 
 
-def report(answers: Any, program: Callable[[str], Any], method: str) -> None:
-    answers.put(program(method))
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("method", PREFIXES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_real_processes_do_that(program: Callable[[str], Any], method: str) -> None:
-    context: Any = mp.get_context("spawn")  # whose names begin with 1
-    answers = context.SimpleQueue()
-    runner = context.Process(target=report, args=(answers, program, method))
-    runner.start()
-    found = answers.get()
-    runner.join()
+    found = real_answer(program, method, tuple(PROGRAMS))
 
     names = re.compile(r"Process-[\d:]+")  # the runner's own number is in front
     assert names.sub("", repr(found)) == names.sub("", repr(PROGRAMS[program](method)))
