@@ -172,4 +172,7 @@ def _reason(report: pytest.TestReport) -> str:
     """What says why it failed, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip() or "nothing"
-    return " ".join(text.split())[:_COLUMNS] if crash is not None else text.splitlines()[-1]
+    if crash is None:
+        return text.splitlines()[-1]
+    said, _, _ = text.partition("\nassert ")  # what pytest adds to a message of the test's own
+    return " ".join(said.split())[:_COLUMNS]
