@@ -105,6 +105,7 @@ class PythonReplacements:
         patches.install(_ALWAYS)
         _when_imported.install(patches)
         _environ.begin(patches)
+        _rare_settings.begin(patches)
         _warnings.begin()
         _stdio.install(patches)
         _lock_methods.bind_again()

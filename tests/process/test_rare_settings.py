@@ -6,6 +6,7 @@ import asyncio
 import gettext
 import mimetypes
 import multiprocessing
+import os
 import resource
 import sys
 import tracemalloc
@@ -48,6 +49,25 @@ def test_limits_are_on_paper_and_judged_as_the_system_does() -> None:
         "expected a tuple of 2 integers",
         100,
     ]
+
+
+def test_ranks_have_more_files_open_together_than_one_process_may() -> None:
+    def body() -> tuple[int, int]:
+        dist.init_process_group("gloo")
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(150)]
+        dist.barrier()
+        for file in files:
+            os.close(file)
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 500, before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, few)
+    try:
+        assert values(body, 4) == [few] * 4
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == few
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_what_ranks_know_of_types_of_files_is_there_for_their_children_too() -> None:

@@ -1,11 +1,14 @@
 """Settings of a process in modules that few programs import: limits, the tracing of memory, types of files, loops.
 
 Limits (`resource.setrlimit`) are each process's own on paper: a rank finds what it has set, and the host is under the
-ones that it had. So they limit nothing here, and no program that a rank starts.
+ones that it had. So they limit nothing here, and no program that a rank starts. Only the number of open files is
+raised while a world lives: all ranks share the host's, and each has as many as a process of its own, with copies of
+pipes for each worker of a DataLoader.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
@@ -23,13 +26,37 @@ from simdist.process.stdlib._process_wide import followed, followed_variables
 if TYPE_CHECKING:
     import mimetypes
 
-__all__ = ["ADAPTERS"]
+__all__ = ["ADAPTERS", "begin"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Limits = dict[int, tuple[int, int]]  # the soft and the hard one, by resource
 
+_FILES = 65_536  # that a process may have open: more than the workers of a thousand ranks
+
 _set: _Limits = {}  # limits, of the process that has the baton
+_raised: _Limits = {}  # limits of the host that are higher while a world lives, as they were
+
+
+def begin(patches: Patches) -> None:
+    """Let the host open as many files as its ranks need together, if the system allows it."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return
+    before = soft, hard = original(resource.getrlimit)(resource.RLIMIT_NOFILE)
+    wanted = int(min(_FILES, _size(hard, resource.RLIM_INFINITY)))
+    if _size(soft, resource.RLIM_INFINITY) >= wanted:
+        return
+
+    def put_back() -> None:
+        _raised.clear()
+        original(resource.setrlimit)(resource.RLIMIT_NOFILE, before)
+
+    with contextlib.suppress(ValueError, OSError):  # macOS has a limit of its own below the hard one
+        original(resource.setrlimit)(resource.RLIMIT_NOFILE, (wanted, hard))
+        _raised[resource.RLIMIT_NOFILE] = before
+        patches.on_undo(put_back)
 
 
 def _load_limits(limits: _Limits) -> None:
@@ -48,7 +75,7 @@ def _getrlimit(get: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[i
     @functools.wraps(get)
     def getrlimit(resource: int, /) -> tuple[int, int]:
         found = get(resource)
-        return found if current_process() is None else _set.get(resource, found)
+        return found if current_process() is None else _set.get(resource, _raised.get(resource, found))
 
     return getrlimit
 
