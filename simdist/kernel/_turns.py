@@ -454,7 +454,21 @@ class Turns(Timetable):
             release()
         else:
             task.started = True
-            self.start_thread(_first_function(task.name), (self, task))
+            try:
+                self.start_thread(_first_function(task.name), (self, task))
+            except (RuntimeError, MemoryError) as error:
+                task.started = False
+                self.current = None
+                self._broken = self._refused(task, error)
+                self._hand_over(None)
+
+    def _refused(self, task: Task, error: Exception) -> SimdistError:
+        threads = sum(each.started and each.state is not _DONE for each in self.tasks)
+        return SimdistError(
+            f"the system starts no thread for {task.name}: {str(error) or type(error).__name__}\n"
+            f"each rank has a thread, and each thread of a rank; {threads} of this world run. Raise the limit of "
+            "threads (ulimit -u, or the container's number of processes) or of memory (ulimit -v), or run fewer ranks"
+        )
 
     def _thread_main(self, task: Task) -> None:
         task.ident = self.current_ident = _thread.get_ident()

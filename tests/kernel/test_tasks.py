@@ -3,6 +3,7 @@ from __future__ import annotations
 import _thread
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -221,6 +222,26 @@ def test_a_bug_in_a_timer_is_an_internal_error_and_no_task_is_left() -> None:
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert leaked == []
+    assert script.log == []
+
+
+@pytest.mark.parametrize("refusal", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_task_for_which_the_system_has_no_thread_ends_the_world(refusal: Exception) -> None:
+    script = Script()
+    script.sleepers(a=10, b=20)
+    script.task("c", lambda: script.note("c"))
+    start = script.simulation.start_thread
+
+    def refuse(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        if arguments[1].name == "c":
+            raise refusal
+        return start(function, arguments)
+
+    script.simulation.start_thread = refuse
+
+    with pytest.raises(SimdistError, match=r"no thread for c: (can't start|MemoryError)(.|\n)* 2 of this world run"):
+        script.simulation.run()
+    assert script.simulation.close() == []
     assert script.log == []
 
 
