@@ -389,6 +389,68 @@ def test_the_keys_of_a_file_go_when_the_program_removes_it(tmp_path: Path) -> No
     assert alone(body) == [True, False]
 
 
+def test_the_file_is_there_until_as_many_have_closed_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def body() -> list[bool]:
+        found = []
+        for _ in range(2):  # as with torch 2.13
+            store = dist.FileStore(str(path), 2)
+            found.append(path.exists())
+            del store
+            found.append(path.exists())
+        return found
+
+    assert alone(body) == [True, True, True, False]
+
+
+def test_a_file_that_the_program_made_is_removed_when_all_close_it(tmp_path: Path) -> None:
+    def body() -> list[str]:
+        path = tmp_path / "file"
+        path.touch()
+        store = dist.FileStore(str(path), 1)
+        store.set("key", "value")
+        del store
+        return os.listdir(tmp_path)  # noqa: PTH208  # as the program calls it
+
+    assert alone(body) == []
+
+
+def test_the_keys_go_with_the_file_that_a_store_made(tmp_path: Path) -> None:
+    def body() -> list[bool]:
+        path = tmp_path / "file"
+        dist.FileStore(str(path)).set("key", "value")
+        found = [dist.FileStore(str(path)).check(["key"])]
+        path.unlink()
+        return [*found, dist.FileStore(str(path)).check(["key"])]
+
+    assert alone(body) == [True, False]
+
+
+def test_no_file_of_a_store_is_left_after_the_run(tmp_path: Path) -> None:
+    def body() -> bool:
+        dist.FileStore(str(tmp_path / "file")).set("key", "value")
+        return (tmp_path / "file").exists()
+
+    assert alone(body) is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_another_run_may_go_at_any_moment(tmp_path: Path) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+
+    def body() -> tuple[bool, bool]:
+        dist.FileStore(str(other)).set("key", "value")
+        path.write_bytes(other.read_bytes())  # as if another process had made it
+        dist.FileStore(str(path), 1).set("key", "value")
+        kept = path.exists()
+        dist.FileStore(str(path)).set("key", "value")
+        path.unlink()
+        return kept, dist.FileStore(str(path)).check(["key"])
+
+    assert alone(body) == (True, True)
+
+
 def test_a_process_that_is_killed_leaves_the_keys_of_its_file() -> None:
     def body() -> list[bool]:
         if me() == 1:

@@ -2,8 +2,10 @@
 
 Torch removes the file when nobody has it open any more and as many have closed it as the store was opened for (2.13's
 FileStore.cpp), so that the next group at the same path begins anew. A process that is killed closes nothing: the file
-stays, with all that was written. A program may remove it, too. Here the keys are in memory and no file is made; one
-that the program made, as `tempfile.mkstemp` does, is looked at when the store is opened.
+stays, with all that was written. A program may remove it, too. Here the keys are in memory, and the file, which is
+there as long as torch's, says so. One that a store has made goes with the world at the latest, so that the next run
+finds what this one found. In a folder that is not there, no file is made, and the keys are shared all the same. A file
+of another run, under way in another process, is left alone: it may go at any moment, and the keys here stay.
 
 In doubt: who has the file open while the program removes it goes on with the old keys, where torch opens a new file;
 and a file that is removed and made again before anyone opens it counts as the same.
@@ -11,6 +13,8 @@ and a file that is removed and made again before anyone opens it counts as the s
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import weakref
 from collections.abc import Hashable
@@ -18,18 +22,24 @@ from typing import Any
 
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import StoreServer
+from simdist.inside.python import original
 from simdist.process import SimProcess, current_process, current_runtime
 
 __all__ = ["open_file_store"]
 
 
+_CONTENT = b"simdist: the keys of this FileStore are in memory\n"
+
+
 class _FileServer(StoreServer):
     """The keys of one file, from when it is made until it is removed."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, place: str) -> None:
         super().__init__(path)
-        self.exists = False  # the program made a file there, when it was opened last
+        self._place = place
+        self.exists = False  # the file, when it was opened last, and it is not that of another run
         self.removed = False
+        self._made = False  # by a store, not by the program
         self._open = 0
         self._closed = 0
 
@@ -41,7 +51,42 @@ class _FileServer(StoreServer):
         if process is not None and process.running:
             self._open -= 1
             self._closed += 1
-            self.removed = self.removed or (self._open == 0 and 0 <= world_size <= self._closed)
+            if not self.removed and self._open == 0 and 0 <= world_size <= self._closed:
+                self._remove()
+
+    def look(self, exists: bool) -> None:
+        """Make the file unless it `exists`; on a simulated disk the program does not see it, and judges see no use."""
+        with contextlib.suppress(OSError):
+            if exists:
+                self.exists = True
+                self.exists = self._made or self._content() != _CONTENT
+                return
+            self.exists = False
+            file = original(inspect.unwrap(os.open))(
+                self._place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+            )
+            original(inspect.unwrap(os.write))(file, _CONTENT)
+            original(inspect.unwrap(os.close))(file)
+            self._made = True
+
+    def _content(self) -> bytes:
+        file = original(inspect.unwrap(os.open))(self._place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return bytes(original(inspect.unwrap(os.read))(file, len(_CONTENT)))
+        finally:
+            original(inspect.unwrap(os.close))(file)
+
+    def _remove(self) -> None:
+        self.removed = True
+        if self.exists or self._made:
+            with contextlib.suppress(OSError):
+                original(inspect.unwrap(os.unlink))(self._place)
+
+    def forget(self) -> None:
+        """Let go of what met here, and of the file, if a store made it."""
+        super().forget()
+        if self._made and not self.removed:
+            self._remove()
 
 
 def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_size: int) -> SimStore:
@@ -51,8 +96,9 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
     if server is None or server.removed or (server.exists and not exists):
         if server is not None:
             servers["removed file", place, len(servers)] = server  # those who have it open go on with it
-        server = servers["file", place] = _FileServer(path)
-    server.exists = exists
+            server.removed = True
+        server = servers["file", place] = _FileServer(path, place)
+    server.look(exists)
     store, process, runtime = SimStore(server, kind="file"), current_process(), current_runtime()
     server.opened_by(process, store, world_size)
     if process is not None and runtime is not None:
