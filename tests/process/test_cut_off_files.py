@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 import time
@@ -110,6 +111,29 @@ def test_a_rank_that_returns_loses_nothing(tmp_path: Path) -> None:
     held.pop().close()
 
     assert (tmp_path / "log").read_text() == "whole"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_a_file_that_is_open_when_a_rank_ends_has_all(tmp_path: Path, mode: str, fails: bool) -> None:
+    held = []
+
+    def body() -> str:
+        dist.init_process_group("gloo")
+        log = tmp_path / str(dist.get_rank())
+        if dist.get_rank():
+            time.sleep(1)  # the other has ended
+            return (tmp_path / "0").read_text()
+        atexit.register(lambda: held[0].write("!" if mode == "w" else b"!"))
+        held.append(log.open(mode))
+        held[0].write("whole" if mode == "w" else b"whole")
+        assert not fails
+        return ""
+
+    result = simdist.run(body, world_size=2)
+    held.pop().close()
+
+    assert (result.ranks[0].status, result.values[1]) == ("raised" if fails else "returned", "whole!")
 
 
 def test_what_a_later_life_has_saved_is_not_overwritten(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import _io
 import builtins
+import contextlib
 import functools
 import io
+import itertools
 import mmap
 import os
 import stat
@@ -60,6 +62,7 @@ _SECOND_NS = 10**9
 _WRITES = os.O_WRONLY | os.O_RDWR
 _stat: Callable[..., os.stat_result] = os.stat  # it says itself what it takes
 _fstat = os.fstat
+_numbers = itertools.count()
 _CLOCK_OF_FILES = 5 if sys.platform == "linux" else 0  # CLOCK_REALTIME_COARSE, which the module does not name
 
 
@@ -83,12 +86,26 @@ class FileTimes:
         self.began_ns = real(time.clock_gettime_ns)(_CLOCK_OF_FILES)
         self._known: dict[tuple[int, int], _Times] = {}
         self._open: dict[Task, weakref.WeakSet[io.FileIO]] = {}  # for writing, by the main task of who opened it
+        self._buffers: dict[Task, weakref.WeakValueDictionary[int, io.IOBase]] = {}  # above them, in order
 
     def note_open(self, process: SimProcess, file: object) -> None:
         """A rank has opened it for writing."""
         main, raw = process.main, getattr(getattr(file, "buffer", file), "raw", None)
-        if main is not None and type(raw) is io.FileIO:  # that of a simulated disk knows itself who is gone
-            self._open.setdefault(main, weakref.WeakSet()).add(raw)
+        if main is None or type(raw) is not io.FileIO:  # that of a simulated disk knows itself who is gone
+            return
+        self._open.setdefault(main, weakref.WeakSet()).add(raw)
+        if process.parent is not None or not isinstance(file, io.IOBase):
+            return  # a child leaves as real ones do, by `os._exit`, which writes no buffers
+        if main not in self._buffers:
+            self._buffers[main] = weakref.WeakValueDictionary()
+            process.at_exit.insert(0, (self._write_buffers, (main,), {}))  # the last that is done
+        self._buffers[main][next(_numbers)] = file
+
+    def _write_buffers(self, main: Task) -> None:
+        """What the interpreter does at its end, to the files that are open then."""
+        for file in list(self._buffers.pop(main).values()):
+            with contextlib.suppress(OSError, ValueError):  # no room; closed already
+                file.flush()
 
     def close_left(self) -> None:
         """Close what processes that were killed have open; what stands in buffers above is lost."""
