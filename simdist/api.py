@@ -131,6 +131,7 @@ def run(
         SimdistError: another world is running.
         StallError: a rank blocks on something outside the simulation, or computes for too long.
         LivelockError: all ranks only sleep or ask whether something is done, time and again, and nothing is due.
+        ThreadLimitError: the system has no thread for each rank.
     """
     determining = {
         "world_size": world_size,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["ArgumentError", "DeadlockError", "FaultError", "InternalError", "InterruptedRunsError"]
 __all__ += ["LivelockError", "MismatchError", "RunFailedError", "ScenarioError", "SimdistError", "StallError"]
-__all__ += ["StrictError", "TopologyError", "TraceError", "UnsupportedError"]
+__all__ += ["StrictError", "ThreadLimitError", "TopologyError", "TraceError", "UnsupportedError"]
 
 Report = TypeVar("Report")
 
@@ -143,6 +143,10 @@ class StallError(SimdistError):
             names = ", ".join(self.left_behind)
             lines.append(f"the thread of {names} could not be ended and is left behind; it ends when it comes back")
         return "\n".join(lines)
+
+
+class ThreadLimitError(SimdistError):
+    """The system starts no thread for a rank: its limit of threads, or of memory, is reached."""
 
 
 class MismatchError(SimdistError, RuntimeError):

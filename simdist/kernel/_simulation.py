@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from simpy.core import EventPriority  # type: ignore[attr-defined]  # simpy lists no exports
 
-from simdist.errors import InternalError, SimdistError
+from simdist.errors import InternalError, LivelockError, SimdistError, ThreadLimitError
 from simdist.kernel._idle import IDLE_TURNS
 from simdist.kernel._policy import Policy
 from simdist.kernel._task import Task, TaskKilled, TaskState
@@ -91,7 +91,7 @@ class Simulation(Turns):
             StallError: a task kept the baton for longer than the watchdog allows.
             LivelockError: tasks only sleep and ask, time and again, and nothing else has happened for very long.
             InternalError: the kernel broke.
-            SimdistError: the system starts no thread for a task.
+            ThreadLimitError: the system starts no thread for a task.
             BaseException: what `abort` was given, or what `progress` raised.
         """
         first = self._choose()
@@ -100,7 +100,7 @@ class Simulation(Turns):
             self._watch()
         if self._aborted is not None:
             raise self._aborted
-        if isinstance(self._broken, SimdistError):
+        if isinstance(self._broken, LivelockError | ThreadLimitError):
             raise self._broken
         if self._broken is not None:
             raise InternalError(f"the kernel failed: {self._broken!r}") from self._broken

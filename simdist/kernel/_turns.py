@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from simdist.errors import DeadlockError, SimdistError
+from simdist.errors import DeadlockError, SimdistError, ThreadLimitError
 from simdist.kernel._bus import Bus
 from simdist.kernel._deadlock import Wait, describe_deadlock
 from simdist.kernel._events import EventLog
@@ -462,9 +462,9 @@ class Turns(Timetable):
                 self._broken = self._refused(task, error)
                 self._hand_over(None)
 
-    def _refused(self, task: Task, error: Exception) -> SimdistError:
+    def _refused(self, task: Task, error: Exception) -> ThreadLimitError:
         threads = sum(each.started and each.state is not _DONE for each in self.tasks)
-        return SimdistError(
+        return ThreadLimitError(
             f"the system starts no thread for {task.name}: {str(error) or type(error).__name__}\n"
             f"each rank has a thread, and each thread of a rank; {threads} of this world run. Raise the limit of "
             "threads (ulimit -u, or the container's number of processes) or of memory (ulimit -v), or run fewer ranks"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simdist.errors import InternalError, SimdistError
+from simdist.errors import InternalError, SimdistError, ThreadLimitError
 from simdist.kernel import Simulation, TaskKilled, make_policy
 from tests.kernel.fakes import Script, Waiting, finish
 
@@ -239,7 +239,9 @@ def test_a_task_for_which_the_system_has_no_thread_ends_the_world(refusal: Excep
 
     script.simulation.start_thread = refuse
 
-    with pytest.raises(SimdistError, match=r"no thread for c: (can't start|MemoryError)(.|\n)* 2 of this world run"):
+    with pytest.raises(
+        ThreadLimitError, match=r"no thread for c: (can't start|MemoryError)(.|\n)* 2 of this world run"
+    ):
         script.simulation.run()
     assert script.simulation.close() == []
     assert script.log == []
