@@ -116,7 +116,7 @@ def test_a_rank_that_returns_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("mode", ["w", "wb"])
 def test_a_file_that_is_open_when_a_rank_ends_has_all(tmp_path: Path, mode: str, fails: bool) -> None:
-    held = []
+    held: list[Any] = []
 
     def body() -> str:
         dist.init_process_group("gloo")
