@@ -6,6 +6,8 @@ import builtins
 import importlib
 import importlib._bootstrap
 import logging
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -358,6 +360,32 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interprete
     done = interpreters.run([sys.executable, str(file)])
 
     assert (done.stdout, done.stderr) == ("[(['0'], '__mp_main__'), (['1'], '__mp_main__')] [] True\n", "")
+
+
+def test_libraries_that_keep_a_rank_are_imported_by_each(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    for distribution, top in (("pytorch-ignite", "ignite"), ("monai", "monai"), ("other", "other")):
+        about = installed / f"{top}-1.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Name: {distribution}\n\n")
+        (about / "RECORD").write_text(f"{top}/__init__.py,,\n")
+        (installed / top).mkdir()
+        (installed / top / "__init__.py").write_text("")
+    program = """
+        from simdist.process import Sharing
+        print([name for name in ("ignite", "monai", "other") if Sharing().isolates(name)])
+    """
+    paths = os.pathsep.join([str(installed), *filter(None, sys.path)])
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("['ignite', 'monai']\n", "")
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "simdist", "pytest", "builtins", "networkx", "_pytest"])

@@ -39,7 +39,9 @@ PER_RANK = (
     "lightning-fabric",
     "lightning-utilities",
     "megatron-core",
+    "monai",  # has ignite as an extra only, and binds it when it is imported
     "omegaconf",
+    "pytorch-ignite",
     "pytorch-lightning",
     "transformers",
 )
