@@ -1,4 +1,4 @@
-"""What programs return on a real process: one for all of them, since each new one takes seconds to import torch."""
+"""What programs return on a real process. One process runs all of them: each takes seconds to import torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Program = Callable[[str], Any]
 
 
 def real_answer(program: Program, argument: str, among: tuple[Program, ...]) -> Any:
-    """What `program(argument)` returns on a spawned process that runs all programs `among` which it is, in order.
+    """What `program(argument)` returns on a spawned process, which runs all of `among`, in order, and once.
 
-    The child processes of a "forkserver" find torch imported.
+    The "forkserver" has imported torch before it forks child processes.
     """
     failed, answer = _answers(among, argument)[among.index(program)]
     assert not failed, answer

@@ -25,7 +25,7 @@ MARKER = "real: needs real processes or real time; runs with --real"
 _AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
 _ALONE = 2  # more attempts of a test that failed
 _LONGEST_S = 300
-_FORKS = "parity"  # its worlds are forks, which die the slower the more memory pytest has by then: first of all
+_FORKS = "parity"  # its worlds are forks of pytest, and run first: the more memory pytest has, the slower a fork dies
 _COLUMNS = 400  # so that a reason is shown whole
 
 

@@ -186,7 +186,7 @@ def _put_back_properties() -> None:
 
 
 def _without_a_library_of_cuda(show_config: Callable[[], str]) -> Callable[[], str]:
-    """With devices torch would ask one, for the version that runs and what is on each of them."""
+    """Where there are devices, torch asks a library of CUDA for its version. Virtual devices have no such library."""
 
     def _show_config() -> str:
         with device_hooks().unseen():

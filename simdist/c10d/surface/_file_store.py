@@ -2,10 +2,10 @@
 
 Torch removes the file when nobody has it open any more and as many have closed it as the store was opened for (2.13's
 FileStore.cpp), so that the next group at the same path begins anew. A process that is killed closes nothing: the file
-stays, with all that was written. A program may remove it, too. Here the keys are in memory, and the file, which is
-there as long as torch's, says so. One that a store has made goes with the world at the latest, so that the next run
-finds what this one found. In a folder that is not there, no file is made, and the keys are shared all the same. A file
-of another run, under way in another process, is left alone: it may go at any moment, and the keys here stay.
+stays, with all that was written. A program may remove it, too. Here the keys are in memory. The file exists as long as
+torch's, and holds one line that says so. A file that a store made is removed when the world ends, so that the next run
+finds what this one found. Where the folder does not exist no file is made, and the keys are shared all the same. A file
+that another run has made may be removed by that run at any moment: the keys here stay.
 
 In doubt: who has the file open while the program removes it goes on with the old keys, where torch opens a new file;
 and a file that is removed and made again before anyone opens it counts as the same.
@@ -17,8 +17,8 @@ import contextlib
 import inspect
 import os
 import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
 
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import StoreServer
@@ -29,6 +29,12 @@ __all__ = ["open_file_store"]
 
 
 _CONTENT = b"simdist: the keys of this FileStore are in memory\n"
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _of_system(function: _F) -> _F:
+    """The function below all that simdist and its judges put over it: this use of the file is none of the program's."""
+    return cast("_F", original(inspect.unwrap(function)))
 
 
 class _FileServer(StoreServer):
@@ -37,7 +43,7 @@ class _FileServer(StoreServer):
     def __init__(self, path: str, place: str) -> None:
         super().__init__(path)
         self._place = place
-        self.exists = False  # the file, when it was opened last, and it is not that of another run
+        self.exists = False  # the file did when it was opened last, and no other run had made it
         self.removed = False
         self._made = False  # by a store, not by the program
         self._open = 0
@@ -55,32 +61,31 @@ class _FileServer(StoreServer):
                 self._remove()
 
     def look(self, exists: bool) -> None:
-        """Make the file unless it `exists`; on a simulated disk the program does not see it, and judges see no use."""
+        """Make the file unless it `exists`. A folder that does not exist, or can't be written, has none."""
+        self.exists = exists and (self._made or not self._is_of_another_run())
+        if exists:
+            return
         with contextlib.suppress(OSError):
-            if exists:
-                self.exists = True
-                self.exists = self._made or self._content() != _CONTENT
-                return
-            self.exists = False
-            file = original(inspect.unwrap(os.open))(
-                self._place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
-            )
-            original(inspect.unwrap(os.write))(file, _CONTENT)
-            original(inspect.unwrap(os.close))(file)
+            file = _of_system(os.open)(self._place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            _of_system(os.write)(file, _CONTENT)
+            _of_system(os.close)(file)
             self._made = True
 
-    def _content(self) -> bytes:
-        file = original(inspect.unwrap(os.open))(self._place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def _is_of_another_run(self) -> bool:
         try:
-            return bytes(original(inspect.unwrap(os.read))(file, len(_CONTENT)))
-        finally:
-            original(inspect.unwrap(os.close))(file)
+            file = _of_system(os.open)(self._place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return _of_system(os.read)(file, len(_CONTENT)) == _CONTENT
+            finally:
+                _of_system(os.close)(file)
+        except OSError:
+            return False
 
     def _remove(self) -> None:
         self.removed = True
         if self.exists or self._made:
             with contextlib.suppress(OSError):
-                original(inspect.unwrap(os.unlink))(self._place)
+                _of_system(os.unlink)(self._place)
 
     def forget(self) -> None:
         """Let go of what met here, and of the file, if a store made it."""

@@ -100,7 +100,7 @@ class DeviceHooks:
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Inside, C++ finds no devices, where it found these."""
+        """Inside, C++ finds no devices, as on a CPU build."""
         before, self._hooks.value = self._hooks.value, self._plain_table
         try:
             yield

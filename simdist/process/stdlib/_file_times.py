@@ -102,7 +102,7 @@ class FileTimes:
         self._buffers[main][next(_numbers)] = file
 
     def _write_buffers(self, main: Task) -> None:
-        """What the interpreter does at its end, to the files that are open then."""
+        """Write the buffers of files that are still open, as the interpreter does at its end."""
         for file in list(self._buffers.pop(main).values()):
             with contextlib.suppress(OSError, ValueError):  # no room; closed already
                 file.flush()
