@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import textwrap
 from pathlib import Path
@@ -108,3 +109,29 @@ def test_types_and_hooks_stay_those_of_the_rank_that_added_them(flag: bool) -> N
 
     modules: Any = torch.nn.modules.module
     assert simdist.run(body, world_size=2, isolate=True).values == [([True], [True])] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # torch 2.14 says so each time
+def test_sparse_tensors_are_checked_by_the_rank_that_loads_them() -> None:
+    ahead = torch.sparse_coo_tensor(torch.tensor([[7]]), torch.ones(1), (2,), check_invariants=False)
+
+    def load_sparse_tensors() -> tuple[int, list[float]]:
+        dist.init_process_group("gloo")
+        found = io.BytesIO()
+        torch.save(torch.eye(2).to_sparse(), found)
+        found.seek(0)
+        if dist.get_rank() == 0:
+            pickle.loads(pickle.dumps(ahead))  # no index fits; only `torch.load` looks
+        for rank in (1, 0):
+            dist.barrier()
+            if dist.get_rank() == rank:
+                waiting = len(torch._utils._sparse_tensors_to_validate)
+                with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+                    loaded = torch.load(found).to_dense().diag().tolist()
+        return waiting, loaded
+
+    first, second = simdist.run(load_sparse_tensors, world_size=2).ranks
+
+    assert "size is inconsistent with indices" in str(first.exception)
+    assert second.value == (0, [1.0, 1.0])
+    assert torch._utils._sparse_tensors_to_validate == []

@@ -33,13 +33,16 @@ __all__ += [
     "saved_places",
     "set_tracing_flag",
 ]
-__all__ += ["tracing", "tracing_flag", "trees", "unpickling"]
+__all__ += ["rebuilding", "tracing", "tracing_flag", "trees", "unchecked_tensors", "unpickling"]
 
 trees = _pytree
 """`torch.utils._pytree`: how containers are taken apart."""
 
 tracing = _symbolic_trace
 unpickling = _weights_only_unpickler
+rebuilding = torch_utils
+"""`torch._utils`: what a pickled tensor is made again with."""
+
 overloads = _jit_internal
 """`torch._jit_internal`: what `_overload` and `_overload_method` register."""
 
@@ -91,6 +94,11 @@ def safe_globals() -> set[object]:
     return cast("set[object]", _weights_only_unpickler._marked_safe_globals_set)
 
 
+def unchecked_tensors() -> list[torch.Tensor]:
+    """The sparse tensors that were unpickled since `torch.load` last checked its own, shared."""
+    return torch_utils._sparse_tensors_to_validate
+
+
 def saved_places() -> list[object]:
     """What `torch.serialization.register_package` has registered, shared."""
     return cast("list[object]", _serialization._package_registry)
@@ -104,7 +112,7 @@ def find_cpu_count() -> int:
 @fact(
     "torch.tables",
     what="what programs register with torch lies in tables of its modules",
-    source="torch/_tensor_str.py, _weights_only_unpickler.py, serialization.py, utils/_pytree.py",
+    source="torch/_tensor_str.py, _utils.py, _weights_only_unpickler.py, serialization.py, utils/_pytree.py",
     seen="2.13, 2.14",
     feature="ranks register what others do not see: print options, safe globals, pytree nodes",
 )
@@ -115,6 +123,7 @@ def _tables_are_known() -> str:
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))
         or missing(loader_iterators, ("_reset", "_next_index", "__next__"))
+        or missing(rebuilding, ("_rebuild_sparse_tensor", "_sparse_tensors_to_validate"))
         or missing(tracing, ("CURRENT_PATCHER",))
         or (missing(tracing, (_TRACING_FLAG,)) and missing(tracing, ("_is_fx_tracing_tls",)))
         or ("" if print_options() and type(safe_globals()) is set and saved_places() else "a table is of another kind")

@@ -5,6 +5,7 @@ Torch keeps them once for a process. A world ends with those that it began with 
 have modules of their own they have these settings of their own too, from the first moment that one changes any. Hooks
 of all modules, and types that may be loaded, are a rank's own in every world: `CommDebugMode`, trackers and
 `safe_globals` set them for a while, and a rank that waits meanwhile must neither run another one's nor lose its own.
+So are sparse tensors that were unpickled: the next `torch.load` of the same process checks them, and lets go of them.
 
 In doubt: switches that belong to a GPU's libraries are kept apart like all others, and mean nothing here.
 """
@@ -20,7 +21,7 @@ import torch
 import torch.multiprocessing
 from torch.nn.modules import module as _modules
 
-from simdist.inside.torch import core_bindings, print_options, safe_globals, unpickling
+from simdist.inside.torch import core_bindings, print_options, rebuilding, safe_globals, unchecked_tensors, unpickling
 from simdist.process import Patches, current_process, followed, imported_for_all, original
 
 __all__ = ["forget_imports", "install", "remember", "restore", "separate"]
@@ -68,6 +69,7 @@ _WRITERS = (
     (_sharing, "set_sharing_strategy"),
 )
 _ALLOWING = tuple((unpickling, f"_{verb}_safe_globals") for verb in ("add", "clear", "remove"))
+_REBUILDING = ((rebuilding, "_rebuild_sparse_tensor"),)
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
 _NONE: dict[int, object] = {}  # hooks, as hardly any program has them
@@ -159,11 +161,16 @@ def _allow(types: set[object]) -> None:
         known.update(wanted)
 
 
+def _set_unchecked(tensors: list[torch.Tensor]) -> None:
+    unchecked_tensors()[:] = tensors
+
+
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, _settings, _set_settings))
 _REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswith("register_module_"))
 _FOR_A_WHILE = (
     *followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks),
     *followed("types that may be loaded", _ALLOWING, lambda: set(safe_globals()), _allow),
+    *followed("sparse tensors to be checked", _REBUILDING, lambda: list(unchecked_tensors()), _set_unchecked),
 )
 
 
