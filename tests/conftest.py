@@ -95,6 +95,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     global _guarding
     if request.node.get_closest_marker("real") is not None:
         yield
+        gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
         return
     threads, alive, before = threading.enumerate(), _thread._count(), _surroundings()
     _offences.clear()
@@ -103,7 +104,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         _guarding = False
-        gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
+        gc.enable()  # as above
     # A thread has a few instructions left after it has reported that its work is done, and so have those of a fixture's
     # world when the test begins: fewer than then are no fault.
     patience = threading.Event()
