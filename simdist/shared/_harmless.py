@@ -164,6 +164,7 @@ _ATTRIBUTES = {
     "torch.library._impls": _REGISTERED,
     "torch.library._keep_alive": _REGISTERED,
     "torch.manual_seed": _WRAPPED,
+    "torch.multiprocessing.reductions.shared_cache.limit": "after how many tensors it looks for those that have gone",
     "torch.nn.modules.module.Module.___needs_generation_tag_patch": _WRAPPED,
     "torch.nn.modules.module.Module.__init__": _WRAPPED,
     "torch.nn.modules.module.Module.__setstate__": _WRAPPED,
