@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,88 @@ def test_both_forms_give_the_same_bits_accounts_and_digest(monkeypatch: pytest.M
     python, compiled, again = runs
     assert compiled.values == python.values == again.values
     assert compiled.digest == python.digest == again.digest
+
+
+# What goes down to the CPU without a stack, in C++.
+DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda one, other: torch.add(one, other, alpha=2),
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "mm": torch.mm,
+    "bmm": lambda one, other: torch.bmm(one.expand(2, *one.shape), other.expand(2, *other.shape)),
+    "addmm": lambda one, other: torch.addmm(one, one, other, beta=2, alpha=3),
+    "threshold_backward": lambda one, other: torch.ops.aten.threshold_backward(one, other, 1.0),
+    "tanh_backward": torch.ops.aten.tanh_backward,
+    "sigmoid_backward": torch.ops.aten.sigmoid_backward,
+    "pow": lambda one, _: one.pow(3),
+    **{
+        name: lambda one, _, name=name: getattr(torch, name)(one)  # type: ignore[misc]
+        for name in ("relu", "tanh", "sigmoid", "neg", "exp", "log", "sqrt", "rsqrt")
+    },
+    "silu": lambda one, _: nn.functional.silu(one),
+}
+
+
+def operands() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Two tensors each, as they come, and as they seldom come."""
+    numbers = torch.arange(1.0, 10.0, device="cuda").view(3, 3)
+    whole = torch.arange(9, device="cuda").view(3, 3)
+    wave = torch.complex(numbers, numbers.flip(0))
+    return {
+        "plain": (numbers, numbers.flip(0).clone()),
+        "the same": (numbers, numbers),
+        "not contiguous": (numbers.t(), numbers[:, 1:2]),
+        "at an offset": (numbers.flatten()[5:9].view(2, 2), numbers.flatten()[1:5].view(2, 2)),
+        "half as wide": (numbers.half(), numbers.half() + 1),
+        "of two types": (numbers, whole),
+        "whole": (whole, whole + 1),
+        "true or false": (whole > 3, whole > 5),
+        "complex": (wave, wave.t()),
+        "conjugated": (wave.conj(), wave),
+        "negated": (wave.conj().imag, numbers),
+        "empty": (numbers[:0], numbers[:0]),
+        "a number of the host": (numbers, torch.tensor(2.0)),
+        "the host's": (numbers, torch.ones(3, 3)),
+        "all of the host": (torch.ones(3, 3), torch.ones(3, 3)),
+        "of another device": (numbers, torch.ones(3, 3, device="cuda:1")),
+        "that do not fit": (numbers, torch.ones(4, 4, device="cuda")),
+        "without data": (numbers, torch.ones(3, 3, device="meta")),
+    }
+
+
+def called_directly() -> list[tuple[object, ...]]:
+    """What each of them makes of each kind, or raises, and what the device has then."""
+    found: list[tuple[object, ...]] = []
+    torch.use_deterministic_algorithms(True)
+    for name, call in DIRECT.items():
+        for kind, (one, other) in operands().items():
+            try:
+                made: object = call(one, other)
+            except (RuntimeError, NotImplementedError, IndexError) as error:
+                made = f"{type(error).__name__}: {error}"
+            if isinstance(made, torch.Tensor):
+                bits = (
+                    [] if made.is_meta else made.resolve_conj().resolve_neg().cpu().flatten().view(torch.uint8).tolist()
+                )
+                made = str(made.dtype), made.stride(), str(made.device), str(bits)
+            found.append((name, kind, made, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()))
+    return found
+
+
+@pytest.mark.usefixtures("_built")
+def test_what_is_called_directly_makes_and_raises_what_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[tuple[object, ...]]] = []
+    for form in ("python", "compiled"):
+        monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
+        result = simdist.run(called_directly, world_size=1, cluster=build(1, devices_per_host=2))
+        result.raise_for_failure()
+        found.append(result.values[0])
+
+    python, compiled = found
+    assert {name for name, *_ in python} == DIRECT.keys()
+    assert len(python) == len(DIRECT) * len({kind for _, kind, *_ in python}) > 300
+    assert [pair for pair in zip(python, compiled, strict=True) if pair[0] != pair[1]] == []
 
 
 @pytest.mark.usefixtures("_built")

@@ -23,6 +23,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace py = pybind11;
@@ -144,14 +145,18 @@ void settle(const Held* held) {
   py::getattr(py::handle(held->block).attr("host"), "shape");
 }
 
+// True if the CPU tensor that a storage holds on to is also the one of this tensor.
+bool is_whole(const Tensor& tensor, const Tensor& host) {
+  return host.dtype() == tensor.dtype() && host.storage_offset() == tensor.storage_offset() &&
+      host.sizes() == tensor.sizes() && host.strides() == tensor.strides();
+}
+
 // A CPU tensor over the memory of one of a device.
 Tensor lower(const Tensor& tensor) {
   if (const Held* held = held_of(tensor.storage())) {
     settle(held);
     const Tensor& host = held->host;
-    if (host.dtype() == tensor.dtype() && host.storage_offset() == tensor.storage_offset() &&
-        host.sizes() == tensor.sizes() && host.strides() == tensor.strides())
-      return host;
+    if (is_whole(tensor, host)) return host;
     // In the same storage, for torch looks there whether what is read and what is written overlap.
     const c10::Storage& storage = tensor.storage();
     if (host.storage().data() == storage.data() && host.storage().nbytes() == storage.nbytes())
@@ -234,9 +239,10 @@ void give_to_python(const c10::OperatorHandle& op, Stack* stack, bool& provided)
 }
 
 // Calls the CPU's kernel; a host without memory is a device without memory, and a type is refused in a GPU's words.
-void call(const c10::OperatorHandle& op, Stack* stack, int index) {
+template <class Call>
+auto guarded(const c10::OperatorHandle& op, int index, const Call& of_cpu) {
   try {
-    op.redispatchBoxed(kCpu, stack);
+    return of_cpu();
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
     if (said.find("DefaultCPUAllocator: can't allocate memory") != std::string::npos) {
@@ -248,6 +254,10 @@ void call(const c10::OperatorHandle& op, Stack* stack, int index) {
     }
     throw;
   }
+}
+
+void call(const c10::OperatorHandle& op, Stack* stack, int index) {
+  guarded(op, index, [&] { op.redispatchBoxed(kCpu, stack); });
 }
 
 // The tensors of one call: on which device they are, and whether that is one.
@@ -415,6 +425,53 @@ class Kernel : public c10::OperatorKernel {
   bool known_ = false, provided_ = false;
 };
 
+// The same for operators that only make one tensor of tensors and numbers: arguments do not go through a stack.
+template <class... Args>
+class Direct {
+ public:
+  Direct(const c10::OperatorHandle& op, Limits limits)
+      : op_(op), typed_(op.typed<Tensor(Args...)>()), limits_(limits), kernel_(std::make_shared<Kernel>(limits)) {}
+
+  Tensor operator()(Args... args) const {
+    Devices devices;
+    (look(args, devices), ...);
+    const Held* held = devices.seen ? held_of(devices.seen->storage()) : nullptr;
+    if (C10_UNLIKELY(!held || devices.odd || devices.foreign || observed.load(std::memory_order_relaxed) ||
+                     limits_.hold(*devices.seen))) {
+      Stack stack;
+      torch::jit::push(stack, args...);
+      (*kernel_)(op_, kCpu, &stack);
+      return std::move(stack.back()).toTensor();
+    }
+    Tensor made =
+        guarded(op_, devices.index, [&] { return typed_.redispatch(kCpu, lowered_argument(args, Tensor())...); });
+    return raise(made, held->figures);
+  }
+
+ private:
+  static void look(const Tensor& tensor, Devices& devices) {
+    devices.look(tensor);
+  }
+
+  static void look(const at::Scalar&, Devices&) {}
+
+  // `made` keeps what had to be made for this call.
+  static const Tensor& lowered_argument(const Tensor& tensor, Tensor&& made) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    const Held* held = held_of(tensor.storage());
+    return held && is_whole(tensor, held->host) ? held->host : made = lower(tensor);
+  }
+
+  static const at::Scalar& lowered_argument(const at::Scalar& number, Tensor&&) {
+    return number;
+  }
+
+  const c10::OperatorHandle op_;
+  const c10::TypedOperatorHandle<Tensor(Args...)> typed_;
+  const Limits limits_;
+  const std::shared_ptr<Kernel> kernel_;
+};
+
 // `empty.memory_format` and `empty_strided`: the device must have the memory before the host is asked for it.
 class Empty : public c10::OperatorKernel {
  public:
@@ -498,14 +555,44 @@ class Quiet : public c10::WarningHandler {
 
 std::unique_ptr<torch::Library> library;
 
+template <class... Args>
+torch::CppFunction direct(const char* name, const char* overload, Limits limits) {
+  return torch::CppFunction(
+      Direct<Args...>(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), limits));
+}
+
+// What models are made of, and what their backward passes call.
+using T = const Tensor&;
+using S = const at::Scalar&;
+const std::unordered_map<std::string, torch::CppFunction (*)(const char*, const char*, Limits)> kDirect = {
+    {"add.Tensor", &direct<T, T, S>},      {"sub.Tensor", &direct<T, T, S>},
+    {"mul.Tensor", &direct<T, T>},         {"div.Tensor", &direct<T, T>},
+    {"mm", &direct<T, T>},                 {"bmm", &direct<T, T>},
+    {"addmm", &direct<T, T, T, S, S>},     {"relu", &direct<T>},
+    {"threshold_backward", &direct<T, T, S>}, {"tanh", &direct<T>},
+    {"tanh_backward", &direct<T, T>},      {"sigmoid", &direct<T>},
+    {"sigmoid_backward", &direct<T, T>},   {"neg", &direct<T>},
+    {"exp", &direct<T>},                   {"log", &direct<T>},
+    {"sqrt", &direct<T>},                  {"rsqrt", &direct<T>},
+    {"silu", &direct<T>},                  {"pow.Tensor_Scalar", &direct<T, S>},
+};
+
 // Puts the kernels before those in Python, for the operators with these names.
 void enable(const std::vector<std::pair<std::string, Limits>>& operators) {
   Quiet quiet;  // torch would tell of the kernels that are overridden
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "aten", std::make_optional(DispatchKey::CUDA), __FILE__, __LINE__);
-  for (const auto& [name, limits] : operators)
-    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(limits)));
+  for (const auto& [name, limits] : operators) {
+    const auto found = kDirect.find(name);
+    if (found == kDirect.end()) {
+      library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(limits)));
+    } else {
+      const size_t dot = name.find('.');
+      const std::string base = "aten::" + name.substr(0, dot), overload = dot == name.npos ? "" : name.substr(dot + 1);
+      library->impl(name.c_str(), found->second(base.c_str(), overload.c_str(), limits));
+    }
+  }
   for (const bool strided : {false, true})
     library->impl(
         strided ? "empty_strided" : "empty.memory_format",
