@@ -128,6 +128,7 @@ def test_changes_are_at_most_a_screen_for_each_version() -> None:
 
     assert versions[0].startswith("0.2.0")
     assert [version for version in versions if len(version.splitlines()) > 40] == []
+    assert [line for version in versions for line in version.splitlines() if len(line) > 620] == []
 
 
 def out_of_date(launch_help: str) -> str:
