@@ -29,6 +29,7 @@ def main(folder: str, steps: int = 10) -> dict[str, Any]:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, save_and_leave)
+    dist.barrier()  # nobody fails before all can save
     for step in range(first, steps):
         time.sleep(STEP_S)
         if rank == 1 and step == 7 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
