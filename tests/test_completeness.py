@@ -128,7 +128,7 @@ def scattered(rank: int) -> None:
 
 
 def met(rank: int) -> None:
-    store, me, size = next(dist.rendezvous("file:///meeting", rank, 2))
+    store, me, size = next(dist.rendezvous("file:///tmp/simdist-meeting", rank, 2))
     store.set(f"from {me}", str(size))
     assert store.get(f"from {1 - me}") == b"2"
 

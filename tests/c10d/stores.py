@@ -37,7 +37,7 @@ def hashed() -> Any:
 
 
 def filed() -> Any:
-    store = dist.FileStore("/nowhere/store", 1)
+    store = dist.FileStore("/tmp/simdist-store", 1)
     store.set_timeout(HALF)
     return store
 

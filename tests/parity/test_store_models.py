@@ -261,7 +261,7 @@ def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str]
 
         def make() -> Any:
             if kind == "file":
-                return dist.FileStore("/nowhere/store", -1)
+                return dist.FileStore("/tmp/simdist-store", -1)
             if kind == "hash":
                 return dist.HashStore()
             return dist.TCPStore("127.0.0.1", 1234, None, host, timedelta(seconds=100), False)

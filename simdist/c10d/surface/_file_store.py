@@ -4,8 +4,8 @@ Torch removes the file when nobody has it open any more and as many have closed 
 FileStore.cpp), so that the next group at the same path begins anew. A process that is killed closes nothing: the file
 stays, with all that was written. A program may remove it, too. Here the keys are in memory. The file exists as long as
 torch's, and holds one line that says so. A file that a store made is removed when the world ends, so that the next run
-finds what this one found. Where the folder does not exist no file is made, and the keys are shared all the same. A file
-that another run has made may be removed by that run at any moment: the keys here stay.
+finds what this one found. A file that another run has made may be removed by that run at any moment: the keys here
+stay. Where the folder does not exist a store waits for it, as torch's does.
 
 In doubt: who has the file open while the program removes it goes on with the old keys, where torch opens a new file;
 and a file that is removed and made again before anyone opens it counts as the same.
@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+import torch.distributed as dist
+
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import StoreServer
 from simdist.inside.python import original
@@ -28,6 +30,7 @@ from simdist.process import SimProcess, current_process, current_runtime
 __all__ = ["open_file_store"]
 
 
+_LONGEST_NS, _POLL_NS = 300_000_000_000, 100_000_000  # as in FileStore.cpp
 _CONTENT = b"simdist: the keys of this FileStore are in memory\n"
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -61,15 +64,17 @@ class _FileServer(StoreServer):
                 self._remove()
 
     def look(self, exists: bool) -> None:
-        """Make the file unless it `exists`. A folder that does not exist, or can't be written, has none."""
+        """Make the file unless it `exists`.
+
+        Raises:
+            OSError: it can't be opened.
+        """
         self.exists = exists and (self._made or not self._is_of_another_run())
-        if exists:
-            return
-        with contextlib.suppress(OSError):
-            file = _of_system(os.open)(self._place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        file = _of_system(os.open)(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not exists:
             _of_system(os.write)(file, _CONTENT)
-            _of_system(os.close)(file)
             self._made = True
+        _of_system(os.close)(file)
 
     def _is_of_another_run(self) -> bool:
         try:
@@ -95,7 +100,13 @@ class _FileServer(StoreServer):
 
 
 def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_size: int) -> SimStore:
-    """A client of the server of this file, which is a new one if the file has been removed since it was opened."""
+    """A client of the server of this file, which is a new one if the file has been removed since it was opened.
+
+    Raises:
+        DistStoreError: the file can't be opened, with the system's words; a folder that does not exist is waited for,
+            300 s (2.13's FileStore.cpp).
+    """
+    _wait_for_folder(path)
     place, exists = os.path.realpath(path), os.path.exists(path)  # noqa: PTH110  # as cheap as it gets
     server = servers.get(("file", place))
     if server is None or server.removed or (server.exists and not exists):
@@ -103,9 +114,21 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
             servers["removed file", place, len(servers)] = server  # those who have it open go on with it
             server.removed = True
         server = servers["file", place] = _FileServer(path, place)
-    server.look(exists)
+    try:
+        server.look(exists)
+    except OSError as error:
+        raise dist.DistStoreError(error.strerror) from None
     store, process, runtime = SimStore(server, kind="file"), current_process(), current_runtime()
     server.opened_by(process, store, world_size)
     if process is not None and runtime is not None:
         runtime.collect_in_rounds()  # a store in a cycle is closed by the collector, and others see that
     return store
+
+
+def _wait_for_folder(path: str) -> None:
+    process, folder = current_process(), os.path.dirname(path) or "."  # noqa: PTH120  # as cheap as it gets
+    if process is None:
+        return
+    due_ns = process.simulation.now_ns + _LONGEST_NS
+    while not os.path.exists(folder) and process.simulation.now_ns < due_ns:  # noqa: PTH110
+        process.simulation.sleep(_POLL_NS)
