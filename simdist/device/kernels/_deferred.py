@@ -20,11 +20,12 @@ its kind is computed twice.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,10 +37,10 @@ from simdist.device._memory import Account, Block
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
-from simdist.inside.torch import Argument, Operator, find_operator, schema_of, without_functions, without_modes
+from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
-__all__ = ["Deferred", "can_defer", "copy_later", "defer", "launching"]
+__all__ = ["Deferred", "copy_later", "defer", "launching"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -47,13 +48,32 @@ _MOST = 1024  # kept by one process
 _ready: deque[Deferred] = deque()  # those that can run; the one that began to run them goes on with all
 
 
-def can_defer(op: Operator) -> bool:
-    """True if kernels of an operator can be kept: what they make is known without their values."""
+class _Facts(NamedTuple):
+    """What the schema of an operator says; to read it anew for each call takes as long as the rest of a small one."""
+
+    can_be_kept: bool  # what it makes is known without values
+    written: tuple[tuple[int, str], ...]  # the arguments that it writes, by place and name
+    in_place: tuple[bool, ...]  # of each result, whether it lies in the memory of an argument
+    name: str
+
+
+@functools.cache
+def _facts(op: Operator) -> _Facts:
     schema = schema_of(op)
+    written = [
+        (place, each.name)
+        for place, each in enumerate(schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    in_place = [each.alias_info is not None for each in schema.returns]
+    return _Facts(_can_be_kept(op), tuple(written), tuple(in_place), str(op).removesuffix(".default"))
+
+
+def _can_be_kept(op: Operator) -> bool:
     tags = set(op.tags)
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and op not in _BY_INDICES):
         return False
-    names = {each.name for each in schema.arguments}
+    names = {each.name for each in schema_of(op).arguments}
     return op is _TO_COPY or not {"device", "pin_memory"} & names
 
 
@@ -269,12 +289,13 @@ def _kept(
     writes: tuple[int, ...],
 ) -> tuple[object] | None:
     """The results of a kernel that is kept from now on; None if it can't be."""
-    if not can_defer(op):
+    facts = _facts(op)
+    if not facts.can_be_kept:
         return None
     tensors = list(_tensors((*args, *kwargs.values())))
     index = next(each.get_device() for each in tensors if each.is_cuda)
     for each in tensors:
-        if each.layout is not torch.strided or each.is_conj() or each.is_neg() or type(each.data) is not Tensor:
+        if each.layout is not torch.strided or each.is_conj() or each.is_neg() or not _is_plain(each):
             return None
         if each.get_device() != index and (each.is_cuda or each.dim()):
             return None
@@ -286,8 +307,8 @@ def _kept(
     likes = _results_of(op, call, args, kwargs)
     if likes is None:
         return None
-    written = _written(schema_of(op).arguments, args, kwargs) + [args[place] for place in writes]
-    returns = [each.alias_info is not None for each in schema_of(op).returns]
+    written = _written(facts, args, kwargs) + [args[place] for place in writes]
+    returns = facts.in_place
     olds = iter(written)
     account = account_holding(next(each for each in tensors if each.is_cuda)) or account_of(index)
     made = [
@@ -306,7 +327,7 @@ def _kept(
             for target, each in zip(targets, _tensors([value]), strict=True):
                 target.copy_(each)
 
-    deferred = Deferred(streams, str(op).removesuffix(".default"), inputs, run)
+    deferred = Deferred(streams, facts.name, inputs, run)
     changed = [each for each in _tensors(written) if each.is_cuda]
     _keep(deferred, streams, index, [each for each in tensors if each.is_cuda], changed, list(_tensors(new)))
     return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
@@ -349,13 +370,13 @@ def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
     _keep(deferred, devices.streams, source.get_device(), [source], [], [])
 
 
-def _written(arguments: Iterable[Argument], args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
+def _written(facts: _Facts, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
     """What an operator writes of its arguments."""
-    found = []
-    for place, each in enumerate(arguments):
-        if each.alias_info is not None and each.alias_info.is_write:
-            found.append(args[place] if place < len(args) else kwargs.get(each.name))
-    return found
+    return [args[place] if place < len(args) else kwargs.get(name) for place, name in facts.written]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor.data) is Tensor
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
@@ -427,19 +448,19 @@ def _tried(
             result = call(*given[0], **given[1])
     except Exception:  # zeros are no input for it, or the call is wrong: with values the kernel says so better
         return None
-    schema = schema_of(op)
+    facts = _facts(op)
     for was, now in zip(
-        _tensors(_written(schema.arguments, args, kwargs)),
-        _tensors(_written(schema.arguments, *given)),
+        _tensors(_written(facts, args, kwargs)),
+        _tensors(_written(facts, *given)),
         strict=True,
     ):
         if was.shape != now.shape:
             return None  # it grows
-    many = result if isinstance(result, tuple) and len(schema.returns) != 1 else (result,)
+    many = result if isinstance(result, tuple) and len(facts.in_place) != 1 else (result,)
     try:
         return tuple(
-            None if each.alias_info is not None else _each(value, _like)
-            for each, value in zip(schema.returns, many, strict=bool(schema.returns))
+            None if is_old else _each(value, _like)
+            for is_old, value in zip(facts.in_place, many, strict=bool(facts.in_place))
         )
     except NotImplementedError:
         return None
