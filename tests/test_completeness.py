@@ -16,6 +16,7 @@ import simdist
 from simdist.c10d.surface._coverage import FUNCTIONS, METHODS, Coverage
 from simdist.c10d.surface._group import SimProcessGroup
 from tests.builds import VERSION
+from tests.c10d.stores import FILE
 
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
@@ -128,7 +129,7 @@ def scattered(rank: int) -> None:
 
 
 def met(rank: int) -> None:
-    store, me, size = next(dist.rendezvous("file:///tmp/simdist-meeting", rank, 2))
+    store, me, size = next(dist.rendezvous(f"file://{FILE}", rank, 2))
     store.set(f"from {me}", str(size))
     assert store.get(f"from {1 - me}") == b"2"
 

@@ -14,6 +14,7 @@ from tests.c10d.worlds import values
 LATE_S = 0.001  # how late a store finds that a wait has run out of time
 dist: Any = torch.distributed  # the stubs do not export the stores
 HOST = "127.0.0.1"
+FILE = f"/tmp/simdist-test-{os.getpid()}"  # of this pytest: another one may make and remove its own
 HALF = timedelta(seconds=0.5)
 LOST = (
     "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. "
@@ -37,7 +38,7 @@ def hashed() -> Any:
 
 
 def filed() -> Any:
-    store = dist.FileStore("/tmp/simdist-store", 1)
+    store = dist.FileStore(FILE, 1)
     store.set_timeout(HALF)
     return store
 

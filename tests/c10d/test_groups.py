@@ -15,6 +15,7 @@ import simdist
 from simdist.c10d.calls import _unseen
 from simdist.c10d.surface.state import _rank_world
 from simdist.inside.torch import c10d_bindings
+from tests.c10d.stores import FILE
 from tests.c10d.worlds import Diary, attempt, in_group, now_ns, ones, outcome, sleep_s, values
 
 c10d: Any = dist  # the stubs do not export every name
@@ -249,7 +250,7 @@ def test_ranks_meet_through_an_address() -> None:
 
 
 def test_ranks_meet_through_a_file() -> None:
-    assert total_after(init_method="file:///tmp/simdist-meeting", rank=rank_of_env, world_size=3) == [3.0] * 3
+    assert total_after(init_method=f"file://{FILE}", rank=rank_of_env, world_size=3) == [3.0] * 3
 
 
 def test_ranks_meet_through_a_store() -> None:

@@ -126,7 +126,7 @@ def test_sparse_tensors_are_checked_by_the_rank_that_loads_them() -> None:
             dist.barrier()
             if dist.get_rank() == rank:
                 waiting = len(torch._utils._sparse_tensors_to_validate)
-                with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+                with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]  # torch gives it no types
                     loaded = torch.load(found).to_dense().diag().tolist()
         return waiting, loaded
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import simdist
 from simdist.inside.torch import c10d_bindings
 from tests.c10d.stores import (
+    FILE,
     HALF,
     HOST,
     LATE_S,
@@ -240,7 +241,7 @@ def test_a_file_store_answers_as_the_real_one() -> None:
         ("(['a', 'c', 'c1', 'efcount/', 'm1'], 5)", 4.0),
         ("NotImplementedError: queue support is not implemented.", 4.0),
         ("NotImplementedError: queue support is not implemented.", 4.0),
-        ("'/tmp/simdist-store'", 4.0),
+        (repr(FILE), 4.0),
     ]
 
 
@@ -342,7 +343,7 @@ def test_every_rank_has_a_hash_store_of_its_own_and_clones_share_it() -> None:
 
 def test_ranks_that_open_one_file_share_a_store() -> None:
     def body() -> int:
-        store = dist.FileStore("/tmp/simdist-shared", 3)
+        store = dist.FileStore(FILE, 3)
         total: int = store.add("arrived", 1)
         store.wait([f"go{total}"]) if total < 3 else None
         store.set(f"go{total - 1}", "1")
@@ -445,13 +446,13 @@ def test_the_file_of_another_run_may_go_at_any_moment(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_leaves_the_keys_of_its_file() -> None:
     def body() -> list[bool]:
         if me() == 1:
-            store = dist.FileStore("/tmp/simdist-left", 2)
+            store = dist.FileStore(FILE, 2)
             store.set("key", "value")
             os.kill(os.getpid(), signal.SIGKILL)
         sleep_s(1)
         found = []
         for _ in range(3):
-            store = dist.FileStore("/tmp/simdist-left", 2)
+            store = dist.FileStore(FILE, 2)
             found.append(store.check(["key"]))
             del store
         return found

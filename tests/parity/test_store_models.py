@@ -23,6 +23,7 @@ import torch.distributed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.c10d.stores import FILE
 from tests.c10d.worlds import values
 from tests.parity.arms import template
 from tests.real_gloo import reserve_port
@@ -261,7 +262,7 @@ def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str]
 
         def make() -> Any:
             if kind == "file":
-                return dist.FileStore("/tmp/simdist-store", -1)
+                return dist.FileStore(FILE, -1)
             if kind == "hash":
                 return dist.HashStore()
             return dist.TCPStore("127.0.0.1", 1234, None, host, timedelta(seconds=100), False)

@@ -14,7 +14,7 @@ import pytest
 import simdist
 from simdist.process import original
 from simdist.process.stdlib._collector import host_froze
-from tests.c10d.stores import dist
+from tests.c10d.stores import FILE, dist
 from tests.device.worlds import values
 
 
@@ -152,13 +152,13 @@ def _leaves_a_socket_in_garbage() -> float:
 
 
 def _leaves_a_file_store_in_garbage() -> list[bool]:
-    store = dist.FileStore("/tmp/simdist-store", 1)
+    store = dist.FileStore(FILE, 1)
     store.set("key", "value")
     garbage: list[object] = [store]
     garbage.append(garbage)
     del garbage, store
     kept: list[object] = [[number] for number in range(10_000)]
-    found = [dist.FileStore("/tmp/simdist-store", 2).check(["key"])]
+    found = [dist.FileStore(FILE, 2).check(["key"])]
     assert len(kept) == 10_000
     return found
 

@@ -70,11 +70,13 @@ class _FileServer(StoreServer):
             OSError: it can't be opened.
         """
         self.exists = exists and (self._made or not self._is_of_another_run())
-        file = _of_system(os.open)(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not exists:
-            _of_system(os.write)(file, _CONTENT)
-            self._made = True
-        _of_system(os.close)(file)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with contextlib.suppress(FileExistsError):  # another run has made it meanwhile
+            file = _of_system(os.open)(self._place, flags if exists else flags | os.O_EXCL, 0o644)
+            if not exists:
+                _of_system(os.write)(file, _CONTENT)
+                self._made = True
+            _of_system(os.close)(file)
 
     def _is_of_another_run(self) -> bool:
         try:
@@ -103,7 +105,7 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
     """A client of the server of this file, which is a new one if the file has been removed since it was opened.
 
     Raises:
-        DistStoreError: the file can't be opened, with the system's words; a folder that does not exist is waited for,
+        DistStoreError: the file can't be opened; the text is the system's. A folder that does not exist is waited for,
             300 s (2.13's FileStore.cpp).
     """
     _wait_for_folder(path)
@@ -130,5 +132,5 @@ def _wait_for_folder(path: str) -> None:
     if process is None:
         return
     due_ns = process.simulation.now_ns + _LONGEST_NS
-    while not os.path.exists(folder) and process.simulation.now_ns < due_ns:  # noqa: PTH110
+    while not os.path.exists(folder) and process.simulation.now_ns < due_ns:  # noqa: PTH110  # likewise
         process.simulation.sleep(_POLL_NS)

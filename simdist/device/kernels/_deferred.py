@@ -49,7 +49,7 @@ _ready: deque[Deferred] = deque()  # those that can run; the one that began to r
 
 
 class _Facts(NamedTuple):
-    """What the schema of an operator says; to read it anew for each call takes as long as the rest of a small one."""
+    """What the schema of an operator says. It is read once: torch makes objects of its parts anew each time."""
 
     can_be_kept: bool  # what it makes is known without values
     written: tuple[tuple[int, str], ...]  # the arguments that it writes, by place and name
