@@ -59,3 +59,35 @@ def test_a_store_finds_the_folder_that_another_rank_makes_later(tmp_path: Path) 
         return store.get("key"), now_ns() // 100_000_000
 
     assert values(body, 2) == [(b"value", 10), (b"value", 11)]
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def made_again(path: Path) -> None:
+    other = path.with_suffix(".new")  # made while the old one is there, so that it has another number
+    other.touch()
+    path.unlink()
+    other.rename(path)
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+@pytest.mark.parametrize("happens", [removed, made_again])
+def test_a_file_that_the_program_removes_takes_its_keys_along(
+    happens: Callable[[Path], None], there_before: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "store"
+
+    def body() -> tuple[int, int, bool]:
+        if there_before:
+            path.touch()
+        first = dist.FileStore(str(path), 2)
+        before = first.add("counted", 1)
+        happens(path)
+        second = dist.FileStore(str(path), 2)
+        return before, second.add("counted", 1), path.exists()
+
+    assert alone(body) == (1, 1, True)
+    path.unlink(missing_ok=True)
+    assert body() == (1, 1, True)

@@ -8,7 +8,7 @@ finds what this one found. A file that another run has made may be removed by th
 stay. Where the folder does not exist a store waits for it, as torch's does.
 
 In doubt: who has the file open while the program removes it goes on with the old keys, where torch opens a new file;
-and a file that is removed and made again before anyone opens it counts as the same.
+and a file that is removed and made again counts as the same if the file system gives it the same number.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class _FileServer(StoreServer):
     def __init__(self, path: str, place: str) -> None:
         super().__init__(path)
         self._place = place
-        self.exists = False  # the file did when it was opened last, and no other run had made it
         self.removed = False
+        self._exists = False  # the file did when it was opened last, and no other run had made it
+        self._number: tuple[int, int] | None = None  # of the file, as the file system has it
         self._made = False  # by a store, not by the program
         self._open = 0
         self._closed = 0
@@ -69,14 +70,26 @@ class _FileServer(StoreServer):
         Raises:
             OSError: it can't be opened.
         """
-        self.exists = exists and (self._made or not self._is_of_another_run())
+        self._exists = exists and (self._made or not self._is_of_another_run())
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with contextlib.suppress(FileExistsError):  # another run has made it meanwhile
             file = _of_system(os.open)(self._place, flags if exists else flags | os.O_EXCL, 0o644)
             if not exists:
                 _of_system(os.write)(file, _CONTENT)
                 self._made = True
+            self._number = self._number_now()
             _of_system(os.close)(file)
+
+    def is_gone(self) -> bool:
+        """True if the file has been removed, or another one made in its place, since it was opened."""
+        return self.removed or ((self._exists or self._made) and self._number_now() != self._number)
+
+    def _number_now(self) -> tuple[int, int] | None:
+        try:
+            found = _of_system(os.stat)(self._place)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _is_of_another_run(self) -> bool:
         try:
@@ -90,7 +103,7 @@ class _FileServer(StoreServer):
 
     def _remove(self) -> None:
         self.removed = True
-        if self.exists or self._made:
+        if self._exists or self._made:
             with contextlib.suppress(OSError):
                 _of_system(os.unlink)(self._place)
 
@@ -111,7 +124,7 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
     _wait_for_folder(path)
     place, exists = os.path.realpath(path), os.path.exists(path)  # noqa: PTH110  # as cheap as it gets
     server = servers.get(("file", place))
-    if server is None or server.removed or (server.exists and not exists):
+    if server is None or server.is_gone():
         if server is not None:
             servers["removed file", place, len(servers)] = server  # those who have it open go on with it
             server.removed = True
