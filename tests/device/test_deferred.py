@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # as everybody calls it
+from torch.overrides import TorchFunctionMode
 
 import simdist
 from simdist.cluster import build
@@ -357,3 +358,35 @@ def test_who_waits_for_ever_is_reported_with_what() -> None:
 
     assert "all_reduce" in str(result)
     assert result.ranks[0].status == "killed"
+
+
+class Seen(TorchFunctionMode):
+    """Writes down which functions of torch are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def seen_by_a_mode(device: str, gradient: Tensor, *, sparse: bool) -> tuple[list[str], float]:
+    """The functions that a mode sees of a backward pass, and an element of the gradient."""
+    parameter = torch.ones(4, 4, device=device, requires_grad=True)
+    by = torch.sparse.mm(torch.eye(4, device=device).to_sparse(), parameter) if sparse else parameter * 3
+    edges = [torch.autograd.graph.get_gradient_edge(each) for each in (torch.tanh(by), parameter)]
+    with Seen() as seen, torch.device("meta"):
+        # As pipelines do: torch shows a call with edges to no mode, so that C++ calls kernels under all of them.
+        (found,) = torch.autograd.grad((edges[0],), (edges[1],), grad_outputs=(gradient.reshape(4, 4),))
+    return seen.names, float(found[0, 0])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_mode_of_the_program_sees_no_kernel_at_work(sparse: bool) -> None:
+    def body() -> tuple[list[str], float]:
+        begin()
+        return seen_by_a_mode("cuda", reduced(*[1.0] * 16), sparse=sparse)
+
+    assert run(body) == [seen_by_a_mode("cpu", torch.full((16,), 2.0), sparse=sparse)] * 2

@@ -48,6 +48,7 @@ from simdist.inside.torch import (
     all_operators,
     below_autocast,
     calling,
+    count_function_modes,
     find_operator,
     full_name,
     has_kernel,
@@ -56,6 +57,7 @@ from simdist.inside.torch import (
     redispatching,
     schema_of,
     takes_numbers_as_tensors,
+    without_functions,
 )
 
 __all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
@@ -217,6 +219,9 @@ def _on_first_call(name: str) -> Kernel:
         made = _made.get(name)
         if made is None:
             made = _made[name] = _make(name)
+        if count_function_modes():  # of the program: C++ code, as a backward pass, calls kernels under them
+            with without_functions():
+                return made(*args, **kwargs)
         return made(*args, **kwargs)
 
     return kernel

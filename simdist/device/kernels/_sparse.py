@@ -22,10 +22,12 @@ from simdist.inside.torch import (
     SPARSE_CPU,
     Operator,
     Replacements,
+    count_function_modes,
     find_operator,
     operators_with_kernel,
     redispatching,
     schema_of,
+    without_functions,
 )
 
 __all__ = ["KERNELS", "assign", "host_of", "is_sparse", "raised_sparse", "register"]
@@ -55,6 +57,9 @@ def _on_first_call(name: str) -> Callable[..., object]:
         if not made:
             op = find_operator(f"aten::{name}")
             made.append(_structural(op) if name in _STRUCTURAL else _computing(op))
+        if count_function_modes():  # as for dense tensors
+            with without_functions():
+                return made[0](*args, **kwargs)
         return made[0](*args, **kwargs)
 
     return kernel
