@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from simdist.c10d.surface._compat import Work
+    from simdist.process import SimProcess
 
 __all__ = ["install"]
 
@@ -108,6 +109,8 @@ def _register_hook(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(hook)
         def call(state: object, bucket: object) -> object:
             future, process = hook(state, bucket), current_process()
+            if future is None and process is not None:
+                _crash(process, "a DDP communication hook that returns None crashes in C++")
             return future if process is None else safe_for_backward(process, future)
 
         original(reducer, state, call)
@@ -157,10 +160,15 @@ def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
         said = "DistributedDataParallel crashes on a gloo group made under TORCH_DISTRIBUTED_DEBUG=DETAIL"
         if group._member.communicator.strict:
             raise StrictError(f"{said}; make the group under INFO or OFF")
-        process.stderr.append(f"Fatal Python error: Segmentation fault ({said}, as with real processes)\n")
-        process.kill(signal.SIGSEGV)
+        _crash(process, said)
 
     return init
+
+
+def _crash(process: SimProcess, said: str) -> None:
+    """Kill the rank as the fault in torch's C++ kills a real process."""
+    process.stderr.append(f"Fatal Python error: Segmentation fault ({said}, as with real processes)\n")
+    process.kill(signal.SIGSEGV)
 
 
 def _logging_data(original: Callable[[object], dict[str, object]]) -> Callable[[object], dict[str, object]]:

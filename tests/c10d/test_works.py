@@ -183,18 +183,6 @@ def test_then_on_a_future_that_is_done_runs_at_once() -> None:
     assert in_group(body, 2) == [3.0, 3.0]
 
 
-def test_an_error_in_a_callback_reaches_who_waits_for_the_chain() -> None:
-    def fail(_: Any) -> None:
-        raise KeyError("mine")
-
-    def body(rank: int) -> list[str]:
-        chained = reduced(rank)[1].get_future().then(fail)
-        return [attempt(chained.wait), attempt(chained.then(lambda done: done.value()).wait)]
-
-    for said in in_group(body, 2):
-        assert said == ["KeyError: 'mine'"] * 2
-
-
 def test_callbacks_run_as_the_rank_that_added_them() -> None:
     def body(rank: int) -> list[int]:
         ranks: list[int] = []

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import torch
 
+from simdist.c10d.calls._callbacks import log_error, passed_on
 from simdist.c10d.calls._polling import Polling
 from simdist.errors import SimdistError
 from simdist.inside import torch as inside
@@ -322,7 +323,7 @@ PassingWork = _without_cxx(SimWork)
 class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
     """A `torch.futures.Future` of one rank whose waits park."""
 
-    __slots__ = ("_children", "_error", "_polling", "_process", "_settled", "_source")
+    __slots__ = ("_children", "_error", "_hurried", "_polling", "_process", "_settled", "_source")
 
     def __init__(self, process: SimProcess, source: Wait | None = None) -> None:
         super().__init__()
@@ -332,6 +333,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         self._settled = False
         self._polling: Polling | None = None  # once someone has asked whether it is done, and it was not
         self._error: BaseException | None = None
+        self._hurried = False  # settled for C++ alone, which would have waited for it: the program has not
 
     def describe(self) -> str:
         """For the deadlock report."""
@@ -356,6 +358,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
     def wait(self) -> object:
         """Park until it is done; its value, or its exception raised."""
         self._settle()
+        self._hurried = False
         self._seen()
         return super().wait()
 
@@ -366,15 +369,19 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         return super().value()
 
     def then(self, callback: Callable[[SimFuture], object]) -> SimFuture:
-        """A future of what `callback`, called with this one when it is done, returns."""
+        """A future of what `callback`, called with this one when it is done, returns.
+
+        If it raises, the future fails with a RuntimeError that has its error as text, as torch's (see `_callbacks.py`).
+        """
         child = SimFuture(self._process, self)
+        at_once = self._settled and not self._hurried
         _pending(self._process)[child] = None
 
         def run(parent: SimFuture) -> None:
             try:
                 value = callback(parent)
             except BaseException as error:
-                child.set_exception(error)
+                child.set_exception(passed_on(error, at_once=at_once))
             else:
                 child.set_result(value)
 
@@ -382,8 +389,16 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         return child
 
     def add_done_callback(self, callback: Callable[[SimFuture], object]) -> None:
-        """Call `callback` with this future when it is done."""
-        self._when_done(callback)
+        """Call `callback` with this future when it is done. If it raises, that is logged, as torch does."""
+        process, at_once = self._process, self._settled and not self._hurried
+
+        def run(future: SimFuture) -> None:
+            try:
+                callback(future)
+            except BaseException as error:
+                log_error(process, error, at_once=at_once)
+
+        self._when_done(run)
 
     def set_result(self, result: object) -> None:
         """Complete it; on its rank's thread only."""
@@ -523,6 +538,7 @@ def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
     if graph == -1:
         return
     if process.torch_state.waits_in_cxx or _current_autograd_node() is None:
+        future._hurried = not future._settled
         future._settle()  # in the engine's final callbacks: too late for a callback of ours
     if future._error is not None:
         future._seen()

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import PG_WRAPPER_STORE_PREFIX
 
+from simdist.c10d.calls._log import log
 from simdist.c10d.calls._member import Member, MembersAwaited, MembersMet
 from simdist.c10d.engine._communicator import Communicator
 from simdist.c10d.engine._strategies import Backend, Unreachable
-from simdist.c10d.surface._log import log
 from simdist.c10d.surface._store import SimStore
 from simdist.cluster import Network
 from simdist.errors import SimdistError

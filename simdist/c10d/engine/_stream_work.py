@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from simdist.c10d.calls._callbacks import passed_on
 from simdist.c10d.calls._work import Future, SimFuture, SimWork, WorkWaited
 from simdist.device import Mark, Streams, memory_of, select_stream
 from simdist.inside.torch import backward_engine, backward_node, backward_task
@@ -191,7 +192,7 @@ class StreamFuture(SimFuture):
             streams.wait(index, side, self._mark)
             value = callback(self)
         except BaseException as error:
-            child.set_exception(error)
+            child.set_exception(passed_on(error, at_once=True))
         else:
             child._mark = streams.mark(index, side)
             child.set_result(value)

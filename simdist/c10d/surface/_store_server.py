@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
-from simdist.c10d.surface._log import log
+from simdist.c10d.calls._log import log
 from simdist.inside.torch import Place
 from simdist.kernel import Task
 from simdist.process import SimProcess

@@ -42,6 +42,7 @@ _STORE = "torch/csrc/distributed/c10d/TCPStore.cpp"
 _GROUP = "torch/csrc/distributed/c10d/ProcessGroup.cpp"
 _GLOO_GROUP = "torch/csrc/distributed/c10d/ProcessGroupGloo.cpp"
 _GLOO = "third_party/gloo/gloo"
+_FUTURE = "torch/csrc/jit/python/pybind_utils.h"
 
 
 def this_version() -> tuple[int, ...]:
@@ -161,6 +162,8 @@ class Place(Enum):
     STORE_READ_IN_TIME = _STORE, 138
     SOCKET_SENT = _UTILS, 653, 653, 758, 761, 757
     SOCKET_READ = _UTILS, 682, 682, 787, 790, 786
+    # Futures.
+    CALLBACK_FAILED = _FUTURE, 216, 215, 215, 215, 215
     # Gloo, and torch around it.
     RANK_IS_NEGATIVE = f"{_GLOO}/context.cc", 22
     RANK_IS_TOO_LARGE = f"{_GLOO}/context.cc", 23

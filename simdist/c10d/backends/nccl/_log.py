@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from simdist.c10d.surface._log import log, shows
+from simdist.c10d.calls._log import log, shows
 
 __all__ = ["log", "shows"]
