@@ -1,11 +1,10 @@
-"""torch.distributed, simulated: groups, works, stores and what they do when something breaks.
+"""torch.distributed, simulated: groups, works, stores and their behaviour when something breaks.
 
-Five wings, each importing only those before it: `calls` lists the collectives and has the one life of a call, with its
-works and events, `surface` is what torch calls, `engine` brings ranks together, `backends` is what differs between Gloo
-and others, `watch` who looks on, as listeners and judges on the bus (what calls report and announce there:
-`calls/_events.py`). `_install.py` puts all of it where torch looks, and swaps what torch keeps per process
-(`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` holds what stands there instead of torch's
-own.
+Five parts, each importing only those before it: `calls` lists the collectives and has the life cycle of a call, with
+its works and events; `surface` is what torch calls; `engine` brings ranks together; `backends` has the differences
+between Gloo and others; `watch` has the listeners and judges on the bus (calls report and announce there:
+`calls/_events.py`). `_install.py` puts all of it where torch looks, and swaps the state that torch keeps per process
+(`_rank_state.py`); `_makers.py` makes groups and stores; `_replacements.py` has the functions that replace torch's own.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ __all__ = [
     "unseen_steps",
 ]
 
-# Loaded on first use: what checks files and command lines asks for the names of collectives, and needs no torch.
+# Loaded on first use: code that checks files and command lines needs the names of collectives, and no torch.
 _HOMES = dict.fromkeys((name for name in __all__ if name[0].isupper()), "calls._events") | {
     **dict.fromkeys(("GLOO", "IDEAL"), "backends"),
     **dict.fromkeys(("Backend", "Done", "Flow"), "engine"),

@@ -9,8 +9,8 @@ __all__ = ["break_devices_of"]
 
 
 def break_devices_of(process: SimProcess, kind: str) -> None:
-    """Break the devices of a rank, as `simdist.device.break_devices`, with what its groups have on them."""
-    from simdist.c10d.backends.nccl.watch._rank import known_nccl_of  # which worlds without NCCL do not need
+    """Break the devices of a rank, like `simdist.device.break_devices`, with its groups' operations on them."""
+    from simdist.c10d.backends.nccl.watch._rank import known_nccl_of  # worlds without NCCL do not need it
 
     error = break_devices(process, kind)
     nccl = None if error is None else known_nccl_of(process)

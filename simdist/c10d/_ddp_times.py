@@ -1,9 +1,9 @@
-"""What DDP logs of its times, for modules on virtual devices.
+"""The times that DDP logs, for modules on virtual devices.
 
-C++ measures by a timer that a CUDA build registers for its devices, and stops where there is none, after it has set
-all else (torch 2.13). Here the same five moments are those of the current stream, in virtual time: of what DDP does in
-Python where it begins a pass, and of the works that are issued in backward. As with a clock that a rank reads, each
-shows a later time than the one before.
+C++ measures by a timer that a CUDA build registers for its devices. Without one it stops, after it has set all other
+values (torch 2.13). Here the same five moments are those of the current stream, in virtual time: when DDP begins a pass
+in Python, and when works are issued in backward. As with a clock that a rank reads, each moment is later than the one
+before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Times", "install"]
 
-_FIRST = 10  # iterations that are measured in any case
-_RATE = 100  # of those after them, one in so many (`kDDPRuntimeLoggingSampleRate`)
+_FIRST = 10  # iterations that are always measured
+_RATE = 100  # after them, one iteration in this many (`kDDPRuntimeLoggingSampleRate`)
 _EVENTS = ("forward_start", "backward_start", "comm_start", "compute_end", "comm_end")
 _DURATIONS = {
     "forward_compute_time": ("forward_start", "backward_start"),
@@ -53,11 +53,11 @@ class Times:
 
     def __init__(self, process: SimProcess, index: int) -> None:
         self.rate = _RATE
-        self.values: dict[str, int] = {}  # what is logged
+        self.values: dict[str, int] = {}  # the logged values
         self._process = process
         self._index = index
         self._iterations = self._measured = 0
-        self._marks: dict[str, tuple[Mark, int]] = {}  # by event, and when it was on the host
+        self._marks: dict[str, tuple[Mark, int]] = {}  # by event, and its time on the host
         self._works: list[SimWork] = []
         self._unlisten: Callable[[], None] | None = None
 
@@ -67,7 +67,7 @@ class Times:
         return self._iterations > 0 and (self._iterations <= _FIRST or self._iterations % self.rate == 0)
 
     def begin_forward(self) -> None:
-        """A forward pass begins."""
+        """Note that a forward pass begins."""
         self._iterations += 1
         self._stop()
         self._marks.clear()
@@ -75,7 +75,7 @@ class Times:
             self._record("forward_start")
 
     def begin_backward(self) -> None:
-        """The next pass is a backward one."""
+        """Note that the next pass is a backward one."""
         if not self.is_sampled:
             return
         self._record("backward_start")
@@ -101,13 +101,13 @@ class Times:
             self._unlisten = None
 
     def forget(self) -> None:
-        """Let go of what it measures."""
+        """Drop what it measures."""
         self._stop()
         self._works.clear()
         self._marks.clear()
 
     def log(self) -> None:
-        """Work out the times of the last iteration; waits for what it has on streams, as the timer of CUDA does."""
+        """Compute the times of the last iteration; waits for its work on streams, as the timer of CUDA does."""
         self._stop()
         works, self._works = self._works, []
         self.values.update(dict.fromkeys((*_DURATIONS, *_TIMES), 0))
@@ -140,7 +140,7 @@ _measured: weakref.WeakSet[Times] = weakref.WeakSet()
 
 
 def install(patches: Patches) -> None:
-    """Measure what C++ can't."""
+    """Measure the times that C++ cannot."""
     patches.wrap(c10d_bindings.Reducer, "prepare_for_forward", _begins(Times.begin_forward))
     patches.wrap(c10d_bindings.Reducer, "prepare_for_backward", _begins(Times.begin_backward))
     patches.wrap(c10d_bindings.Reducer, "_set_ddp_runtime_logging_sample_rate", _sample)
@@ -151,7 +151,7 @@ def install(patches: Patches) -> None:
 
 
 def _forget_works() -> None:
-    """The world has ended: let go of the gradients of backward passes that no forward pass followed."""
+    """Drop the gradients of backward passes that no forward pass followed: the world has ended."""
     for times in list(_measured):
         times.forget()
 
@@ -162,7 +162,7 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
         process = current_process()
         if process is None or not parameters:
             return
-        with pass_by_subclasses():  # one that is shared out says nothing of itself
+        with pass_by_subclasses():  # a sharded parameter does not know its device
             index = parameters[0].get_device()
         if index < 0:
             return
@@ -187,7 +187,7 @@ def _logged(
 
 
 def _times_of(owner: object) -> Times | None:
-    """Those of a reducer or a logger of the calling rank; None if C++ measures them."""
+    """The times of a reducer or a logger of the calling rank; None if C++ measures them."""
     process = current_process()
     known = None if process is None else process.torch_state.ddp_times
     return None if known is None else known.get(owner)

@@ -1,7 +1,7 @@
-"""What FSDP (version 1) measures of its own work is kept in a class: a set and a table for each rank.
+"""The times that FSDP (version 1) measures are kept in a class: a set and a table for each rank.
 
-It checks there that nothing is measured twice at once, and forgets all of it at the end of a state dict; ranks that
-share the class stumbled over what another one measured.
+FSDP checks there that nothing is measured twice at once, and clears both at the end of a state dict; ranks that
+share the class failed because of what another one measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["keep_timings_apart"]
 
 
 class _OfEachRank:
-    """An attribute of a class that is another object for each process."""
+    """A class attribute that is a different object for each process."""
 
     def __init__(self, of_host: object, make: Callable[[], object]) -> None:
         self._of_host = of_host
@@ -33,7 +33,7 @@ class _OfEachRank:
 
 
 def keep_timings_apart(patches: Patches) -> None:
-    """Give each rank its own; called once torch's module is there."""
+    """Give each rank its own set and table; called when torch's module has been imported."""
     profiler = fsdp_profiler()
     patches.replace(profiler, "profiling", _OfEachRank(profiler.profiling, set))
     patches.replace(profiler, "results", _OfEachRank(profiler.results, lambda: defaultdict(float)))

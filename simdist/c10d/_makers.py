@@ -1,7 +1,7 @@
-"""What makes the groups and stores of ranks, and the names under which torch asks for it.
+"""Functions that make the groups and stores of ranks, and the names under which torch finds them.
 
-Names that somebody took before the world was installed are the real ones for ever (`from torch.distributed import
-TCPStore` in a module that the host imported); what they make is refused where a group is made of it, and not before.
+A name that a program took before the world was installed stays the real one (`from torch.distributed import TCPStore`
+in a module that the host imported). A store made with it is refused only when a group is made of it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Makers:
 
             self._group_class = DeviceProcessGroup
         self.servers: dict[tuple[Hashable, ...], Any] = {}  # by address, path or identity
-        self.backends: dict[str, None] = {}  # those over which groups were made
+        self.backends: dict[str, None] = {}  # names of the backends over which groups were made
 
     def make_group(
         self,
@@ -88,7 +88,7 @@ class Makers:
         options: GroupOptions | None = None,
         ranks: Sequence[int] | None = None,
     ) -> SimProcessGroup:
-        """A group over Gloo, or one like it; `ranks` are its ranks' in the world, if they are known."""
+        """Make a group over Gloo, or one like it; `ranks` are its ranks' in the world, if they are known."""
         process = current_process()
         assert process is not None
         limit_ns = round(timeout.total_seconds() * 1e9)
@@ -114,7 +114,7 @@ class Makers:
         lazy: bool,
         ranks: Sequence[int] | None = None,
     ) -> Member:
-        """The calling rank's end of a group that is being made, with its payloads or without as the world has them."""
+        """The calling rank's end of a group that is being made; the world decides whether payloads are moved."""
         process = current_process()
         assert process is not None
         self.backends[backend.name] = None
@@ -136,7 +136,7 @@ class Makers:
         options: NcclOptions | timedelta | None = None,
         *,
         timeout: timedelta | None = None,
-        device_id: torch.device | None = None,  # of torch 2.15, which binds the group to it beside
+        device_id: torch.device | None = None,  # of torch 2.15, which also binds the group to it
     ) -> GroupBackend:
         from simdist.c10d.backends.nccl import NCCL, NcclOptions, NcclProcessGroup
 
@@ -161,7 +161,7 @@ class Makers:
         return self.with_other_parts(checked, "nccl", store, rank, size)
 
     def with_other_parts(self, group: GroupBackend, name: str, store: Any, rank: int, size: int) -> GroupBackend:
-        """The group; or, if torch wants several backends, one that has it as a part, and the others."""
+        """Return the group; or, if torch wants several backends, one that has it as a part, and the others."""
         process = current_process()
         assert process is not None
         making = process.torch_state.making
@@ -184,7 +184,7 @@ class Makers:
     def make_child(
         self, group: GroupBackend, store: SimStore, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
     ) -> SimProcessGroup:
-        """A group over Gloo that is made of one, with options that it shares with it.
+        """Make a group over Gloo from another one, with options that it shares with it.
 
         Raises:
             RuntimeError: there is no such rank, in Gloo's words.
@@ -196,7 +196,7 @@ class Makers:
         return made
 
     def options_of_gloo(self, options: object, call: str) -> GroupOptions:
-        """The options that Gloo takes: those given, or its default ones, of which it warns once in each process."""
+        """Return the options for Gloo: those given, or its default ones with a warning, once in each process."""
         if isinstance(options, GroupOptions):
             return options
         process = current_process()
@@ -247,7 +247,7 @@ class Makers:
     def _checked(
         self, group: GroupBackend, backend: str, store: SimStore, rank: int, size: int, timeout: timedelta
     ) -> GroupBackend:
-        """The group; or, where the rank's calls are to be compared with those of others, one that does that.
+        """Return the group; or one that wraps it, if the rank's calls are to be compared with those of others.
 
         Torch makes a wrapper itself, but not around a backend that is a whole group, as ours are.
         """
@@ -256,7 +256,7 @@ class Makers:
         state: RankState = process.torch_state
         if not state.group_in_making or state.debug_level != c10d_bindings.DebugLevel.DETAIL:
             return group
-        name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs gets none itself
+        name, state.group_in_making = state.group_in_making, ""  # the group that the wrapper needs is not checked
         checked = wrap_for_debugging(group, name, store, rank, size, timeout)
         assert isinstance(checked, CheckedProcessGroup)
         state.group_in_making = name
@@ -314,7 +314,7 @@ class Makers:
 
 
 def serve(makers: Makers | None) -> None:
-    """From now on these make what ranks ask for; None: nobody does."""
+    """Let `makers` make the groups and stores of ranks from now on; None: no world does."""
     global _present
     _present = makers
 
@@ -326,7 +326,7 @@ def _in_present_world(method: str) -> Callable[..., object]:
     return make
 
 
-# Backends that a build of torch may lack, and what torch says behind the name (2.13).
+# Backends that a build of torch may lack, and the rest of torch's text after the name (2.13).
 _MAY_LACK = {
     "nccl": "",
     "xccl": "",
@@ -411,7 +411,7 @@ def _numbered_on_ranks(save: Callable[..., None]) -> Callable[..., None]:
 def _limit_and_options(
     store: SimStore, rank: int, size: int, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[timedelta, GroupOptions | None]:
-    """What follows the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
+    """The arguments after the size in a call of `ProcessGroupGloo`: nothing, or options, or a timeout."""
     given = [*args, *kwargs.values()] if kwargs else args
     if not given:
         return _DEFAULT_TIMEOUT, None
@@ -475,7 +475,7 @@ def _new_group_helper(original: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _parts(backend: dist.Backend) -> dict[str, str]:
-    """The backends of a group by type of device; none if all devices have the same, or torch will refuse the list."""
+    """The backends of a group by type of device; none if all devices share one, or if torch will refuse the list."""
     if ":" not in str(backend) and backend != c10d.Backend.UNDEFINED:
         return {}
     try:
@@ -488,8 +488,8 @@ def _parts(backend: dist.Backend) -> dict[str, str]:
 def _require_built_in(backend: dist.Backend) -> None:
     """Refuse a list of backends one of which this torch does not have, in its words.
 
-    Torch makes the backends one by one, and says it of the first that it lacks. Ours is a whole group, which ends that
-    loop, so what comes behind it would be taken in silence.
+    Torch makes the backends one by one, and refuses the first that it lacks. Ours is a whole group, which ends that
+    loop, so torch would silently accept the backends after it.
     """
     text = str(backend).lower()
     named = [part.partition(":")[2] for part in text.split(",") if ":" in part] if ":" in text else (text,)
@@ -501,10 +501,10 @@ def _require_built_in(backend: dist.Backend) -> None:
 def _prefix_store(prefix: str, store: Store) -> Store:
     if isinstance(store, SimStore):
         return SimPrefixStore(prefix, store)
-    # Torch makes a view of a group's store before all else; the program's own it may wait in.
+    # Torch makes a view of a group's store first; a view of its own store is the program's to use.
     if is_hosts(store) and sys._getframe(2).f_globals.get("__name__") == c10d.__name__:
         raise refusal(store)
-    return PrefixStore(prefix, store)  # of a store that is no store at all, such as torch's FakeStore
+    return PrefixStore(prefix, store)  # of an object that is no store at all, such as torch's FakeStore
 
 
 def _device(original: Callable[..., object], make: Callable[..., Device]) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""Where torch and programs look for NCCL, which a CPU build lacks, for the length of a world with devices."""
+"""The names by which torch and programs find NCCL, which a CPU build lacks; only in a world with devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_nccl(group: object) -> bool:
     return isinstance(group, NcclProcessGroup) or (isinstance(group, GroupBackend) and group.passes_for == "nccl")
 
 
-# Newer implementations, which torch takes for the backends "nccl2" and "nccl-lazy", and for TORCH_DIST_USE_NCCL2=1.
+# Newer implementations, which torch uses for the backends "nccl2" and "nccl-lazy", and for TORCH_DIST_USE_NCCL2=1.
 _OTHERS = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 
 
@@ -117,7 +117,7 @@ def _combined(seed: int, value: int) -> int:
 
 
 def _hash_tensors(tensors: list[torch.Tensor]) -> int:
-    """`c10d::hashTensors`: of each byte of the memory of each, and the size of this memory; waits for what fills it."""
+    """Like `c10d::hashTensors`: hashes each byte of each tensor's memory, and its size; waits for what fills it."""
     found = 0
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -188,7 +188,7 @@ _REPLACEMENTS = (
 
 
 def _as_before(original: Callable[..., object]) -> Callable[..., object]:
-    """What torch calls for "nccl" since 2.15: on ranks ProcessGroupNCCL, as TORCH_DIST_USE_NCCL2=0 has it."""
+    """Use ProcessGroupNCCL on ranks where torch 2.15 calls this for "nccl", as with TORCH_DIST_USE_NCCL2=0."""
 
     @functools.wraps(original)
     def make(options: BackendRequest, backend_options: object) -> object:

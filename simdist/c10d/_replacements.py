@@ -1,4 +1,4 @@
-"""What torch does in C++ with a group's backend or a future, and a simulated rank has to do in Python."""
+"""Functions of torch that use a group's backend or a future in C++, which a simulated rank does in Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ when_imported("torch.distributed.fsdp._debug_utils", keep_timings_apart)
 
 
 def install(patches: Patches) -> None:
-    """Replace it all."""
+    """Install all replacements."""
     patches.redirect(_OF_RPC)
     patches.redirect(_OF_RECORDERS)
     patches.redirect(_OF_FUTURES)
@@ -123,8 +123,8 @@ def _set_work_of_join(original: Callable[..., None]) -> Callable[..., None]:
         original(reducer, work, use_static_world_size)
         process = current_process()
         if process is not None:
-            # C++ holds its half of the work only, and waits for it in backward: without its Python half, which knows
-            # when it is done, it would wait for ever (torch 2.13).
+            # C++ only keeps the C++ half of the work, and waits for it in backward. Without the Python half, which
+            # knows when it is done, it would wait forever (torch 2.13).
             state = process.torch_state
             if state.works_of_joins is None:
                 state.works_of_joins = weakref.WeakKeyDictionary()
@@ -156,7 +156,7 @@ def _ddp_init(original: Callable[..., None]) -> Callable[..., None]:
         group = self.process_group
         if process is None or not isinstance(group, CheckedProcessGroup) or group.name() != "gloo":
             return
-        # At the end of this, C++ takes the wrapper for a ProcessGroupGloo, and asks it for its options (torch 2.13).
+        # At the end of this, C++ takes the wrapper for a ProcessGroupGloo, and reads its options (torch 2.13).
         said = "DistributedDataParallel crashes on a gloo group made under TORCH_DISTRIBUTED_DEBUG=DETAIL"
         if group._member.communicator.strict:
             raise StrictError(f"{said}; make the group under INFO or OFF")
@@ -175,7 +175,7 @@ def _logging_data(original: Callable[[object], dict[str, object]]) -> Callable[[
     def logging_data(self: object) -> dict[str, object]:
         data = original(self)
         if current_process() is not None:
-            # What C++ could not know: the backend's real name, and the rank's own environment.
+            # C++ does not know the backend's real name, and the rank's own environment.
             data["backend_name"] = str(data.get("backend_name", "")).removeprefix("simdist:")
             names = ["MASTER_PORT", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "TORCH_DISTRIBUTED_DEBUG"]
             if data["backend_name"] == "gloo":
@@ -247,7 +247,7 @@ _OF_FUTURES = (
     else ()
 )
 
-# Since torch 2.15 it records the calls of groups that do not; those of ranks record themselves, or nothing.
+# Since torch 2.15 it records the calls of groups that do not; groups of ranks record their own calls, or none.
 _RECORDS = "_maybe_attach_flight_recorder"
 _HOSTS_ALONE = on_ranks(lambda *_, **__: None)
 _OF_RECORDERS = (Replacement(c10d_module, _RECORDS, _HOSTS_ALONE),) if hasattr(c10d_module, _RECORDS) else ()

@@ -1,14 +1,14 @@
 """The kernel: virtual time, an event queue, and tasks of which exactly one runs at a time.
 
-It has never heard of torch, ranks or networks. It rests on simpy's `Environment` for the queue and on OS threads for
-the tasks: each task is a thread parked on its own lock, and the parking task steps the queue itself until it knows the
-next task and hands the baton to it directly.
+It knows nothing of torch, ranks or networks. It uses simpy's `Environment` for the queue and OS threads for
+the tasks: each task is a thread parked on its own lock. The parking task steps the queue itself until it knows the
+next task, and hands the baton to it directly.
 
-Open `_turns.py` first: it is the loop, on what `_timetable.py` knows of the future; `_simulation.py` is the world as
-its host runs and ends it. `_task.py` holds what a task is, `_policy.py` who goes next among equals, `_orders.py` the
-same from a list, for a search, `_deadlock.py` what is said when nobody can, `_bus.py` the seam for everything that
-watches or interferes, `_events.py` the log that hangs on it and its digest, `_core.py` why one core and batch
-scheduling make it twice as fast.
+Open `_turns.py` first: it is the loop, on the future in `_timetable.py`; `_simulation.py` is the world as its host runs
+and ends it. `_task.py` defines a task, `_policy.py` chooses the next one among equals, `_orders.py` does the same from
+a list, for a search. `_deadlock.py` has the report when no task can run, `_bus.py` the interface of everything that
+watches or interferes, `_events.py` its log and the digest, `_core.py` why one core and batch scheduling make it twice
+as fast.
 """
 
 from simdist.kernel._bus import PASS, Bus, Change, Verdict

@@ -1,15 +1,14 @@
-"""The one seam for everything that watches or interferes.
+"""The one interface for everything that watches or interferes.
 
-*Judges* are asked before an effect: the layer that causes it announces a typed event and acts on the verdict. Nobody
-changes an event; those that a training makes at each step are not frozen, for that takes five times as long to make.
-Every judge is asked, so that each can count what it sees, and what they say is added up. *Listeners* are called
-afterwards, in the order in which they came, on the thread that reports. They hear of two kinds:
-records of `simdist.records`, which the log keeps, and events, which carry what lives only now (a process, a work) and
-are nobody's to keep.
+*Judges* are called before an effect: the layer that causes it announces a typed event and acts on the verdict. Events
+must not be changed; those that training makes at each step are not frozen, because that takes five times as long. Every
+judge is called, so that each can count the events, and their verdicts are added up. *Listeners* are called afterwards,
+in the order in which they were added, on the thread that reports. They get two kinds: records of `simdist.records`,
+which the log keeps, and events, which carry objects that live only now (a process, a work) and must not be kept.
 
-Without judges and listeners the bus costs nothing. The layer asks `wants` before it builds an event to announce, and
+Without judges and listeners the bus costs nothing. The layer calls `wants` before it builds an event to announce, and
 `hears` before it builds one to report, a dictionary look-up each. Records are made anyway, for the log: `record` is the
-log's own function until somebody listens to some kind of them, and only then looks who does.
+log's own function until the first listener to records is added, and only then looks for listeners.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ _Payload = TypeVar("_Payload")
 
 
 class Change(Protocol):
-    """What becomes of what an effect carries or leaves; the like of it comes back, unseen by the kernel."""
+    """Replaces an effect's payload or result by another of the same type; the kernel does not look inside."""
 
     def __call__(self, payload: _Payload, /) -> _Payload:
-        """What takes the place of the payload."""
+        """Return the object that replaces the payload."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of an announced effect.
+    """What judges decide about an announced effect.
 
-    `delay_ns` holds it back; `strike` is called before, during or after it (`when`), and may kill or stop the very task
-    that causes it; `error` is raised in its place, after a delay and a strike before it. `change` is given what the
-    effect carries (the bytes of a write, the tensors that an operation reads) and returns what it carries instead;
-    `change_result` likewise what the effect leaves there, once it is done (the tensors that an operation fills). With
-    `drop` nothing is done, and its program gets the answer that it was. `part_bytes` is how much of a write is done:
-    its program is answered so, unless it is struck "during" (then None is half of it).
+    `delay_ns` delays it; `strike` is called before, during or after it (`when`), and may kill or stop the very task
+    that causes it; `error` is raised in its place, after a delay and a strike before it. `change` gets the effect's
+    payload (the bytes of a write, the tensors that an operation reads) and returns the payload to use instead;
+    `change_result` does the same with the effect's result, once it is done (the tensors that an operation fills). With
+    `drop` nothing is done, but the program gets the answer of success. `part_bytes` is how much of a write is done, and
+    the program gets that number, unless it is struck "during" (then None is half of it).
 
-    An effect takes what it can: asked for more, it fails with a `SimdistError` that says so.
+    Not every effect supports every field: for an unsupported one it fails with a `SimdistError` that says so.
     """
 
     delay_ns: int = 0
@@ -60,9 +59,9 @@ class Verdict:
     change_result: Change | None = None
 
     def and_then(self, later: Verdict) -> Verdict:
-        """Both: the delays added up, one strike and one change after the other, and the later error.
+        """Combine both: the delays added up, one strike and one change after the other, and the later error.
 
-        The strikes come where the later of them is due.
+        The strikes are called at the moment (`when`) of the later one.
         """
         strikes = [each for each in (self.strike, later.strike) if each is not None]
         when = self.when if later.strike is None else later.when
@@ -116,22 +115,22 @@ class Bus:
     def __init__(self, log: Callable[[Packed], None]) -> None:
         self._judges: dict[type, list[_Judge]] = {}
         self._listeners: dict[type, list[_Listener]] = {}
-        self._of_records: dict[str, list[_Listener]] = {}  # by kind; those who listen to all, under ""
+        self._of_records: dict[str, list[_Listener]] = {}  # by kind; those that listen to all kinds, under ""
         self._log = log
         self.record = log  # hot: one call per record
-        # True if anyone judges, or listens to, events of this type. Hot: the dictionaries' own functions.
+        # True if a judge judges, or a listener gets, events of this type. Hot: the dictionaries' own functions.
         self.wants: Callable[[type], bool] = self._judges.__contains__
         self.hears: Callable[[type], bool] = self._listeners.__contains__
-        self.active = False  # true once anyone judges anything
-        self.heard = False  # true while anyone listens to events; hot too: asked before `hears`
+        self.active = False  # true once there is any judge
+        self.heard = False  # true while there is a listener to events; hot too: read before `hears`
 
     def intercept(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
-        """Ask `judge` about every announced event of exactly the type `kind`, after those already there."""
+        """Call `judge` for every announced event of exactly the type `kind`, after the judges already there."""
         self._judges.setdefault(kind, []).append(judge)
         self.active = True
 
     def announce(self, event: object) -> Verdict:
-        """Put `event` to its judges; what they say, one after the other, is the answer."""
+        """Call the judges of `event`; returns their combined verdict."""
         answer = PASS
         for judge in self._judges.get(type(event), ()):
             verdict = judge(event)
@@ -140,10 +139,10 @@ class Bus:
         return answer
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> Callable[[], None]:
-        """Call `listener` for every event of exactly the type `kind`; the function that is returned ends that, at each
-        call.
+        """Call `listener` for every event of exactly the type `kind`; returns a function that ends that.
 
-        With a class of records: of every record of its kind. `Record` stands for all kinds.
+        That function may be called repeatedly. With a class of records as `kind`, it gets every record of that kind.
+        `Record` stands for all kinds.
         """
         table: dict[Any, list[_Listener]] = self._listeners
         key: Any = kind
@@ -164,7 +163,7 @@ class Bus:
         return end
 
     def report(self, event: object) -> None:
-        """Call those that listen to events of its type."""
+        """Call the listeners to events of its type."""
         for listener in self._listeners.get(type(event), ()):
             listener(event)
 

@@ -3,13 +3,13 @@
 Only one of them runs at a time, and waking a thread on another core costs more than on the same one. Under the normal
 policy the kernel lets a woken thread preempt the one that wakes it, only to find the interpreter lock taken and to go
 back to sleep; SCHED_BATCH has no wake-up preemption, which halves a hand-off (measured: 8.4 to 3.7 µs). Both settings
-belong to a thread, are inherited by the threads it starts, need no privilege, and are put back at the end.
+belong to a thread, are inherited by the threads it starts, need no privilege, and are restored at the end.
 
-Two simulations side by side must not share a core: a process that uses a core binds an abstract UNIX socket named
+Two simulations at the same time must not share a core: a process that uses a core binds an abstract UNIX socket named
 after it, which leaves no file behind and vanishes with the process. When all cores are taken, nothing is pinned. The
-first choice is the core on which the thread runs: on any other there may be a process between two of its worlds, which
-claims none, and both would share that core while this one is idle (two processes that ran worlds for half of their time
-got 70 % of two cores when all took the lowest that was free, and 97 % this way).
+first choice is the core on which the thread runs. Any other core may have a process that is between two of its worlds
+and so claims no core: both would share that core while this one is idle (two processes that ran worlds for half of
+their time got 70 % of two cores when all took the lowest that was free, and 97 % this way).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEEDED = ("sched_getaffinity", "sched_setaffinity", "sched_getscheduler", "sche
 
 @functools.cache
 def why_not_one_core() -> str:
-    """Why threads can't be kept on one core under batch scheduling, empty if they can. Tried for real, once."""
+    """Why threads cannot be kept on one core under batch scheduling, empty if they can. Tried for real, once."""
     if sys.platform != "linux":
         return f"they are Linux's, and this is {sys.platform}"
     missing = [name for name in _NEEDED if not hasattr(os, name)]

@@ -1,4 +1,4 @@
-"""What is said when no task can ever run again, or all only poll: who waits for what, and the cycle among them."""
+"""The report when no task can ever run again, or all only poll: the waits, and the cycle among them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Wait", "describe_deadlock", "describe_livelock"]
 
 
 class Wait(Protocol):
-    """What a task is parked on. Both methods are asked only when something went wrong."""
+    """What a task is parked on. Both methods are called only when something went wrong."""
 
     def describe(self) -> str:
         """The wait in words that a user knows: the operation, its group, its peers."""
@@ -48,9 +48,9 @@ def describe_deadlock(simulation: Simulation) -> DeadlockError | None:
 
 
 def _that_may_go_on(parked: Sequence[Task]) -> list[Task]:
-    """The tasks whose wait ends by itself, as one for an event with a time-out does, and all that wait for them.
+    """The tasks whose wait ends alone, like a wait for an event with a timeout, and all that wait for them.
 
-    Not the daemons among them: one that looks every second whether there is anything to do would hide every deadlock.
+    Without daemons: a daemon that looks every second whether there is anything to do would hide every deadlock.
     """
     found = [task for task in parked if not task.daemon and getattr(task.waiting, "timed", False)]
     if not found:
@@ -62,7 +62,7 @@ def _that_may_go_on(parked: Sequence[Task]) -> list[Task]:
 
 
 def describe_livelock(simulation: Simulation) -> LivelockError:
-    """The report of the tasks that go on sleeping and asking, each with its line of code."""
+    """Return the report of the tasks that only sleep and poll, each with its line of code."""
     alive = [task for task in simulation.tasks if task.state not in (TaskState.DONE, TaskState.FROZEN)]
     frames = frames_by_thread()
     lines = [f"at {simulation.now_ns / 1e9:.9f} s nothing has happened for long but sleeping and asking:"]

@@ -1,7 +1,7 @@
 """The event stream of a run, and its running digest.
 
-It is the first listener on the bus, and takes records packed (see `simdist.records`): plain tuples of values that have
-the same bytes in every process.
+The log is the first listener on the bus. It takes packed records (see `simdist.records`): plain tuples of values that
+have the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EventLog:
         return self.dropped + len(self.records)
 
     def settle(self) -> None:
-        """Bring the digest up to date, and forget records beyond the limit; cheap when there is little to do."""
+        """Bring the digest up to date, and drop records beyond the limit; cheap when there is little to do."""
         records = self.records
         while len(records) - self._hashed >= _CHUNK:
             # Version 2 of the marshal format: later ones encode whether a string is interned and how often an object

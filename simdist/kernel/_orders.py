@@ -1,8 +1,8 @@
 """A policy that follows a list: at each choice among several tasks, which of them goes first.
 
-A search writes such lists. It gives a *guide*, which chooses where the list has ended, and hears what each task
-*touches* on its turn: what other ranks may see or change. Requests to stores, and messages to a receiver of any source,
-take no time, so that their order is that of the turns.
+A search writes such lists. It gives a *guide*, which chooses after the end of the list, and learns what each task
+*touches* on its turn: state that other ranks may see or change. Requests to stores, and messages to a receiver of any
+source, take no time, so that their order is that of the turns.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ BEYOND = "beyond"
 
 
 class Guide(Protocol):
-    """Chooses who goes next."""
+    """Chooses the next task."""
 
     def choose(self, tasks: Sequence[Task]) -> int:
-        """Which of the tasks that can run goes next; called for a single one, too."""
+        """Return which of the tasks that can run goes next; also called for a single one."""
         ...
 
     def woke(self, task: Task) -> None:
-        """A task became runnable."""
+        """Note that a task became runnable."""
 
     def touch(self, thing: Hashable, *, writes: bool) -> None:
-        """The running task reads or changes something that others may read or change."""
+        """Note that the running task reads or changes something that others may read or change."""
 
 
 _guide: ContextVar[Guide | None] = ContextVar("guide of the orders", default=None)
@@ -41,7 +41,7 @@ _guide: ContextVar[Guide | None] = ContextVar("guide of the orders", default=Non
 
 @contextmanager
 def guided_by(guide: Guide) -> Iterator[None]:
-    """Inside, worlds under a policy "order" are led by the guide."""
+    """Let the guide lead the worlds under a policy "order" inside this context."""
     token = _guide.set(guide)
     try:
         yield
@@ -54,9 +54,9 @@ def _ignore(thing: Hashable, *, writes: bool) -> None:
 
 
 class OrderPolicy:
-    """The task with the given place goes first, of those that can run in the order in which they became runnable.
+    """Runs the task with the given place first, of those that can run in the order in which they became runnable.
 
-    Behind the end of the list it is the first of them.
+    After the end of the list it runs the first of them.
     """
 
     preempts = True
@@ -65,7 +65,7 @@ class OrderPolicy:
         self._tasks: list[Task] = []
         self._places = iter(places)
         self._guide = _guide.get()
-        # There without a guide, too: where it is asked for, requests wait for their turn.
+        # Set without a guide, too: where it is not None, requests wait for their turn.
         self.touch: Callable[..., None] = _ignore if self._guide is None else self._guide.touch
 
     def push(self, task: Task) -> None:
@@ -78,7 +78,7 @@ class OrderPolicy:
         """Take the task whose turn it is."""
         tasks = self._tasks
         for task in tasks:
-            if task.state is not TaskState.READY or task.paused:  # killed or stopped meanwhile, which is no choice
+            if task.state is not TaskState.READY or task.paused:  # killed or stopped meanwhile, so there is no choice
                 tasks.remove(task)
                 return task
         if self._guide is not None:
@@ -87,11 +87,11 @@ class OrderPolicy:
         return tasks.pop(min(place, len(tasks) - 1))
 
     def extra_ns(self, usual_ns: int) -> int:
-        """All of it less: nothing takes time."""
+        """Subtract all of the usual time: nothing takes time."""
         return -usual_ns
 
     def jitter_ns(self, most_ns: int) -> int:
-        """None: orders are all that differs."""
+        """Return 0: only orders differ."""
         return 0
 
     def __len__(self) -> int:

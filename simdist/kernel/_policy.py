@@ -1,4 +1,4 @@
-"""Who goes next among the tasks that are runnable at the same instant, and among requests that take equally long."""
+"""The order of tasks that are runnable at the same instant, and of requests that take equally long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simdist.kernel._task import Task
 
 __all__ = ["POLICIES", "FifoPolicy", "Policy", "PriorityPolicy", "RandomPolicy", "make_policy", "policy_problem"]
 
-# Those without parameters; `make_policy` has the rest.
+# Those without parameters; `make_policy` has the others.
 POLICIES = ("fifo", "random")
 
 
@@ -26,7 +26,7 @@ class Policy(Protocol):
 
     @property
     def touch(self) -> Callable[..., None] | None:
-        """Called, if it is there, with what the running task reads or changes and others may, too: see `Guide`."""
+        """Called, if it is not None, with what the running task reads or changes that others may, too: see `Guide`."""
         ...
 
     def push(self, task: Task) -> None:
@@ -41,11 +41,11 @@ class Policy(Protocol):
         ...
 
     def extra_ns(self, usual_ns: int) -> int:
-        """How much longer than usual something is on its way; for what would meet others at one instant."""
+        """The extra time on the way of something that would otherwise meet others at one instant."""
         ...
 
     def jitter_ns(self, most_ns: int) -> int:
-        """How much later than usual something begins or ends that may be up to `most_ns` late; see `cluster.Jitter`."""
+        """How much later than usual something begins or ends, `most_ns` at most; see `cluster.Jitter`."""
         ...
 
     def __len__(self) -> int: ...
@@ -60,19 +60,20 @@ class FifoPolicy(deque[Task]):
     pop = deque.popleft  # the other end of the deque, on purpose
 
     def extra_ns(self, usual_ns: int) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def jitter_ns(self, most_ns: int) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
 
 class RandomPolicy:
     """Every runnable task is equally likely; the draws come from the stream "schedule" of the seed.
 
-    Half of what is on its way takes as long as usual, the rest up to nine times as long: long enough for another rank
-    to ask and answer in between, as happens on machines. These draws come from the stream "jitter".
+    Half of the messages and requests take as long as usual, the rest up to nine times as long: long enough for another
+    rank to send a request and get the answer in between, as on real machines. These draws come from the stream
+    "jitter".
     """
 
     preempts = True
@@ -100,7 +101,7 @@ class RandomPolicy:
         return max(0, drawn)
 
     def jitter_ns(self, most_ns: int) -> int:
-        """A random part of it."""
+        """A random part of `most_ns`."""
         return int(self._jitter.integers(0, most_ns + 1))
 
     def pop(self) -> Task:
@@ -121,9 +122,9 @@ class PriorityPolicy:
 
     At `depth` - 1 turns, drawn from the seed, the task that would run falls behind all others. A bug that needs `depth`
     orders between tasks is found with a probability that does not shrink with the number of possible schedules
-    (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs", 2010). How long a run is
-    nobody knows before: the turns are drawn so that each power of two is equally likely. Requests of a task with a low
-    priority take longer: as long again as usual for each task above it, up to eight times.
+    (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of finding bugs", 2010). The length of a
+    run is not known before: the turns are drawn so that each power of two is equally likely. Requests of a task with a
+    low priority take longer: as long again as usual for each task above it, up to eight times.
     """
 
     preempts = True
@@ -139,7 +140,8 @@ class PriorityPolicy:
 
     def draw_from(self, seed: int) -> None:
         """Draw priorities and change points anew from this seed."""
-        # Not a generator of numpy, which takes a lock for each draw: a lock of the world's, where others may go first.
+        # Not a generator of numpy, which takes a lock for each draw: it is a lock of the world, where other tasks may
+        # go first.
         self._generator = random.Random(f"{seed} priorities")
         exponents = [self._generator.uniform(0, self._LONGEST_RUN) for _ in range(self._depth - 1)]
         self._changes = sorted(self._turns + int(2**exponent) for exponent in exponents)
@@ -170,7 +172,7 @@ class PriorityPolicy:
         return task
 
     def _highest(self) -> Task:
-        for task in self._tasks:  # since draws began anew
+        for task in self._tasks:  # those that were pushed before the draws began anew
             if task not in self._priorities:
                 self._priorities[task] = self._generator.random()
         return max(self._tasks, key=self._priorities.__getitem__)
@@ -182,7 +184,7 @@ class PriorityPolicy:
         return usual_ns * min(above, self._LONGEST)
 
     def jitter_ns(self, most_ns: int) -> int:
-        """A random part of it."""
+        """A random part of `most_ns`."""
         return self._generator.randint(0, most_ns)
 
     def __len__(self) -> int:
@@ -190,9 +192,9 @@ class PriorityPolicy:
 
 
 class _TurningPolicy:
-    """Another policy, which after so many decisions draws from another seed: the same run up to there.
+    """Another policy that after a number of decisions draws from another seed: the run is the same up to there.
 
-    Decisions are choices among several tasks, and how long something takes.
+    Decisions are choices among several tasks, and durations.
     """
 
     preempts = True
@@ -210,18 +212,18 @@ class _TurningPolicy:
         self._left -= 1
 
     def pop(self) -> Task:
-        """As the policy does."""
+        """Take the next task of the other policy."""
         if len(self._policy) > 1:
             self._decide()
         return self._policy.pop()
 
     def extra_ns(self, usual_ns: int) -> int:
-        """As the policy says."""
+        """The other policy's extra time."""
         self._decide()
         return self._policy.extra_ns(usual_ns)
 
     def jitter_ns(self, most_ns: int) -> int:
-        """As the policy says."""
+        """The other policy's jitter."""
         self._decide()
         return self._policy.jitter_ns(most_ns)
 
@@ -250,7 +252,7 @@ def policy_problem(name: str) -> str:
 
 
 def make_policy(name: str, seed: int) -> Policy:
-    """The policy called `name`: "fifo", "random", or "pct:D" with a depth D ("pct" is "pct:3").
+    """Return the policy called `name`: "fifo", "random", or "pct:D" with a depth D ("pct" is "pct:3").
 
     "NAME@S" draws from a seed S of its own, and "NAME@S+K@T" does so for K decisions, and then from the seed T.
     "order:1.0.2" has a place for each choice among several tasks.

@@ -1,7 +1,7 @@
 """The loop: virtual time moves, tasks take turns, and nothing hangs.
 
-What lies in the future is in `_timetable.py`, what tasks do in `_turns.py`; this is the world as its host sees it, who
-runs it, waits for it, looks at it, and unwinds what is left.
+The future is in `_timetable.py`, the actions of tasks in `_turns.py`. This file is the world as its host sees it: the
+host runs it, waits for it, looks at it, and unwinds the tasks that are left.
 
 Circle of imports: a task belongs to its simulation, and the simulation hands the baton to its tasks; policies, waits,
 reports and the watchdog look at both.
@@ -29,12 +29,12 @@ _Context = TypeVar("_Context")
 
 _RUNNING, _DONE = TaskState.RUNNING, TaskState.DONE
 
-_GRACE_S = 1.0  # of real time, in which a thread should unwind by itself
-# Then it is insisted on that so often, this long after each other; a thread that computes nothing is given up earlier.
+_GRACE_S = 1.0  # of real time, in which a thread should unwind without insisting
+# Number of further attempts, and the time between them; a thread that computes nothing is given up earlier.
 _ATTEMPTS, _FEW_ATTEMPTS, _BETWEEN_S = 500, 20, 0.03
 _COLLECTION_S = 0.1
 
-_LAST = EventPriority(2)  # behind everything else at the same instant; simpy's own are 0 and 1
+_LAST = EventPriority(2)  # after everything else at the same instant; simpy's own are 0 and 1
 
 
 class _Stop:
@@ -82,17 +82,17 @@ class Simulation(Turns):
         super().__init__(policy, on_switch, idle_turns)
         self.watched = True  # by the watchdog; not while a person debugs a task
         self._watchdog = Watchdog(stall_s, progress)
-        self._aborted: BaseException | None = None  # what ended the world from outside: see `abort`
+        self._aborted: BaseException | None = None  # the error that ended the world from outside: see `abort`
 
     def run(self) -> None:
         """Run until no task can go on. Afterwards call `close`.
 
         Raises:
             StallError: a task kept the baton for longer than the watchdog allows.
-            LivelockError: tasks only sleep and ask, time and again, and nothing else has happened for very long.
+            LivelockError: tasks only sleep and poll, and nothing else has happened for very long.
             InternalError: the kernel broke.
             ThreadLimitError: the system starts no thread for a task.
-            BaseException: what `abort` was given, or what `progress` raised.
+            BaseException: the error given to `abort`, or an error of `progress`.
         """
         first = self._choose()
         if first is not None:
@@ -106,11 +106,12 @@ class Simulation(Turns):
             raise InternalError(f"the kernel failed: {self._broken!r}") from self._broken
 
     def run_until(self, time_ns: int) -> bool:
-        """Run everything up to virtual time `time_ns`, what happens at that instant included, and stop there.
+        """Run everything up to virtual time `time_ns`, including the events of that instant, and stop there.
 
         The calling thread may then look at the world and act on it, and go on with another `run_until` or `run`. The
-        stop leaves no mark: the world goes on as if there had been none. Returns False if every task has ended, and
-        time stands still at the last end; while tasks wait for what never arrives, time still moves to `time_ns`.
+        stop leaves no trace: the world goes on as if there had been none. Returns False if every task has ended, and
+        time stands still at the last end; while tasks wait for something that never arrives, time still moves to
+        `time_ns`.
 
         Raises:
             SimdistError: `time_ns` has passed.
@@ -132,7 +133,7 @@ class Simulation(Turns):
         return stop.reached
 
     def keep_open(self) -> None:
-        """The world is not over although every task may have ended: more will be spawned. Undone by `let_end`."""
+        """Keep the world going although every task may have ended: more will be spawned. Undone by `let_end`."""
         self._alive += 1
 
     def let_end(self) -> None:
@@ -147,9 +148,9 @@ class Simulation(Turns):
         raise TaskKilled
 
     def close(self) -> list[str]:
-        """Unwind every task that is left, so that no thread outlives the world; return the names of those that did.
+        """Unwind every task that is left, so that no thread outlives the world; returns the names of those that do.
 
-        A thread does only if it blocks outside the simulation; it ends when it comes back from there.
+        A thread outlives it only if it blocks outside the simulation; it ends when that call returns.
         """
         self._closing = True
         leaked = []
@@ -159,12 +160,12 @@ class Simulation(Turns):
                 continue
             task.doomed = True
             if task is self.current and task.state is _RUNNING:
-                continue  # it was abandoned by the watchdog, which has done what can be done
+                continue  # the watchdog abandoned it, and has done what can be done
             self._hand_over(task)
             if not self._regain(task, grace_s, ended=True):
                 leaked.append(task.name)
             if task.insisted:
-                grace_s = _BETWEEN_S  # the others will be like that one
+                grace_s = _BETWEEN_S  # the others probably act like this one
         leaked += [
             task.name for task in self.tasks if task.started and task.state is not _DONE and task.name not in leaked
         ]
@@ -181,7 +182,7 @@ class Simulation(Turns):
         return leaked
 
     def forget(self, error: BaseException) -> None:
-        """In a forked child, which has none of the threads: there are no tasks, and a `run` that goes on ends."""
+        """Forget all tasks in a forked child, which has none of the threads; a `run` that goes on ends."""
         self._aborted = error
         self._closing = True
         self.tasks.clear()
@@ -210,11 +211,11 @@ class Simulation(Turns):
         self._regain(task, 0.2)
 
     def _regain(self, task: Task, grace_s: float, *, ended: bool = False) -> bool:
-        """Wait until a doomed task gives the baton back, or is over; insist if not. False if that is in vain."""
+        """Wait until a doomed task gives the baton back, or is over; insist if it does not. False if that fails."""
         if self._comes_back(task, grace_s, ended=ended):
             return True
         with undisturbed():
-            # A collection that has begun, and what it calls, come to their end.
+            # Let a collection that has begun, and what it calls, end.
             if self._comes_back(task, _COLLECTION_S, ended=ended):
                 return True
             used_s = processor_seconds(task)
@@ -223,7 +224,7 @@ class Simulation(Turns):
                 if self._comes_back(task, _BETWEEN_S, ended=ended):
                     return True
                 if attempt == _FEW_ATTEMPTS and processor_seconds(task) == used_s:
-                    return False  # it is blocked, and will find the exception when it comes back
+                    return False  # it is blocked, and will get the exception when its call returns
         return False
 
     def _comes_back(self, task: Task, within_s: float, *, ended: bool) -> bool:
@@ -232,5 +233,5 @@ class Simulation(Turns):
             task.ident and task.ident not in sys._current_frames()
         ):  # perhaps the exception struck when it was on its very last steps
             task.state = _DONE
-        # Somebody who was given up before may have released the lock.
+        # A task that was given up before may have released the lock.
         return task.state is _DONE or (acquired and not ended)

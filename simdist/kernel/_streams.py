@@ -1,4 +1,4 @@
-"""Named random streams: each component draws from its own, so a new one does not reshuffle the others."""
+"""Named random streams: each component draws from its own, so a new one does not change the draws of others."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["stream"]
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """The generator of the component called `name` in a run with `seed`; the same pair gives the same draws."""
+    """Return the generator of the component called `name` in a run with `seed`; the same pair gives the same draws."""
     return np.random.default_rng([seed & 0xFFFF_FFFF_FFFF_FFFF, zlib.crc32(name.encode())])

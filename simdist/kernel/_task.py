@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Task", "TaskKilled", "TaskState", "methods_of_lock"]
 
-# As the type has them when this is imported: the layer above may make the locks of a program simulated ones, and what
-# tasks are parked on never is.
+# The type's methods when this is imported: the layer above may replace the locks of a program by simulated ones,
+# but never the locks on which tasks are parked.
 _lock_type: Any = _thread.LockType
 _acquire, _release, _locked = _lock_type.acquire, _lock_type.release, _lock_type.locked
 
 
 def methods_of_lock(lock: Any) -> tuple[Callable[..., bool], Callable[[], None], Callable[[], bool]]:
-    """`acquire`, `release` and `locked` of a real lock, whatever stands in its type."""
+    """`acquire`, `release` and `locked` of a real lock, even if its type was replaced."""
     return _acquire.__get__(lock), _release.__get__(lock), _locked.__get__(lock)
 
 
@@ -30,7 +30,7 @@ class TaskKilled(BaseException):
 
 
 class TaskState(Enum):
-    """Where a task is in its life."""
+    """The state of a task's life."""
 
     READY = "ready"  # runnable, or not yet started
     RUNNING = "running"  # holds the baton
@@ -76,14 +76,14 @@ class Task:
         self.function = function
         self.context = context
         self.parent: Task | None = None  # the task of the same context that spawned it
-        # Of a lock that is held while it is parked.
+        # The methods of a lock that is held while the task is parked.
         self.acquire, self.release, _ = methods_of_lock(_thread.allocate_lock())
         self.acquire()
         self.state = TaskState.READY
         self.started = False  # its thread exists only from its first turn on
-        self.ident = 0  # of its thread, once started
+        self.ident = 0  # of its thread, once started; Python's
         self.native_ident = 0  # the system's, once it runs
-        self.daemon = False  # whatever it could do on its own account one day, nobody counts on it
+        self.daemon = False  # no task may rely on what it could do one day
         self.waiting: Wait | None = None  # what it is parked on
         self.parked_at_ns = 0
         self.deadline_ns: int | None = None  # set while it is parked with a deadline
@@ -91,12 +91,12 @@ class Task:
         self.paused = False  # stopped as by SIGSTOP
         self.woken_while_paused = False
         self.doomed = False  # teardown: every effect is refused from now on
-        self.insisted = False  # it did not end by itself: see `_unwinding`
+        self.insisted = False  # it did not end without insisting: see `_unwinding`
         self.calm = False  # nothing more is raised in its thread
-        self.error: BaseException | None = None  # what escaped from `function`; the layer above catches its own
+        self.error: BaseException | None = None  # an error out of `function`; the layer above catches its own
 
     def expire(self) -> None:
-        """The deadline of a parked task expired: wake it; `Simulation.park` returns that."""
+        """Wake a parked task whose deadline expired; `Simulation.park` returns False then."""
         self.deadline_ns = -1
         self.simulation.wake(self)
 

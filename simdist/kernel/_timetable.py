@@ -1,8 +1,8 @@
-"""What lies in the future of a world, and virtual time on its way there.
+"""The future events of a world, and virtual time on its way there.
 
-Two kinds of things do. A *timer* is certain (a sleep ends, a message arrives, a fault strikes) and is an event in
-simpy's queue. A *deadline* is what happens only if nothing else does (a timeout); deadlines stand in a dictionary
-beside the queue, because nearly all are withdrawn again, and a queue would keep each until its time comes.
+There are two kinds. A *timer* is certain (a sleep ends, a message arrives, a fault strikes) and is an event in
+simpy's queue. A *deadline* happens only if nothing else does (a timeout). Deadlines are in a dictionary
+outside the queue, because nearly all are withdrawn again, and a queue would keep each until its time comes.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Expiring(Protocol):
     deadline_ns: int | None
 
     def expire(self) -> None:
-        """The deadline expired."""
+        """React to the expired deadline."""
 
 
 class _Queue(simpy.Environment):
-    """Simpy's, without the methods that it binds to itself: only the collector could free it then."""
+    """Simpy's queue, without the methods that it binds to itself: only the collector could free it then."""
 
 
 class Timetable:
-    """Timers and deadlines, and the moment that it is."""
+    """Timers and deadlines, and the present virtual time."""
 
     __slots__ = (
         "_deadlines",
@@ -74,7 +74,7 @@ class Timetable:
     def __init__(self) -> None:
         self._environment = _Queue()
         self._step: Callable[[], None] = self._environment.step
-        # Virtual nanoseconds since the start of the world; only to be read. Hot: simpy's own clock, copied.
+        # Virtual nanoseconds since the start of the world; read-only. Hot: a copy of simpy's own clock.
         self.now_ns = 0
         self._deadlines: dict[Expiring, None] = {}
         self._earliest_deadline: float = math.inf  # never later than the true one
@@ -89,7 +89,7 @@ class Timetable:
         return timer
 
     def timers(self) -> Iterator[tuple[int, Timer]]:
-        """What is certain, with its time: the timers that were not withdrawn."""
+        """The certain events with their times: the timers that were not withdrawn."""
         for time_ns, _, _, timer in self._environment._queue:
             if isinstance(timer, Timer) and timer.action is not None:
                 yield time_ns, timer
@@ -109,7 +109,7 @@ class Timetable:
         self._deadlines.pop(thing, None)
 
     def move_deadline(self, thing: Expiring, deadline_ns: int | None) -> None:
-        """Watch it at another moment than before, or (None) no more."""
+        """Watch it at another moment than before, or (None) no longer."""
         self._deadlines.pop(thing, None)
         thing.deadline_ns = deadline_ns
         if deadline_ns is not None:
@@ -117,11 +117,11 @@ class Timetable:
             self._earliest_deadline = min(self._earliest_deadline, deadline_ns)
 
     def deadlines(self) -> list[tuple[int, Expiring]]:
-        """What happens if nothing else does, with its time, unless it was withdrawn."""
+        """The events that happen if nothing else does, with their times: the deadlines that were not withdrawn."""
         return [(thing.deadline_ns, thing) for thing in self._deadlines if thing.deadline_ns is not None]
 
     def wrap_steps(self, wrapper: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
-        """From now on make each step of the event queue by `wrapper` of it: timers' actions run inside."""
+        """Run each further step of the event queue through `wrapper`: timers' actions run inside."""
         self._step = wrapper(self._step)
 
     def _next_deadline(self, upcoming: float) -> bool:

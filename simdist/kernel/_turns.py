@@ -1,9 +1,9 @@
-"""Tasks take turns: who runs, who waits for what, and how the baton goes from one to the next.
+"""Tasks take turns: which one runs, which wait, and how the baton goes from one to the next.
 
 The parking task steps the event queue itself until the next task is known, and hands the baton to it. When no task is
-runnable and no timer is left, only deadlines can move the world: that instant is *quiescence*, where deadlocks are
-looked for. A timeout of 30 virtual minutes therefore costs no real time, and a deadlock is found at the instant it
-forms although every rank in it has a timeout.
+runnable and no timer is left, only deadlines can move the world: that instant is *quiescence*, at which the kernel
+looks for deadlocks. A timeout of 30 virtual minutes therefore costs no real time, and a deadlock is found at the
+instant it forms although every rank in it has a timeout.
 
 Invariants: one thread at most holds the baton, that of `current`; a task's lock is held while the task is parked, and
 released once for each time that it gets the baton.
@@ -41,9 +41,9 @@ _Context = TypeVar("_Context")
 _READY, _RUNNING, _PARKED = TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _FROZEN, _DONE = TaskState.FROZEN, TaskState.DONE
 
-_READS = 4096  # of the clock, after which a task that did nothing else is taken to wait for time to pass
+_READS = 4096  # of the clock, after which a task that did nothing else is assumed to wait for time to pass
 _FIRST_SPIN_NS, _LONGEST_SPIN_NS = 1_000, 10_000_000
-_SHARE_OF_ASKING = 64  # of the time that a task has only asked for: its next pause
+_SHARE_OF_ASKING = 64  # the next pause is the time of polling divided by this
 
 
 def _run(turns: Turns, task: Task) -> None:
@@ -57,7 +57,7 @@ def _wait_and_run(turns: Turns, task: Task) -> None:
 
 @functools.lru_cache(maxsize=8192)
 def _first_function(name: str) -> Callable[[Turns, Task], None]:
-    """The function of a task's thread, called as the task is, so that stacks of all threads show whose is whose."""
+    """The function of a task's thread, with the task's name, so that stacks of all threads show whose they are."""
     function: Callable[[Turns, Task], None] = named(_run, name)
     return function
 
@@ -121,29 +121,29 @@ class Turns(Timetable):
     ) -> None:
         super().__init__()
         self._ready: Policy = FifoPolicy() if policy is None else policy
-        self.policy = self._ready  # for what asks it beside who goes next
-        self.gathers = self._ready.touch is not None  # the policy chooses among all, and hears what they touch
-        self.preempts = self._ready.preempts  # a thread may have to let others go first wherever it takes a lock
+        self.policy = self._ready  # for questions other than who goes next
+        self.gathers = self._ready.touch is not None  # the policy chooses among all, and learns what they touch
+        self.preempts = self._ready.preempts  # a thread may have to let others go first when it takes a lock
         self._on_switch: Callable[[Any, Any], None] | None = on_switch
-        # Of a lock that is held while the world runs; the end of the world releases it.
+        # The methods of a lock that is held while the world runs; the end of the world releases it.
         self._host_acquire, self._host_release, self._host_locked = methods_of_lock(_thread.allocate_lock())
         self._host_acquire()
-        self.start_thread: Callable[..., int] = _thread.start_new_thread  # the layer above knows if ranks have another
+        self.start_thread: Callable[..., int] = _thread.start_new_thread  # the layer above may replace it
         self._alive = 0  # tasks that are neither done nor frozen
         self.turns = 0  # hand-overs and queue steps: the watchdog's pulse
         self._idleness = Idleness(idle_turns)
         self._turns_to_look_at = idle_turns // 8  # when to see whether anything but polling has happened
-        self.polls = 0  # events of the log that only say that someone slept, or asked in vain
+        self.polls = 0  # events of the log that are only sleeps, or polls without success
         self.clock_reads = 0  # by tasks
-        self._next_look_at_reads = _READS  # whether they do nothing else
+        self._next_look_at_reads = _READS  # when to check whether they do nothing else
         self._turns_at_reads = -1  # at the last look
         self._spin_ns = _FIRST_SPIN_NS
-        self._asked_ns = self._asked_since_ns = -1  # the last question in vain, and the first of those without a pause
+        self._asked_ns = self._asked_since_ns = -1  # the last poll in vain, and the first of those without a pause
         self._closing = False
-        self._stop: Any = None  # where the host wants to look, while it runs the world to there; it has been `reached`
-        self._broken: BaseException | None = None  # what failed inside the kernel itself
+        self._stop: Any = None  # the stop at which the host wants to look; its `reached` is set there
+        self._broken: BaseException | None = None  # an error inside the kernel itself
         self._previous: object = None  # context of the task that ran last
-        self._until_quiet: dict[object, Callable[[], object]] = {}  # what is done then, for whom; in order
+        self._until_quiet: dict[object, Callable[[], object]] = {}  # actions for quiescence, by their owner; in order
         self.tasks: list[Task] = []
         self.current: Task | None = None
         self.current_ident = 0  # thread of the current task; dispatchers compare with it
@@ -165,7 +165,7 @@ class Turns(Timetable):
         return task
 
     def begin(self, task: Task) -> int:
-        """Make the thread of a task now and not at its first turn; its identifier."""
+        """Start the thread of a task now and not at its first turn; returns its identifier."""
         task.started = True
         task.ident = self.start_thread(_wait_and_run, (self, task))
         return task.ident
@@ -175,7 +175,7 @@ class Turns(Timetable):
         self.tasks.remove(task)
 
     def park(self, wait: Wait, deadline_ns: int | None = None) -> bool:
-        """Give the baton away until someone wakes the running task.
+        """Give the baton away until the running task is woken.
 
         Returns False if the deadline came first. A task may be woken early: the caller checks its condition
         again.
@@ -210,9 +210,10 @@ class Turns(Timetable):
         return True
 
     def park_until_quiet(self, wait: Wait) -> None:
-        """Park until nothing can happen any more but that a deadline comes; somebody may wake the task before.
+        """Park until nothing but deadlines can happen any more; the task may also be woken before.
 
-        For who waits for what is outside the simulation: all that may depend on this world has happened then.
+        For tasks that wait for something outside the simulation: all events of this world that it may depend on have
+        happened then.
 
         Raises:
             TaskKilled: as `park`.
@@ -225,7 +226,7 @@ class Turns(Timetable):
             self._until_quiet.pop(task, None)
 
     def offer(self) -> None:
-        """Let the policy choose anew among those who can run, the running task included.
+        """Let the policy choose anew among the tasks that can run, including the running one.
 
         Raises:
             TaskKilled: as `park`.
@@ -259,7 +260,7 @@ class Turns(Timetable):
     def sleep(self, duration_ns: int, *, interrupted: Callable[[], bool] | None = None) -> None:
         """Park the running task for a span of virtual time; zero lets every other runnable task go first.
 
-        It ends early when somebody wakes the task and `interrupted` is true.
+        It ends early when the task is woken and `interrupted()` is true.
         """
         task = self._running()
         until_ns = self.now_ns + max(0, duration_ns)
@@ -273,9 +274,9 @@ class Turns(Timetable):
         task.sleep_timer = None
 
     def kill(self, task: Task) -> None:
-        """Stop a task for good: it never runs again, and its thread is unwound at teardown, every effect refused.
+        """Stop a task for good: it never runs again. Its thread is unwound at teardown, and every effect is refused.
 
-        A task that kills itself does not come back from this call.
+        A task that kills itself does not return from this call.
         """
         if task.state in (_DONE, _FROZEN):
             return
@@ -307,7 +308,7 @@ class Turns(Timetable):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Have no other task run while the running one is in here, not even when it parks: only if it needs them."""
+        """Let no other task run inside this context, even when the running one parks, unless it needs them."""
         task = self._running()
         others = [each for each in self.tasks if each is not task and not each.paused]
         for each in others:
@@ -325,7 +326,7 @@ class Turns(Timetable):
             resume()
 
     def check(self) -> Task:
-        """The running task.
+        """Return the running task.
 
         Raises:
             TaskKilled: it was killed; nothing that it does has an effect any more.
@@ -341,10 +342,10 @@ class Turns(Timetable):
         return _thread.get_ident() == self.current_ident
 
     def read_clock(self) -> int:
-        """`now_ns` for a task: a task that asks may wait for a certain time.
+        """Return `now_ns` for a task, which may be waiting for a certain time.
 
-        Time stands still while a task runs, and a loop that only looks at the clock would never end. So when one task
-        has read it thousands of times without a pause, it passes after all: a microsecond, then two, then four.
+        Time stands still while a task runs, and a loop that only reads the clock would never end. So when a task
+        has read it thousands of times without a pause, time passes after all: a microsecond, then two, then four.
         """
         self.clock_reads += 1
         if self.clock_reads >= self._next_look_at_reads:
@@ -363,10 +364,10 @@ class Turns(Timetable):
         self._next_look_at_reads = self.clock_reads + _READS
 
     def ask(self) -> None:
-        """Let time pass for the running task, which has asked in vain whether something happened.
+        """Let time pass for the running task, which has polled something without success.
 
-        One nanosecond at first. A task that only asks pauses for a share of the time that it has asked for so far, ten
-        milliseconds at most, so that it gets through a second in about a thousand questions.
+        One nanosecond at first. A task that only polls pauses for a share of the time that it has polled for so far,
+        ten milliseconds at most, so that it gets through a second in about a thousand polls.
         """
         if self.now_ns != self._asked_ns:
             self._asked_since_ns = self.now_ns
@@ -386,7 +387,7 @@ class Turns(Timetable):
     # -- the baton -----------------------------------------------------------------------------------------------
 
     def _choose(self) -> Task | None:
-        """The next task to run, stepping the queue as far as needed; None when the world is over."""
+        """Return the next task to run, after stepping the queue as far as needed; None when the world is over."""
         try:
             while True:
                 ready = self._ready
@@ -411,7 +412,7 @@ class Turns(Timetable):
                     self._turns_to_look_at = self._idleness.look(cast("Simulation", self))
                 self._step()
                 while self.gathers and self._live_timers and self._environment.peek() <= self.now_ns:
-                    self._step()  # all who wake at this instant are there to choose from
+                    self._step()  # all tasks that wake at this instant are there to choose from
                 if self._stop is not None and self._stop.reached:
                     return None
         except BaseException as error:  # in a timer's action: a bug, and no task's fault
@@ -441,7 +442,7 @@ class Turns(Timetable):
     def _hand_over(self, task: Task | None) -> None:
         self.turns += 1
         if task is None:
-            if self._host_locked():  # a task that ends long after it was given up finds it open
+            if self._host_locked():  # a task that ends long after it was given up finds the lock released
                 self._host_release()
             return
         self.current = task
@@ -487,7 +488,7 @@ class Turns(Timetable):
                     calm(task)
                 except TaskKilled:
                     pass
-            # A thread not made by `threading` leaves a dummy behind there if anyone asked for the current thread.
+            # A thread not made by `threading` leaves a dummy there if any code called `threading.current_thread`.
             threading._active.pop(task.ident, None)  # type: ignore[attr-defined]
             if task.state is not _FROZEN:
                 self._alive -= 1

@@ -1,15 +1,15 @@
 """Ending the thread of a task that does not want to end.
 
-A task that is doomed gets `TaskKilled` from everything it does. Code that catches every exception, in a loop, goes on
+A doomed task gets `TaskKilled` from everything it does. Code that catches every exception, in a loop, goes on
 nevertheless. Python can raise an exception in another thread, between two instructions; such a loop catches that as
 well, unless it is just in its handler or on its way back to the beginning. So the exception that is raised here turns
-on tracing in the thread when it is made, and from then on every line of the user's code raises another: none gets
-further than to the handler's end, where no `try` of the same loop protects it.
+on tracing in the thread when it is made, and from then on every line of the user's code raises another: the code gets
+no further than the handler's end, where no `try` of the same loop protects it.
 
-Since CPython 3.12 an exception that is raised in another thread arrives at calls and after jumps only, so also inside
-the function that traces, which ends the tracing. There `sys.monitoring` takes the place of tracing: each line of the
-functions on the thread's stack raises, and what a callback of it raises leaves it in place. It is a tool of the whole
-process; `settle` takes it away again. Where a program has taken all tools, tracing has to do.
+Since CPython 3.12 an exception that is raised in another thread arrives only at calls and after jumps, so also inside
+the tracing function, which ends the tracing. There `sys.monitoring` replaces tracing: each line of the functions on the
+thread's stack raises, and an exception from the callback leaves the callback in place. It is a tool of the whole
+process; `settle` removes it. If a program has taken all tools, tracing is used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if sys.version_info >= (3, 12):
             self._doomed = set[int]()
 
         def watch(self, ident: int) -> bool:
-            """Begin with a thread, with what is on its stack now; False if there is no tool left."""
+            """Begin with a thread, with the functions on its stack now; False if there is no tool left."""
             if self._tool is None:
                 free = [each for each in (4, 3, 5, 2, 1, 0) if sys.monitoring.get_tool(each) is None]
                 if not free:
@@ -81,11 +81,11 @@ if sys.version_info >= (3, 12):
             return True
 
         def forget(self, ident: int) -> None:
-            """From now on the thread's lines do not raise."""
+            """Let the thread's lines no longer raise."""
             self._doomed.discard(ident)
 
         def end(self) -> None:
-            """Leave the interpreter as it was."""
+            """Restore the interpreter's state."""
             if self._tool is not None:
                 for code in self._codes:
                     sys.monitoring.set_local_events(self._tool, code, sys.monitoring.events.NO_EVENTS)
@@ -105,21 +105,21 @@ else:
         """Python 3.11 has no such tools."""
 
         def watch(self, ident: int) -> bool:
-            """There is none."""
+            """Return False: there is no tool."""
             return False
 
         def forget(self, ident: int) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
         def end(self) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
 
 _lines = _Lines()
 
 
 def insist(task: Task) -> None:
-    """Raise an exception in the thread of a doomed task that it can't swallow for long. May be repeated.
+    """Raise an exception in the thread of a doomed task that it cannot swallow for long. May be repeated.
 
     Nothing is raised while the thread is in a callback of the garbage collector: it would be lost there, and printed.
     """
@@ -137,9 +137,9 @@ def _hears_of_a_collection(ident: int) -> bool:
 
 
 def calm(task: Task) -> None:
-    """Called on the thread itself when the user's code has ended: what was not raised yet never leaves this function.
+    """Let no pending exception leave this function; called on the thread when the user's code has ended.
 
-    The host may have settled long before, if the thread was blocked meanwhile: the note of `settle` goes here, too.
+    The host may have settled long before, if the thread was blocked meanwhile: this also removes the note of `settle`.
     """
     task.calm = True
     sys.settrace(None)
@@ -153,19 +153,19 @@ class _Settled(BaseException):
 
 
 def settle() -> None:
-    """Called by the host when it has insisted: the interpreter forgets that exceptions are to be raised in threads.
+    """Make the interpreter forget pending exceptions in threads; called by the host after it has insisted.
 
-    CPython 3.11 keeps a note of it for all threads until some thread raises one, and a thread that ended or calmed down
-    never does. With the note there, every thread looks again and again for what is not there; and where a profiler is
-    set, it never gets past the beginning of a function.
+    CPython 3.11 keeps a note of them for all threads until some thread raises one, and a thread that ended or calmed
+    down never does. While the note exists, every thread repeatedly looks for an exception that does not exist; and if a
+    profiler is set, it never gets past the beginning of a function.
     """
     _lines.end()
     _raise_here()
 
 
 def _raise_here() -> None:
-    """Raise what is to be raised in this thread, or `_Settled` in its place, and catch it."""
-    try:  # to enter a context manager is a call, and there it would be raised
+    """Raise this thread's pending exception, or `_Settled` in its place, and catch it."""
+    try:  # to enter a context manager is a call, and the exception would be raised there
         raise_in_thread(_thread.get_ident(), _Settled)
         for _ in range(1000):  # it is raised at one of these jumps back
             pass
@@ -175,10 +175,10 @@ def _raise_here() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, the host may insist.
+    """Let the host insist inside this context.
 
-    No garbage is collected meanwhile: what is raised in a finalizer is lost, and Python prints it. Under CPython 3.11
-    nobody traces or profiles the host: see `settle`.
+    No garbage is collected meanwhile: an exception that is raised in a finalizer is lost, and Python prints it. Under
+    CPython 3.11 the host is neither traced nor profiled: see `settle`.
     """
     enabled = gc.isenabled()
     trace, profile = (sys.gettrace(), sys.getprofile()) if _HAS_NOTE else (None, None)
@@ -191,7 +191,7 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         if trace is not None or profile is not None:
-            _raise_here()  # the note goes; a thread that is blocked makes another when it comes back
+            _raise_here()  # the note is removed; a blocked thread makes another one when its call returns
             sys.setprofile(profile)
             sys.settrace(trace)
         if enabled:

@@ -1,8 +1,8 @@
-"""The host's thread while the world runs: it waits, reports progress, and is the net under tasks that really block.
+"""The host's thread while the world runs: it waits, reports progress, and is the safety net under tasks that block.
 
-A task that has the baton and gives it to nobody is either *blocked*, in something that the simulation does not know:
-its thread uses no processor time, nor do programs that it has started, as compilers; `stall_s` of that are enough. Or
-it *computes*: that is no fault, and it may for ten times as long. Code that holds the GIL is handled by `_lock_watch`.
+A task that keeps the baton is either *blocked*, in a call that the simulation does not know: its thread uses no
+processor time, nor do programs that it has started, such as compilers; the limit for that is `stall_s`. Or it
+*computes*: that is no fault, and the limit is ten times as long. `_lock_watch` handles code that holds the GIL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _real_seconds = time.monotonic  # noqa: TID251
 _read_clock: Callable[[int], float] | None = getattr(time, "clock_gettime", None) if sys.platform == "linux" else None
 
 _COMPUTING = 10  # times `stall_s` that a task may compute
-_SHARE = 0.01  # of a processor, from which on a thread computes
+_SHARE = 0.01  # of a processor: from this share on a thread computes
 
 
 class Watchdog:
@@ -40,16 +40,16 @@ class Watchdog:
         self._progress = progress
         self._lock_watch = LockWatch(stall_s)
         self._turns = 0
-        self._since = 0.0  # real time of the last turn that was seen
+        self._since = 0.0  # real time of the last turn that was noticed
         self._idle_since = 0.0  # since when its thread uses no processor time
-        self._looked = (0.0, 0.0)  # when it was looked at last, and its processor time then
+        self._looked = (0.0, 0.0)  # the time of the last look, and the thread's processor time then
 
     def wait(self, simulation: Simulation) -> None:
         """Return when the world is over.
 
         Raises:
             StallError: a task has kept the baton for too long.
-            BaseException: what `progress` raised.
+            BaseException: an error of `progress`.
         """
         self._lock_watch.arm()
         try:
@@ -70,7 +70,7 @@ class Watchdog:
             self._lock_watch.disarm()
 
     def stop(self) -> None:
-        """In a forked child: there is nothing to wait for."""
+        """Stop watching, in a forked child."""
         self._lock_watch.disarm()
 
     def _restart(self, simulation: Simulation, used_s: float) -> None:
@@ -93,23 +93,23 @@ class Watchdog:
 
 
 def processor_seconds(task: Task) -> float:
-    """The processor time of the task's thread; 0 where the system does not say, or the thread is gone."""
+    """The processor time of the task's thread; 0 if the system does not report it, or the thread is gone."""
     if _read_clock is None or not task.native_ident:
         return 0.0
     try:
-        # Linux's number of the thread's clock, which `pthread_getcpuclockid` reads from the memory of the thread: it
-        # crashes if the thread ends meanwhile, and the kernel refuses.
+        # Linux's number of the thread's clock. `pthread_getcpuclockid` reads it from the thread's memory, and crashes
+        # if the thread ends meanwhile; with the number, the kernel refuses.
         return _read_clock(8 * ~task.native_ident + 6)
     except OSError:
         return 0.0
 
 
 def _all_processor_seconds(task: Task) -> float:
-    """The processor time of the task's thread and of the programs that run for it: less when one of them has ended."""
+    """The processor time of the task's thread and of the programs that run for it; falls when one of them ends."""
     return processor_seconds(task) + sum(_program_seconds(pid) for pid in _started_by(f"self/task/{task.native_ident}"))
 
 
-# Taken early: the determinism check notes which files are opened and listed, and this is no part of a run.
+# Taken early: the determinism check notes which files are opened and listed, and these are no part of a run.
 _open, _read, _close, _scandir = os.open, os.read, os.close, os.scandir
 
 

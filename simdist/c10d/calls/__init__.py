@@ -1,11 +1,11 @@
-"""The calls of torch.distributed: one table of the collectives, and the one life that a call has.
+"""The calls of torch.distributed: one table of the collectives, and the one life cycle of a call.
 
-Open `_table.py` first: a row for each collective, with every name it has, and what holds of it however it is called.
-Whatever lists collectives reads it there, so a new one is a row here and the function that does it in each backend.
-`_member.py` is the life of a call, the same for collectives, messages and every backend; `_operation.py` what ranks
-compare, `_payload.py` what they bring, `_read.py` what is read of that and `_filled.py` what is filled; `_work.py` what
-they wait for; `_events.py` what is announced and reported on the bus; `_unseen.py` how data moves so that no mode sees
-it.
+Open `_table.py` first: a row for each collective, with all its names, and its properties in every form of call.
+All code that lists collectives reads it there, so a new one is a row here and the function for it in each backend.
+`_member.py` is the life of a call, the same for collectives, messages and every backend. `_operation.py` has what ranks
+compare, `_payload.py` what they pass in, `_read.py` the part of it that is read and `_filled.py` the part that is
+filled; `_work.py` has the objects that they wait for, `_events.py` the events on the bus, and `_unseen.py` moves data
+so that no mode sees it.
 
 The package itself imports nothing but the table, which knows neither torch nor a world.
 """

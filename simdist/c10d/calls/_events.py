@@ -1,12 +1,13 @@
-"""What torch.distributed announces on the bus before it happens, and what it reports there.
+"""The events of torch.distributed that are announced on the bus before they happen, and those that are reported.
 
-An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone hears of it,
-so that an exception in its place leaves no trace. It is *admitted* where the backend's arguments hold, and announced
-again for who looks at its tensors; else it is refused. It is *issued*: `simdist.records.Issued` in the log, a
-`WorkIssued` for those who want the work itself. It is *settled* by a record `Completed` or `Failed`. The helper groups
-that torch makes for itself announce no calls and record nothing; the profiler sees their works, as torch's does.
+An operation lives through four moments. It is *called*: announced here, before any counter moves or anyone learns of
+it, so that an exception in its place leaves no trace. It is *admitted* if the backend accepts the arguments, and then
+announced again for listeners that look at its tensors; otherwise it is refused. It is *issued*:
+`simdist.records.Issued` in the log, and a `WorkIssued` for listeners that want the work itself. It is *settled* by a
+record `Completed` or `Failed`. The helper groups that torch makes for itself announce no calls and record nothing; the
+profiler sees their works, as torch's does.
 
-An event that carries a work stands beside `SimWork`, as those of messages, groups and stores stand beside these.
+An event that carries a work is defined next to `SimWork`; likewise those of messages, groups and stores.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ __all__ = ["OperationAdmitted", "OperationCalled", "PayloadSampled"]
 
 @dataclass(frozen=True, slots=True)
 class OperationCalled:
-    """Announced: a rank has called an operation; nobody else has noticed yet."""
+    """Announced: a rank has called an operation; no other rank has noticed yet."""
 
     process: SimProcess
     operation: str
     group: str
-    sequence: int  # that it will have
+    sequence: int  # the one that it will have
 
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OperationAdmitted:
-    """Announced: the backend takes a collective's arguments, and its number is taken; no work exists yet.
+    """Announced: the backend accepts a collective's arguments, and its number is taken; no work exists yet.
 
-    It can only be refused: to delay it or strike, judge the call.
-    `operands` is what a reduction works on, `tensors` what is filled: tensors, and lists of them.
+    The verdict can only refuse it: to delay it or strike, judge the call.
+    `operands` are what a reduction works on, `tensors` what is filled: tensors, and lists of them.
     """
 
     process: SimProcess
@@ -49,6 +50,6 @@ class OperationAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSampled:
-    """Reported: what an operation left was too much to be summed up whole for the log; `crc` covers all of it."""
+    """Reported: an operation's result was too large to be summed up whole for the log; `crc` covers all of it."""
 
     crc: int

@@ -1,6 +1,6 @@
-"""What an operation fills of a rank's memory, and a verdict that changes it: the twin of `_read.py`.
+"""The memory of a rank that an operation fills, and a verdict that changes it: the twin of `_read.py`.
 
-The change is made when the operation has put its result there, and before anybody hears that it has: what copies the
+The change is made when the operation has put its result there, and before any waiter learns of it: code that copies the
 result to where the program wants it copies the changed one.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["change_filled", "filled_by"]
 
 
 def filled_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
-    """The tensors that the operation fills on this rank; none where it only gives."""
+    """The tensors that the operation fills on this rank; none where the rank only gives."""
     if payload is None or isinstance(payload, Sparse) or (operation.name in TO_ROOT and rank != operation.root):
         return []
     if isinstance(payload, torch.Tensor):
@@ -29,9 +29,9 @@ def filled_by(operation: Operation, payload: Payload, rank: int) -> list[torch.T
 
 @unseen
 def change_filled(change: Change, operation: Operation, payload: Payload, rank: int) -> None:
-    """Put what a verdict makes of them in the place of the tensors that the operation has filled.
+    """Replace the tensors that the operation has filled by what a verdict makes of them.
 
     Raises:
-        SimdistError: the verdict makes other tensors of them than there are.
+        SimdistError: the verdict returns tensors of other shapes.
     """
     put(change, filled_by(operation, payload, rank), f"the results of {operation.name}")

@@ -1,11 +1,11 @@
-"""One rank's end of a group, and the one life of a call: called, admitted, issued, settled.
+"""One rank's end of a group, and the one life cycle of a call: called, admitted, issued, settled.
 
 Every call of every backend goes this way, a collective, a message and a monitored barrier alike:
-- `called`: announced before any counter moves or anyone hears of it; a fault in its place leaves no trace.
-- `issued`, or `posted` for what is counted apart from collectives: it takes its number, and becomes the rank's last
-  operation; its listeners hear of it; those who look at its tensors admit it; it is counted and recorded.
+- `called`: announced before any counter moves or anyone learns of it; a fault in its place leaves no trace.
+- `issued`, or `posted` for calls that are counted apart from collectives: it takes its number, and becomes the rank's
+  last operation; its listeners learn of it; listeners that look at its tensors admit it; it is counted and recorded.
 - `completed`, `delivered` or `failed`: its end is recorded, unless the group serves another one.
-What happens between, and when, is the engine's.
+The engine decides what happens between, and when.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _do_nothing(_: object = None) -> None:
 
 
 class Queued(NamedTuple):
-    """A collective that a rank queued, as its flight recorder has to know it; kept as a plain tuple of the numbers."""
+    """A collective that a rank queued, for its flight recorder; kept as a plain tuple of the numbers."""
 
-    place: int  # of the group among those of the process
+    place: int  # index of the group among those of the process
     operation: int  # its index among those of the communicator
     sequence: int  # of the collective
     number: int  # the group's sequence number as torch counts it, this call included
-    messages: int  # among these
+    messages: int  # how many of these are messages
     now_ns: int
     timeout_ns: int
 
@@ -59,7 +59,7 @@ class MembersAwaited:
 
 @dataclass(frozen=True, slots=True)
 class MembersMet:
-    """Reported: all of them have arrived. The fields are those of `MembersAwaited`."""
+    """Reported: all members have arrived. The fields are those of `MembersAwaited`."""
 
     process: SimProcess
     communicator: Communicator
@@ -76,26 +76,26 @@ class Member:
         self.sequence = 0  # collectives issued
         self.posted = 0  # messages, those inside operations left out
         self.barriers = 0  # monitored barriers, which are counted apart
-        self.number = 0  # the group's sequence number as torch counts it: operations of any kind, by their parts
-        self.messages = 0  # those of them that are the caller's sends and receives
-        self.parts = 0  # collectives that stand for another's parts
-        self.on_queued: Callable[[tuple[int, ...]], None] | None = None  # given the fields of a `Queued`
-        self.place = 0  # of the group among those of its process
+        self.number = 0  # the group's sequence number in torch's counting: operations of any kind, each part counted
+        self.messages = 0  # how many of them are the caller's sends and receives
+        self.parts = 0  # collectives that are parts of another one
+        self.on_queued: Callable[[tuple[int, ...]], None] | None = None  # called with the fields of a `Queued`
+        self.place = 0  # index of the group among those of its process
         self.pending: dict[SimWork, None] = {}  # issued and not settled
-        self.connect: Callable[[], None] = _do_nothing  # to call before its first operation
+        self.connect: Callable[[], None] = _do_nothing  # called before its first operation
         self.left = False  # the process ended, or destroyed the group
-        self.change: Change | None = None  # of what the announced operation reads; who reads it takes it
-        self.change_result: Change | None = None  # of what it fills; who runs it takes it
-        # What the announcement of the next collective has left to strike (or nothing: ()), if it was made ahead of it.
+        self.change: Change | None = None  # of the announced operation's input; removed by the reader
+        self.change_result: Change | None = None  # of its output; removed by the code that runs it
+        # The strike of the next collective (or none: ()), if it was announced ahead of the call.
         self.ahead: Strike | tuple[()] | None = None
 
     # -- called ------------------------------------------------------------------------------------------------------
 
     def call_ahead(self, name: str) -> None:
-        """Announce the next collective ahead of the call: something comes before it.
+        """Announce the next collective ahead of the call, because something comes before it.
 
         Raises:
-            Exception: a fault has it in place of the call.
+            Exception: a fault raises it in place of the call.
         """
         if self.communicator.simulation.bus.active:
             self.ahead = self.called(name, self.sequence) or ()
@@ -103,10 +103,10 @@ class Member:
     def called(self, name: str, sequence: int) -> Strike | None:
         """Announce a call before anything of it has happened, and do what must be done before it.
 
-        Returns what must still strike, and when: during or after the operation.
+        Returns the strike that is still to come, and when: during or after the operation.
 
         Raises:
-            Exception: what the verdict has in place of the operation. No counter has moved then: it is as if the
+            Exception: the verdict raises it in place of the operation. No counter has moved then: it is as if the
                 program had never made the call.
         """
         if self.ahead is not None:
@@ -130,17 +130,17 @@ class Member:
             raise
 
     def require_caller(self) -> None:
-        """Refuse a call by another rank, which found the group object where all ranks find the same.
+        """Refuse a call by another rank, which found the group object in shared memory.
 
         Raises:
-            SimdistError: it is one.
+            SimdistError: the caller is another rank.
         """
         task = self.communicator.simulation.check()
         if task.context is not self.process:
             self.refuse_stranger(task.context)
 
     def refuse_stranger(self, caller: object) -> NoReturn:
-        """Likewise, of a caller that is known to be one.
+        """Refuse a caller that is known to be another rank.
 
         Raises:
             SimdistError: always.
@@ -169,10 +169,10 @@ class Member:
         refused: bool = False,
         operands: object = None,
     ) -> int:
-        """A collective that was announced takes its number, is admitted, counted and recorded; the number.
+        """Number an announced collective, and have it admitted, counted and recorded; returns the number.
 
-        One that the backend `refused` is not admitted. `operands` are those of a reduction; if they are given, what a
-        verdict changes of the payload is changed later, by who launches it.
+        A collective that the backend `refused` is not admitted. `operands` are those of a reduction; if they are given,
+        the code that launches it changes the payload later, as a verdict demands.
 
         Raises:
             Exception: a listener does not admit it.
@@ -185,7 +185,7 @@ class Member:
         process.last_operation = (name, sequence, communicator.name)
         now = simulation.now_ns
         bus = simulation.bus
-        # What a `Queued` holds, as a plain tuple: see there.
+        # The fields of a `Queued`, as a plain tuple: see there.
         on_queued = self.on_queued
         if on_queued is not None:
             on_queued((self.place, operation.index, sequence, self.number, self.messages, now, timeout_ns))
@@ -227,7 +227,7 @@ class Member:
         peer: int = -1,
         tag: Hashable = 0,
     ) -> int:
-        """As `issued`, of a message or a monitored barrier."""
+        """Number, count and record a message or a monitored barrier, like `issued`; returns the number."""
         communicator, process = self.communicator, self.process
         simulation = communicator.simulation
         asynchronous = name != "monitored_barrier"
@@ -259,21 +259,21 @@ class Member:
     # -- settled -----------------------------------------------------------------------------------------------------
 
     def completed(self, name: str, sequence: int, begin_ns: int, crc: int) -> None:
-        """This rank's part of a collective went well."""
+        """Record that this rank's part of a collective went well."""
         communicator = self.communicator
         if communicator.counted:
             bus, now = communicator.simulation.bus, communicator.simulation.now_ns
             bus.record(completed(now, self.process.rank, name, communicator.name, sequence, begin_ns, crc))
 
     def delivered(self, name: str, sequence: int, begin_ns: int, crc: int, peer: int | None = -1) -> None:
-        """A message, or a monitored barrier, went well."""
+        """Record that a message or a monitored barrier went well."""
         simulation, group = self.communicator.simulation, self.communicator.name
         simulation.bus.record(
             message_completed(simulation.now_ns, self.process.rank, name, group, sequence, begin_ns, crc, peer)
         )
 
     def failed(self, name: str, sequence: int, error: BaseException) -> None:
-        """An operation of this rank failed."""
+        """Record that an operation of this rank failed."""
         communicator = self.communicator
         if communicator.counted:
             bus, now = communicator.simulation.bus, communicator.simulation.now_ns
@@ -281,5 +281,5 @@ class Member:
             bus.record(failed(now, self.process.rank, name, communicator.name, sequence, *said))
 
     def on_end(self, process: SimProcess) -> None:
-        """The process has ended."""
+        """Leave the group: the process has ended."""
         self.communicator.leave(self)

@@ -1,4 +1,4 @@
-"""What a collective is, apart from who calls it: its name, size, root, and the functions that follow from them."""
+"""A collective apart from its caller: its name, size, root, and the functions that follow from them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], outputs: Sequence[Sequence[int]] | None = None) -> Shapes:
-        """Those of the inputs, and of the outputs, which are the inputs if nothing else is said."""
+        """Return the shapes of the inputs, and of the outputs; by default the outputs are shaped like the inputs."""
         inputs = tuple(tuple(tensor.shape) for tensor in tensors)
         return cls(inputs, inputs if outputs is None else tuple(tuple(shape) for shape in outputs))
 
 
 class Key(NamedTuple):
-    """The parameters of an operation, by which a group knows it."""
+    """The parameters of an operation, by which a group finds it."""
 
     name: str
     size: int = 0
@@ -52,7 +52,7 @@ Row: TypeAlias = tuple[str, int, torch.dtype, str]
 
 
 def fields_of(key: Fields | Row) -> Fields:
-    """The key with all that a short one leaves out."""
+    """The full key of a short one; a full key as it is."""
     if len(key) == 4:
         name, size, dtype, reduction = key
         return Key(name, size, dtype.itemsize, dtype, (size // dtype.itemsize,), reduction)
@@ -101,9 +101,9 @@ class Operation:
         self.root = root
         self.extra = extra
         self.index = -1  # in `Communicator.operations`
-        # The algorithm's, by rank, as far as made; an operation belongs to one group.
+        # The algorithm's programs by rank, as far as made; an operation belongs to one group.
         self.programs: dict[int, Program] = {}
-        self.past: object = None  # what the engine knows of earlier ones, if anything
+        self.past: object = None  # what the engine remembers of earlier calls, if anything
 
     def fits(self, other: Operation, *, strict: bool = False) -> bool:
         """True if two ranks may call these two together; `strict` also wants equal shapes."""
@@ -128,7 +128,7 @@ class Operation:
         return [self.shape] if self.dtype_name else []
 
     def tensors(self, rank: int, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
-        """The shapes of inputs and outputs on one rank as Gloo's work has them, lists of a root stacked into one."""
+        """The shapes of inputs and outputs on one rank as in Gloo's work, with a root's lists stacked into one."""
         if self.extra is not None:
             return [list(shape) for shape in self.extra.inputs], [list(shape) for shape in self.extra.outputs]
         own = [list(self.shape)] if self.dtype_name else []
@@ -147,11 +147,11 @@ class Operation:
         return self.name == "reduce_scatter" and self.extra is not None
 
     def entry_bytes(self) -> list[int] | None:
-        """The bytes of each entry of a reduce_scatter of a list; None for that of one tensor."""
+        """The bytes of each entry of a reduce_scatter of a list; None if it takes one tensor."""
         return None if self.extra is None else [math.prod(shape) * self.element for shape in self.extra.inputs]
 
     def describe(self) -> str:
-        """For a mismatch: everything that must agree."""
+        """Everything that must agree, for the text of a mismatch."""
         parts = [f"{self.dtype_name}{list(self.shape)}" if self.dtype_name else ""]
         parts += [self.reduction, f"root={self.root}" if self.root >= 0 else ""]
         return f"{self.name}({', '.join(part for part in parts if part)})"

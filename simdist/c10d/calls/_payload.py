@@ -1,8 +1,9 @@
-"""What a rank brings to a call: the tensors that are filled, and those that it gives, flat and in the CPU's memory.
+"""The data of a rank in a call: the tensors that are filled, and those that it gives, flat and in the CPU's memory.
 
-Which payload a collective has stands in its row of the table: `Flat` for all_reduce, reduce, broadcast and messages;
+A collective's row of the table names its payload: `Flat` for all_reduce, reduce, broadcast and messages;
 `Gathered` for all_gather and gather; `Scattered` for scatter and reduce_scatter; `Exchanged` for all_to_all; `Sparse`
-for a sparse all_reduce; `Nothing` for barriers. They are tuples: what looks for tensors inside needs to know no more.
+for a sparse all_reduce; `Nothing` for barriers. They are tuples: code that looks for tensors inside needs to know no
+more.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ Nothing: TypeAlias = None
 
 
 class Gathered(NamedTuple):
-    """A tensor from each rank, where they are wanted, and what this rank gives."""
+    """A tensor from each rank, on ranks that receive them, and the tensor that this rank gives."""
 
     filled: list[Tensor] | None
     given: Tensor
 
 
 class Scattered(NamedTuple):
-    """What this rank gets, and what it gives: a tensor for each rank, one for all of them, or nothing."""
+    """The tensor that this rank gets, and what it gives: a tensor for each rank, one for all of them, or nothing."""
 
     filled: Tensor
     given: list[Tensor] | None
 
 
 class Exchanged(NamedTuple):
-    """A tensor from each rank and one for each."""
+    """A tensor from each rank and one for each rank."""
 
     filled: list[Tensor]
     given: list[Tensor]
@@ -61,7 +62,7 @@ Factor: TypeAlias = float | torch.Tensor
 
 
 class Brought(NamedTuple):
-    """What a rank brings to an operation that ends on a stream."""
+    """A rank's call of an operation that ends on a stream."""
 
     operation: Operation
     payload: Payload

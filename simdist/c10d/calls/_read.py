@@ -1,7 +1,7 @@
-"""What an operation reads of a rank's memory, and a verdict that changes it.
+"""The memory of a rank that an operation reads, and a verdict that changes it.
 
-In doubt: the change is made where the operation reads. That is the program's own tensor, unless a copy had to be made
-of it (one that is not contiguous, several that are sent as one), as if memory had changed, or what was copied.
+Doubt: the change is made where the operation reads. That is the program's own tensor, as if its memory had changed, or
+a copy if one had to be made (of a tensor that is not contiguous, of several that are sent as one).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Change: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:
-    """The tensors that the operation reads of this rank; none for what it only receives."""
+    """The tensors that the operation reads on this rank; none where the rank only receives."""
     if operation.name in SILENT or (operation.name in FROM_ROOT and rank != operation.root):
         return []
     if payload is None or isinstance(payload, torch.Tensor):
@@ -37,19 +37,19 @@ def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Ten
 
 @unseen
 def change_read(change: Change, operation: Operation, payload: Payload, rank: int) -> None:
-    """Put what a verdict makes of them in the place of the tensors that the operation is about to read.
+    """Replace the tensors that the operation is about to read by what a verdict makes of them.
 
     Raises:
-        SimdistError: the verdict makes other tensors of them than there are.
+        SimdistError: the verdict returns tensors of other shapes.
     """
     put(change, read_by(operation, payload, rank), f"the tensors of {operation.name}")
 
 
 def put(change: Change, tensors: list[torch.Tensor], what: str) -> None:
-    """Put what a verdict makes of tensors in their place.
+    """Replace tensors by what a verdict makes of them.
 
     Raises:
-        SimdistError: the verdict makes other tensors of `what` than there are.
+        SimdistError: the verdict returns tensors of other shapes than those of `what`.
     """
     changed = change(tensors)
     if [each.shape for each in changed] != [each.shape for each in tensors]:

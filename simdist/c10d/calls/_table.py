@@ -1,7 +1,7 @@
-"""One row for each collective and each kind of message: its names, and what holds of it however it is called.
+"""One row for each collective and each kind of message: its names, and its properties in every form of call.
 
 A collective has one name in events, and is called in several ways: by functions of torch.distributed, by functional
-collectives, and by methods of `ProcessGroup`, each of which has an operator of `torch.ops.c10d` and a type of its own.
+collectives, and by methods of `ProcessGroup`. Each method has an operator of `torch.ops.c10d` and a type of its own.
 (Names of torch 2.11 to 2.15.)
 """
 
@@ -26,15 +26,15 @@ class Method:
     tensors: int = 2  # the arguments that are tensors or lists of them; they come first
     old: str = ""  # its name before torch renamed it
     returns_tensors: bool = False  # its operator also returns the tensors that it fills
-    recorded: str = ""  # by NCCL's flight recorder, if not as the collective
-    compared: bool = True  # by debug level DETAIL
-    alike: tuple[int, ...] = ()  # which of its tensors ranks compare then, by place
-    if_alike: int | None = None  # only if those of this list have one shape
+    recorded: str = ""  # its name in NCCL's flight recorder, if not the collective's
+    compared: bool = True  # at debug level DETAIL
+    alike: tuple[int, ...] = ()  # which of its tensors ranks compare at that level, by position
+    if_alike: int | None = None  # only if the tensors of this list have one shape
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective or a kind of message: what an event calls by one name."""
+    """A collective or a kind of message: what has one name in events."""
 
     name: str
     methods: tuple[Method, ...] = ()
@@ -42,11 +42,11 @@ class Collective:
     root: Literal["", "gives", "takes"] = ""  # what the root does, if there is one
     reduces: bool = False  # dense tensors
     alike: bool = False  # events show the same type and shape of it on every rank
-    agrees: Literal["shape", "size", ""] = "shape"  # what ranks compare of its tensors; shapes only if strict
-    in_place: bool = False  # after a failure its tensors still hold what the program put there, or sums of that
-    kernel: str = ""  # NCCL's function; "": NCCL makes it of messages, or lacks it
+    agrees: Literal["shape", "size", ""] = "shape"  # what ranks compare of its tensors; shapes only in strict groups
+    in_place: bool = False  # after a failure its tensors still hold the program's values, or sums of these
+    kernel: str = ""  # NCCL's function; "": NCCL builds it from messages, or lacks it
     functions: tuple[str, ...] = ()  # of torch.distributed, besides one with its own name
-    aliases: tuple[str, ...] = ()  # other names that a fault may say
+    aliases: tuple[str, ...] = ()  # other names that faults accept
     recorded: tuple[str, ...] = ()  # names in torch's flight records besides its own and those of its methods
 
     @property
@@ -220,7 +220,7 @@ TABLE = (
 
 
 def names_where(holds: Callable[[Collective], bool]) -> tuple[str, ...]:
-    """The names of the rows of which this holds, in the order of the table."""
+    """The names of the rows for which `holds` is true, in the order of the table."""
     return tuple(row.name for row in TABLE if holds(row))
 
 

@@ -1,8 +1,8 @@
 """Moving data so that no mode of a program sees it.
 
-Whatever moves data does so without modes, and in inference mode from the first inference tensor on, as Gloo, which
-works on memory: the events of a world are stepped by whichever rank parks, under that rank's modes, and touch the
-tensors of all.
+All functions that move data do so without modes, and in inference mode from the first inference tensor on, like Gloo,
+which works on memory. Any rank that parks may run the world's events, under its own modes, and these events touch the
+tensors of all ranks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _P = ParamSpec("_P")
 dispatch_modes = count_dispatch_modes
 function_modes = count_function_modes
 
-# True once a tensor of inference mode was given to an operation. From then on all data moves in that mode, in which any
-# tensor may be written; entering it costs more than moving a few bytes does, and hardly any program needs it.
+# True once a tensor of inference mode was given to an operation. From then on all data moves in that mode, in which
+# any tensor may be written. Entering it costs more than moving a few bytes, and hardly any program needs it.
 inference_tensors = False
 
 
 def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate a function that moves data, no matter whose tensors they are, so that no mode sees what it does."""
+    """Decorate a function that moves data of any rank, so that no mode sees what it does."""
 
     @functools.wraps(method)
     def do(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -47,7 +47,7 @@ def unseen(method: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def unseen_steps(step: Callable[[], None]) -> Callable[[], None]:
-    """Likewise for a step of the simulation. Hot: so without the names and arguments that a decorator cares for."""
+    """Decorate a step of the simulation likewise. Hot: it keeps neither name nor arguments, unlike `unseen`."""
 
     def do() -> None:
         if not (inference_tensors or dispatch_modes() or function_modes()):

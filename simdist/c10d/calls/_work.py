@@ -1,15 +1,15 @@
 """Work and futures that know the kernel.
 
-A `SimWork` is what an operation returns at once; waiting for it parks the rank. It carries no C++ future until someone
-asks for one. A C++ future must be completed on its rank's own thread, since its callbacks run there, so completion is
-delivered to the process and done when the rank next holds the baton.
+A `SimWork` is what an operation returns at once; waiting for it parks the rank. It carries no C++ future until the
+program asks for one. A C++ future must be completed on its rank's own thread, since its callbacks run there. So a
+completion is delivered to the process, and carried out when the rank next holds the baton.
 
-C++ that waits for a pending future blocks the thread with the baton in its hand, which would be the end. DDP does so at
-the end of backward. Therefore, when a future is asked for inside an autograd graph task, a callback is queued on the
-engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final callbacks,
-where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there `get_future`
-itself parks. The engine has no current node then; inside a reentrant backward it has that of the outer one, and the
-call of DDP, which is counted in `waits_in_cxx`, shows it. (Seen with torch 2.13.)
+C++ that waits for a pending future blocks the thread while it holds the baton, so the whole simulation would hang. DDP
+does so at the end of backward. Therefore, when a program asks for a future inside an autograd graph task, a callback is
+queued on the engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final
+callbacks, where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there
+`get_future` itself parks. The engine has no current node then. Inside a reentrant backward it has that of the outer
+one; there `waits_in_cxx`, which counts calls of DDP, shows it. (Seen with torch 2.13.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Work = inside.Work
 Future: Any = torch.futures.Future
 _NO_TIMEOUT = timedelta(0)
 
-_torch: Any = torch  # has what the stubs leave out
+_torch: Any = torch  # has names that the stubs leave out
 _current_graph_task_id = _torch._C._current_graph_task_id
 _current_autograd_node = _torch._C._current_autograd_node
 _execution_engine = _torch.autograd.Variable._execution_engine
@@ -47,9 +47,9 @@ _execution_engine = _torch.autograd.Variable._execution_engine
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class WorkIssued:
-    """Reported: there is a work for an operation that was issued, a part of a larger one included.
+    """Reported: an operation was issued and has a work; includes parts of larger operations.
 
-    `name` is what torch's profiler calls it. `asynchronous` is False for a collective that waits for itself. `root` is
+    `name` is its name in torch's profiler. `asynchronous` is False for a collective that waits for itself. `root` is
     the group rank of a rooted operation, else -1. `reads` are the rank's tensors in the CPU's memory that it reads.
     `reduction` is the name of the reduce operation ("sum"), "" where nothing is reduced.
     """
@@ -78,7 +78,7 @@ class CollectiveRead:
 
 
 class Blockers(Protocol):
-    """What a work waits in."""
+    """Knows what a work waits for."""
 
     def blockers_of(self, rank: int) -> Iterable[int]:
         """The group ranks that hold up `rank`, for the wait-for graph."""
@@ -91,7 +91,7 @@ class SimWork(Work):
     `outputs` are the tensors that it fills. Settled by `finish` or `fail`, each once.
     """
 
-    # Slots, all set by `make`: of a C++ class with a `__dict__`, Python finds attributes the slow way each time.
+    # Slots, all set by `make`: with a `__dict__` in a C++ class, Python looks up attributes the slow way.
     __slots__ = (
         "after",
         "before",
@@ -113,7 +113,7 @@ class SimWork(Work):
         "source",
     )
 
-    joins = True  # several are waited for one by one; on a stream the last of them ends last
+    joins = True  # several are waited for one by one; False on a stream, where the last of them ends last
 
     member: Member
     process: SimProcess
@@ -126,17 +126,17 @@ class SimWork(Work):
     before: list[Callable[[], object]] | None  # called when it has succeeded, and before it is done
     after: list[Callable[[], None]] | None  # called when it is settled
     source: int  # of a receive: the sender's rank in the group
-    polling: Polling | None  # once someone has asked whether it is done, and it was not
+    polling: Polling | None  # set once the program has polled it before it was done
     opaque: bool  # Gloo's work of this kind has neither a future nor a result
-    blockers: Blockers | None  # who knows which ranks could end it; for reports
-    parts: list[SimWork] | None  # of a coalesced operation
-    partial: bool  # it may have left a part of its tensors as it was, although it did not fail
-    site: str  # strict: " at FILE:LINE in FUNCTION" of the call, of what is waited for later
-    noted: bool  # what its tensors hold is in the log
+    blockers: Blockers | None  # knows which ranks could end it; for reports
+    parts: list[SimWork] | None  # those of a coalesced operation
+    partial: bool  # some of its tensors may be unchanged, although it did not fail
+    site: str  # strict: " at FILE:LINE in FUNCTION" of the call, if it is waited for later
+    noted: bool  # the log has its tensors' content
 
     @classmethod
     def make(cls, member: Member, name: str, sequence: int, outputs: Outputs) -> Self:
-        """A new work. Not `__init__`: a Python one would add half to the cost of the C++ one."""
+        """Return a new work. Not `__init__`: a Python one would add half to the cost of the C++ one."""
         work = cls()
         work.member = member
         work.process = member.process
@@ -152,9 +152,9 @@ class SimWork(Work):
     # -- for the communicator ------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """It is complete."""
+        """End it: set it done, and wake or notify its waiters."""
         if self.before is not None:
-            before, self.before = self.before, None  # which may have the work: a cycle would keep its tensors
+            before, self.before = self.before, None  # an action may refer to the work: the cycle would keep its tensors
             if self.error is None:
                 try:
                     for action in before:
@@ -175,18 +175,18 @@ class SimWork(Work):
                 callback()
 
     def fail(self, error: BaseException) -> None:
-        """It failed; its waiters get `error`."""
+        """End it with `error`, which its waiters get."""
         self.error = error
         self.finish()
 
     def left(self) -> Outputs:
-        """What it has filled, for who looks at it from outside the rank."""
+        """Its outputs, for code outside the rank."""
         return self.outputs
 
     # -- for the kernel's reports --------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """The operation, as the deadlock report names it."""
+        """The operation's name in the deadlock report."""
         comm = self.member.communicator
         return f"{self.name} #{self.sequence} in group {comm.name!r}"
 
@@ -232,7 +232,7 @@ class SimWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """True if it is done or failed. Asking while it is not lets the other ranks run."""
+        """True if it is done or failed. Polling it before that lets the other ranks run."""
         if not self.done:
             self._poll()
         self.process.drain()
@@ -249,7 +249,7 @@ class SimWork(Work):
         return self.error is None and not self.opaque
 
     def exception(self) -> BaseException | None:
-        """What it failed with."""
+        """The error with which it failed, or None."""
         return self.error
 
     def result(self) -> Outputs:
@@ -267,7 +267,7 @@ class SimWork(Work):
         return self.outputs
 
     def synchronize(self) -> None:
-        """Does nothing: there is no stream on a CPU."""
+        """Do nothing: there is no stream on a CPU."""
 
     def source_rank(self) -> int:
         """The sender, after a receive."""
@@ -312,7 +312,7 @@ class SimWork(Work):
 
 def _without_cxx(work: type[SimWork]) -> type[SimWork]:
     names = {name: each for name, each in vars(work).items() if name not in work.__slots__}
-    names["__class__"] = property(lambda self: work)  # for who asks whether it is an instance of torch's class
+    names["__class__"] = property(lambda self: work)  # for code that checks for an instance of torch's class
     return cast("type[SimWork]", type("PassingWork", (), names))
 
 
@@ -336,18 +336,18 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         self._hurried = False  # settled for C++ alone, which would have waited for it: the program has not
 
     def describe(self) -> str:
-        """For the deadlock report."""
+        """Its name in the deadlock report."""
         if self._source is None:
             return "wait for a future"
         said = self._source.describe()
         return said if isinstance(self._source, SimFuture) else f"wait for a future of {said}"
 
     def waits_for(self) -> Iterable[Task]:
-        """Those who hold up what completes it; none if that is unknown, for anyone may."""
+        """The tasks that hold up what completes it; none if that is unknown, since any task may."""
         return () if self._source is None else self._source.waits_for()
 
     def done(self) -> bool:
-        """True if it has a value or an exception. Asking while it has not lets the other ranks run."""
+        """True if it has a value or an exception. Polling it before that lets the other ranks run."""
         if not self._settled:
             if self._polling is None:
                 self._polling = Polling()
@@ -356,20 +356,20 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         return self._settled
 
     def wait(self) -> object:
-        """Park until it is done; its value, or its exception raised."""
+        """Park until it is done; returns its value, or raises its exception."""
         self._settle()
         self._hurried = False
         self._seen()
         return super().wait()
 
     def value(self) -> object:
-        """Its value; raises the exception it failed with."""
+        """Return its value, or raise the exception with which it failed."""
         self._process.drain()
         self._seen()
         return super().value()
 
     def then(self, callback: Callable[[SimFuture], object]) -> SimFuture:
-        """A future of what `callback`, called with this one when it is done, returns.
+        """Return a future of the result of `callback`, which is called with this future when it is done.
 
         If it raises, the future fails with a RuntimeError that has its error as text, as torch's (see `_callbacks.py`).
         """
@@ -409,9 +409,9 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         """Fail it; on its rank's thread only."""
         self._error = error
         if not self._children:
-            self._process.torch_state.failed.append(error)  # until somebody looks; see `_wait_for_futures`
+            self._process.torch_state.failed.append(error)  # until the program reads it; see `_wait_for_futures`
 
-        # Through C++: a value that raises when it is read, as `torch.futures.Future.set_exception` does, but for
+        # Through C++: a value that raises when it is read, as in `torch.futures.Future.set_exception`, but for
         # every exception type.
         def raise_error(_: object) -> None:
             raise error
@@ -428,7 +428,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
 
     def _run_callbacks(self) -> None:
         self._settled = True
-        self._source = None  # a work that has this future
+        self._source = None  # that work has a reference to this future
         process = self._process
         _pending(process).pop(self, None)
         if self._children:
@@ -460,12 +460,12 @@ class _AllFutures:
         self._futures = futures
 
     def describe(self) -> str:
-        """The first that is not done, and how many more."""
+        """The first future that is not done, and how many more."""
         more = f", and {len(self._futures) - 1} more" if len(self._futures) > 1 else ""
         return next(iter(self._futures)).describe() + more if self._futures else "wait for futures"
 
     def waits_for(self) -> Iterable[Task]:
-        """Those who hold up any of them."""
+        """The tasks that hold up any of them."""
         return dict.fromkeys(task for future in self._futures for task in future.waits_for())
 
 
@@ -477,10 +477,10 @@ def _pending(process: SimProcess) -> dict[SimFuture, None]:
 
 
 def _wait_for_futures(process: SimProcess) -> None:
-    """Park until every future of the rank is done, those that their callbacks create included.
+    """Park until every future of the rank is done, including those that their callbacks create.
 
-    Raises what the first failed one failed with, unless Python code has seen it: C++ would take the exception object
-    for a value, and crash.
+    Raises the first failed future's error, unless Python code has seen it: C++ would take the exception object for a
+    value, and crash.
     """
     process.drain()
     futures = _pending(process)
@@ -494,9 +494,9 @@ def _wait_for_futures(process: SimProcess) -> None:
 
 
 def wait_for_future(process: SimProcess, future: Any) -> None:
-    """Park until a future is done that is none of ours: a thread of the rank completes it, or what it follows does."""
+    """Park until a future is done that is not a `SimFuture`; a thread of the rank or another future completes it."""
     if not isinstance(future, Future):
-        _wait_for_futures(process)  # of C++: in most cases it follows ours
+        _wait_for_futures(process)  # a C++ future: in most cases it follows ours
         if _torch._C.Future.done(future):
             return
     made = SimFuture(process)
@@ -505,9 +505,9 @@ def wait_for_future(process: SimProcess, future: Any) -> None:
 
 
 def safe_for_backward(process: SimProcess, future: object) -> object:
-    """What C++ may wait for at the end of backward in the place of a future that a program's hook returned."""
+    """Return a future on which C++ may wait at the end of backward, in place of the one from a program's hook."""
     if not isinstance(future, Future):
-        return future  # for torch to refuse
+        return future  # torch refuses it
     if not isinstance(future, SimFuture):
         if _torch._C.Future.done(future):
             return future
@@ -517,7 +517,7 @@ def safe_for_backward(process: SimProcess, future: object) -> object:
 
 
 def _following(process: SimProcess, future: torch.futures.Future[object]) -> SimFuture:
-    """A future that a thread of the program completes, as one that its rank waits for."""
+    """Return a future of ours that follows a future which a thread of the program completes."""
     made = SimFuture(process)
     _pending(process)[made] = None
 

@@ -1,15 +1,14 @@
-"""What happens to a call once it is issued: who meets whom, who waits for whom, and what if one is missing.
+"""What happens to a call once it is issued: which ranks meet, which wait for which, and what happens if one is missing.
 
 Open `_communicator.py` first: a group's members (`calls/_member.py`), and the matching of their collectives by number.
-`_collective.py` is one of these from its first caller to its last, in phases, and the case in which all goes well;
-`_mailbox.py` (with `_matching.py` and `_message.py`) the messages. What is out of order is followed: `_followed.py`
-feeds a `Flow` (`_flow.py`, or `_ring.py` for large rings; `_recalled.py` where the last one is known to have found the
-same) with facts and acts on what it finds, `_hand_over.py` gives
-each rank its bytes (`_movement.py`), `_strikes.py` keeps the faults that strike inside. `_data.py` says who gets what
-when nothing is wrong, `_wire.py` what all this puts on the network;
-`_rendezvous.py` is how the members meet.
+`_collective.py` has one collective from its first caller to its last, in phases, and the case in which all goes well;
+`_mailbox.py` (with `_matching.py` and `_message.py`) has the messages. A collective in which something is out of order
+is followed: `_followed.py` feeds a `Flow` (`_flow.py`, `_ring.py` for large rings, `_recalled.py` where the last one is
+known to have found the same) with facts and acts on its findings. `_hand_over.py` gives each rank its bytes
+(`_movement.py`), and `_strikes.py` keeps the faults that strike inside. `_data.py` has the results when nothing is
+wrong, `_wire.py` the load on the network, and `_rendezvous.py` how the members meet.
 
-Nothing here knows a backend's name: what differs between backends is said by their strategies.
+Nothing here knows a backend's name: a backend's strategies say how it differs from others.
 """
 
 from simdist.c10d.engine._communicator import Communicator

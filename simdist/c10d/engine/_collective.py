@@ -1,11 +1,11 @@
 """One collective of one group, from its first caller to its last: its arrivals, and the case in which all goes well.
 
-Most collectives of most runs go well: all members call the same operation, nobody is late by more than the timeout,
-and nothing is closed. Then nothing has to be known but when the last one called: one timer ends the operation for all,
-after the time that a closed form gives. This file is that *fast path*, and what every collective needs whatever
-becomes of it: the arrivals, the deadline, and how one rank's part ends. All else is made when it is needed and not
-before: `Followed` (`_followed.py`) works out message by message what each rank sees, `HandOver` (`_hand_over.py`)
-gives each its bytes one by one, `Strikes` (`_strikes.py`) keeps the faults that strike inside.
+Most collectives of most runs go well: all members call the same operation, none is late by more than the timeout,
+and nothing is closed. Then only the moment of the last call has to be known: one timer ends the operation for all,
+after the time that a closed form gives. This file has that *fast path*, and what every collective needs: the arrivals,
+the deadline, and how one rank's part ends. All else is made only when it is needed: `Followed` (`_followed.py`) works
+out message by message what each rank sees, `HandOver` (`_hand_over.py`) gives each its bytes one by one, and `Strikes`
+(`_strikes.py`) keeps the faults that strike inside.
 
 A collective is in one `Phase` at a time:
 
@@ -19,23 +19,24 @@ A collective is in one `Phase` at a time:
                                                                 all have called, or left
 
 Invariants:
-- Phases only change along these lines; anything else is an InternalError. Nothing leads back: what was once followed
-  is followed to its end, because ranks may have gone on that others still depend on.
-- A member is counted in `unsettled` until its part has ended: it is done, has failed, was refused, or is gone before it
-  came. At zero the collective ends and is forgotten; its timers, its deadline and its bytes on the wires go with it.
-- `arrivals` is in the order of the calls, which decides ties; a settled arrival stays in it, since its messages may be
-  what others still wait for. Only the fast path empties it, when everyone has settled at once.
+- Phases only change along these lines; anything else is an InternalError. No line leads back: a collective that was
+  once followed is followed to its end, because others may still depend on ranks that have gone on.
+- `unsettled` counts the members whose part has not ended. A part ends when it is done, has failed, was refused, or when
+  the member is gone before it arrived. At zero the collective ends and is forgotten, with its timers, its deadline and
+  its bytes on the wires.
+- `arrivals` is in the order of the calls, which decides ties; a settled arrival stays in it, since others may still
+  wait for its messages. Only the fast path empties it, when everyone has settled at once.
 - The deadline of the fast path is the earliest of those that have arrived, as if each waited from its call on for
-  somebody who is missing. That may be too early, never too late: when it comes, the collective is followed, and that
-  shows who waits since when.
-- What the closed form gives equals what following gives, to a few per cent: a property of the backends' algorithms,
+  a missing member. That may be too early, never too late: at the deadline the collective is followed, and that
+  shows which rank waits since when.
+- The closed form and following give the same times, to a few per cent. This is a property of the backends' algorithms,
   held by tests, and the reason why an operation may begin one way and end the other.
 
 What was tried: all in one class, with 24 slots; each change had to ask which combinations of its flags can occur.
 
-Doubts: an operation that lets some ranks go early (`Algorithm.lets_some_go`) is always followed, a broadcast that goes
-well included; that its messages are recalled (`_recalled.py`) makes it half as dear. After a disagreement a strict
-group still watches its deadline, to no end: a deadlock of others that comes before it is found only then.
+Doubts: an operation that lets some ranks go early (`Algorithm.lets_some_go`) is always followed, even a broadcast that
+goes well; recalling its messages (`_recalled.py`) halves the cost. After a disagreement a strict group needlessly goes
+on watching its deadline: a deadlock of other ranks that comes before it is found only at the deadline.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ class Phase(IntEnum):
     """Where a collective stands; see the top of the file."""
 
     GATHERING = 0  # not all have called, and nothing is wrong
-    IN_FLIGHT = 1  # all have, and one timer ends it for everyone
-    FOLLOWED = 2  # each rank's end is worked out, message by message
-    DISAGREEING = 3  # a strict group's ranks called what does not fit, and have the error
+    IN_FLIGHT = 1  # all have called, and one timer ends it for everyone
+    FOLLOWED = 2  # each rank's end is worked out message by message
+    DISAGREEING = 3  # the calls of a strict group's ranks do not fit, and the ranks get the error
     ENDED = 4  # every member has settled
 
 
-# Module names: to look up a member of an enumeration takes as long as all else that an arrival does with it.
+# Module names: looking up a member of an enumeration takes as long as the rest of what an arrival does with it.
 _GATHERING, _IN_FLIGHT, _FOLLOWED, _DISAGREEING, _ENDED = Phase
 _NEXT = ((_IN_FLIGHT, _FOLLOWED, _DISAGREEING, _ENDED), (_FOLLOWED, _ENDED), (_DISAGREEING, _ENDED), (_ENDED,), ())
 
@@ -94,13 +95,13 @@ class Arrival:
 
     def __init__(self, work: SimWork, operation: Operation, payload: Payload, time_ns: int, timeout_ns: int) -> None:
         self.work = work  # settled together with the arrival, unless the member's process is gone
-        self.operation = operation  # what this member called; the collective's own unless ranks disagree
+        self.operation = operation  # this member's call; the same as the collective's unless ranks disagree
         self.payload = payload  # a copy once a reduce has let the member go early
-        self.time_ns = time_ns  # when it arrived; later if it was stopped inside and its messages leave only now
+        self.time_ns = time_ns  # when it arrived; later if it was stopped inside, so that its messages leave only now
         self.timeout_ns = timeout_ns  # for each wait of its part
-        self.settled: Failed | Done | None = None  # how its part ended; set once, and not before it has
+        self.settled: Failed | Done | None = None  # how its part ended; set once, when it has ended
         self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; "" until a mismatch asks for it
-        self.held: Any = None  # its tensors as they were when they were first followed; None before
+        self.held: Any = None  # copies of its tensors from when it was first followed; None before
 
     @property
     def tensor(self) -> Tensor:
@@ -114,7 +115,7 @@ class Arrival:
 
 
 class Collective:
-    """The calls of a group's members that have the same number, and what becomes of them."""
+    """The calls of a group's members that have the same number, and their outcome."""
 
     __slots__ = (
         "_expected",
@@ -168,13 +169,13 @@ class Collective:
     # -- arrivals ------------------------------------------------------------------------------------------------
 
     def expect(self, rank: int, operation: Operation) -> None:
-        """A member has called it but does not take part yet."""
+        """Note that a member has called it but does not take part yet."""
         if self._expected is None:
             self._expected = {}
         self._expected[rank] = operation
 
     def operation_of(self, rank: int) -> Operation:
-        """What `rank`, which is expected, called."""
+        """The call of `rank`, which is expected."""
         assert self._expected is not None
         return self._expected[rank]
 
@@ -185,13 +186,13 @@ class Collective:
         self.strikes.add(rank, when, action)
 
     def change_result(self, rank: int, change: Change) -> None:
-        """Change what the rank gets out of it, when that is there."""
+        """Change the rank's result when it is there."""
         if self.strikes is None:
             self.strikes = Strikes(self)
         self.strikes.change_result(rank, change)
 
     def refuse(self, work: SimWork, refusal: RuntimeError) -> None:
-        """A member's call is refused: it takes no part, and the others may wait for it."""
+        """Refuse a member's call: the member takes no part, and the others may wait for it."""
         if self._refused is None:
             self._refused = {}
         self._refused[work.member.rank] = None
@@ -200,7 +201,7 @@ class Collective:
         self._end_if_all_settled()
 
     def arrive(self, member: Member, work: SimWork, operation: Operation, payload: Payload, timeout_ns: int) -> None:
-        """A member takes part from now on."""
+        """Let a member take part from now on."""
         communicator = self.communicator
         simulation = communicator.simulation
         now = simulation.now_ns
@@ -230,14 +231,14 @@ class Collective:
                 self.move_deadline(due_ns)
 
     def _compare(self, operation: Operation) -> bool:
-        """Compare what the last to arrive called with what the first did; False if every rank got the error."""
+        """Compare the latest call with the first one; False if every rank got the error."""
         if len(self.arrivals) == 1:  # the ranks before this one have been refused, and do not count
             self._set_operation(operation)
             return True
         return operation.fits(self.operation, strict=self.communicator.strict) or self._note_mismatch()
 
     def _compare_exchange(self) -> bool:
-        """Compare who sends how much to whom, once all have arrived; False if every rank got the error."""
+        """Compare the sizes that ranks send to each other, once all have arrived; False if every rank got the error."""
         arrivals = self.arrivals
         exchanged = [arrivals[rank].exchanged for rank in range(self.communicator.size)]
         return self.mismatched or _data.exchange_fits(exchanged) or self._note_mismatch()
@@ -247,7 +248,7 @@ class Collective:
             self._enter(_DISAGREEING)
             self._fail_disagreeing()
             return False
-        self.mismatched = self._one_by_one = True  # Gloo finds out message by message, or never
+        self.mismatched = self._one_by_one = True  # Gloo notices message by message, or never
         if self._followed is not None:
             self._followed.note_mismatch()
         return True
@@ -289,14 +290,14 @@ class Collective:
                 self.strikes.strike_at(rank, now + duration_ns // 2)
 
     def _move_end(self) -> None:
-        """Other flows have arrived at its links, or have left them."""
+        """Move the end: other flows have arrived at its links, or have left them."""
         assert self._wire is not None
         assert self._timer is not None
         self._timer.cancel()
         self._timer = self.communicator.simulation.call_at(self._wire.end_ns, self._complete)
 
     def _complete(self) -> None:
-        """It ends for everyone at once."""
+        """End it for everyone at once."""
         communicator = self.communicator
         simulation = communicator.simulation
         self._enter(_ENDED)
@@ -311,7 +312,7 @@ class Collective:
         if error is None:
             try:
                 crc = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
-            except RuntimeError as raised:  # torch can't do with these tensors what the calls say
+            except RuntimeError as raised:  # torch cannot execute the operation with these tensors
                 error = raised
         communicator.note_completed(operation, self.sequence, self.begin_ns, crc)
         del communicator.collectives[self.sequence]
@@ -336,9 +337,9 @@ class Collective:
     # -- out of order --------------------------------------------------------------------------------------------
 
     def follow(self, *, with_bytes: bool = False) -> None:
-        """Work out everything anew, message by message: something is known now that changes the future.
+        """Work out everything anew, message by message, because of a fact that changes the future.
 
-        The bytes are followed too if anything is wrong, or if the caller knows that something is about to be.
+        The bytes are followed too if anything is wrong, or if the caller knows of trouble to come (`with_bytes`).
         """
         if self._followed is None:
             self._enter(_FOLLOWED)
@@ -351,17 +352,17 @@ class Collective:
 
     @property
     def _is_over(self) -> bool:
-        """True if nobody waits in it, and nobody will."""
+        """True if no rank waits in it, or ever will."""
         return self.phase is _DISAGREEING or self.phase is _ENDED
 
     def on_network(self) -> None:
-        """The network's conditions have changed."""
+        """Follow it: the network's conditions have changed."""
         if self.arrivals and not self._is_over:
             self.follow()
 
     @unseen
     def look_again(self, rank: int) -> None:
-        """Connections of `rank` closed; ranks that wait for it may hear of that now."""
+        """Look again after connections of `rank` closed: ranks that wait for it may notice that now."""
         if not self.arrivals or self._is_over:
             return
         if self._followed is None:
@@ -370,13 +371,13 @@ class Collective:
             self._followed.look_again(rank)
 
     def cut_off(self, rank: int) -> None:
-        """The connections of `rank` closed at this moment."""
+        """Note that the connections of `rank` closed at this moment."""
         if self._followed is not None:
             self._followed.cut_off(rank)
 
     @unseen
     def leave(self, rank: int) -> None:
-        """A member is gone for good, and will not be waited for."""
+        """Note that a member is gone for good: others no longer wait for it."""
         arrival = self.arrivals.get(rank)
         if arrival is None:
             if self._refused is None or rank not in self._refused:
@@ -388,22 +389,22 @@ class Collective:
                 self._followed.leave(rank, failed)
             self.settle(rank, failed)
             if self.unsettled and (self._followed is None or self._followed.outdated):
-                self.follow()  # what was timed for everyone no longer holds
+                self.follow()  # the time that was worked out for everyone no longer holds
 
     def expire(self) -> None:
-        """The earliest timeout of those who wait has come."""
+        """Act on the earliest timeout of the waiting ranks."""
         self.deadline_ns = None
         if self._is_over:
             return
         if self._followed is None:
-            self.follow(with_bytes=True)  # which also shows since when each rank waits in what
+            self.follow(with_bytes=True)  # which also shows in which step each rank waits, and since when
         elif not self._followed.has_bytes:
             self._followed.rebuild(with_bytes=True)
         assert self._followed is not None
         self._followed.expire()
 
     def waiting_for(self, rank: int) -> Iterable[int]:
-        """Who waits for `rank`, or may."""
+        """The ranks that wait for `rank`, or may."""
         return self.arrivals if self._followed is None else self._followed.waiting_for(rank)
 
     def blockers_of(self, rank: int) -> list[int]:
@@ -422,7 +423,7 @@ class Collective:
         return everyone_inside and not self.is_held_back(rank)
 
     def is_held_back(self, rank: int) -> bool:
-        """True if the rank's messages do not leave before a fault has struck it."""
+        """True if the rank's messages do not leave until a fault has struck it."""
         return self.strikes is not None and rank in self.strikes.held_back
 
     def move_deadline(self, deadline_ns: int | None) -> None:
@@ -432,7 +433,7 @@ class Collective:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def settle(self, rank: int, outcome: Done | Failed) -> None:
-        """A rank's part has ended. Does nothing if it had before."""
+        """End a rank's part. Does nothing if it has ended before."""
         arrival = self.arrivals[rank]
         if arrival.settled is not None:
             return
@@ -472,7 +473,7 @@ class Collective:
             self.strikes.strike_after(rank)
 
     def _abort(self, rank: int, process: SimProcess) -> None:
-        """The process was sent more than it has room for, and takes itself down."""
+        """Take the process down: it was sent more than it has room for."""
         assert self._followed is not None
         overrun = self._followed.overrun_of(rank)
         self.communicator.unread[rank, overrun.sender] = None

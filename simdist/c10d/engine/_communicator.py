@@ -1,9 +1,9 @@
 """What the members of one group share: the matching of their calls, and what happens to it when one is missing.
 
-Each member counts the collectives it issues; the n-th of one meets the n-th of every other. Most collectives need
-everyone: the last to arrive starts the clock of a closed-form cost, and all complete together. The rest, and every
+Each member counts the collectives it issues; a rank's n-th call meets the n-th of every other rank. Most collectives
+need everyone: the last arrival starts the clock of a closed-form cost, and all complete together. The rest, and every
 collective once anything is wrong (a dead member, a closed connection, a disturbed network, a timeout), is worked out
-message by message in a `Flow`, which also knows who is stuck in what.
+message by message in a `Flow`, which also knows which rank is stuck in which step.
 
 Circle of imports: members, works, collectives and messages belong to a communicator, and reach each other through it;
 the events of calls carry all of them.
@@ -53,14 +53,14 @@ class Communicator:
         self.size = size
         self.backend = backend
         self.has_timeouts = backend.failure.has_timeouts
-        self.algorithm: Algorithm = backend.algorithm  # which may be one that fits the group's ranks
-        self.strict = strict  # what the backend accepts in silence is an error
+        self.algorithm: Algorithm = backend.algorithm  # may be replaced by one that fits the group's ranks
+        self.strict = strict  # calls that differ, which the backend accepts silently, are an error
         self._ways: dict[tuple[int, int], Path] = {}  # between group ranks, undisturbed
         self.members: list[Member | None] = [None] * size
         self.joined = 0
         self.connected = False  # all members have met
-        self.again = False  # another one met at its place in the store before
-        self.misled = False  # a member has looked for others where those of an earlier group listened: it never is
+        self.again = False  # another group met at its place in the store before
+        self.misled = False  # a member has used addresses of an earlier group: the group never connects
         self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
         self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and the error that the others get
@@ -68,15 +68,15 @@ class Communicator:
         self.mailbox = self.make_mailbox()
         self._make_work = backend.completion.work.make
         self._make_passing = PassingWork.make if backend.completion.work is SimWork else self._make_work
-        self.counted = 1  # 0 in a group that serves another one: what happens in it is no operation of the ranks
-        # True if faults have disturbed the network since the group was made. What was over before, as the silence of a
-        # host that is up again, is nothing to it.
+        self.counted = 1  # 0 in a group that serves another one: its operations do not count as operations of the ranks
+        # True if faults have disturbed the network since the group was made. Disturbances that ended before do not
+        # count: the silence of a host that is up again, for example.
         self.disturbed = network.disturbed_after(simulation.now_ns)
-        self.troubled = self.disturbed  # or something is closed: closed forms do not hold
+        self.troubled = self.disturbed  # disturbed, or something is closed: closed forms do not hold
         network.listeners.append(self._on_network)
         self.operations: list[Operation] = []  # all that were ever called
-        self._operations: dict[Fields | Row, Operation] = {}  # those that the backend has
-        # One that was made before, or None. Hot: the dictionary's own function.
+        self._operations: dict[Fields | Row, Operation] = {}  # the valid ones: the backend has a function for them
+        # Returns an operation that was made before, or None. Hot: the dictionary's own function.
         self.known_operation: Callable[[Fields | Row], Operation | None] = self._operations.get
         self._slowest: tuple[int, float] | None = None
         self._wire_costs: dict[Operation, WireCost] = {}
@@ -99,7 +99,7 @@ class Communicator:
     # -- operations ----------------------------------------------------------------------------------------------
 
     def operation(self, key: Fields | Row) -> Operation:
-        """The operation with this key; asked often, made once.
+        """Return the operation with this key; it is made only once.
 
         Raises:
             RuntimeError: the backend has no function for this type or reduction.
@@ -135,14 +135,15 @@ class Communicator:
         others: int = 0,
         passing: bool = False,
     ) -> SimWork:
-        """The member calls a collective. Returns at once, with the work to wait for.
+        """Issue a member's call of a collective. Returns at once, with the work to wait for.
 
-        `outputs` is what the work's future holds. With a `refusal` the work fails with it at once, and the others never
-        hear of this rank. `first` is done before, unless the operation is refused. It stands for itself and `others`
-        that torch counts. With `passing` the caller is torch's own function, which waits, and lets go of the work.
+        `outputs` is what the work's future holds. With a `refusal` the work fails with it at once, and the other ranks
+        do not learn of this call. `first` is called before, unless the operation is refused. The call counts as itself
+        and `others` more operations in torch's numbering. With `passing` the caller is torch's own function, which
+        waits and then drops the work.
 
         Raises:
-            Exception: a fault has it in place of the call, of which nothing is left then.
+            Exception: a fault raises it in place of the call, which then leaves no trace.
         """
         simulation = self.simulation
         bus = simulation.bus
@@ -214,19 +215,19 @@ class Communicator:
     # -- data ----------------------------------------------------------------------------------------------------
 
     def payloads(self, arrivals: Mapping[int, Arrival], operation: Operation) -> list[Payload]:
-        """What an operation is executed with, by rank: what all have brought."""
+        """The payloads of all ranks, by rank, with which an operation is executed."""
         return [arrivals[rank].payload for rank in range(self.size)]
 
     def hand_over(self, collective: Collective) -> HandOver:
-        """What gives ranks their bytes, of a collective that is followed."""
+        """Return the object that gives ranks their bytes in a collective that is followed."""
         return HandOver(collective)
 
     def make_mailbox(self) -> Mailbox:
-        """Where its messages meet."""
+        """Return the mailbox in which the group's messages meet."""
         return Mailbox(self)
 
     def note_completed(self, operation: Operation, sequence: int, begin_ns: int, crc: int) -> None:
-        """A collective went well, for all of its ranks at once."""
+        """Record that a collective went well, for all of its ranks at once."""
         if self.counted:
             bus, now = self.simulation.bus, self.simulation.now_ns
             bus.record(completed(now, -1, operation.name, self.name, sequence, begin_ns, crc))
@@ -276,7 +277,7 @@ class Communicator:
         return network.open_from_ns(self._global(source), self._global(target), now_ns)
 
     def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
-        """When so many bytes have left that leave from `start_ns` on, and without a fault have by `end_ns`."""
+        """When so many bytes have left that start at `start_ns`; without a fault they have left by `end_ns`."""
         return self.network.through_ns(self._global(source), self._global(target), size_bytes, start_ns, end_ns)
 
     def varies(self, source: int, target: int) -> bool:
@@ -284,7 +285,7 @@ class Communicator:
         return self.network.varies(self._global(source), self._global(target))
 
     def wire_cost(self, operation: Operation) -> WireCost:
-        """What an operation that needs everyone costs, from the last arrival to completion."""
+        """The cost of an operation that needs everyone, from the last arrival to completion."""
         found = self._wire_costs.get(operation)
         if found is None:
             latency_ns, byte_ns = self.slowest()
@@ -302,7 +303,7 @@ class Communicator:
         return found
 
     def message_load(self, source: int, target: int) -> Load:
-        """What a message between two group ranks has on which links."""
+        """The load of a message between two group ranks, by link."""
         return self.network.load([(self._global(source), self._global(target), 1.0)])
 
     def lets_some_go(self, operation: Operation) -> bool:
@@ -320,7 +321,7 @@ class Communicator:
         return self._slowest
 
     def slowdowns(self, operation: Operation) -> tuple[float, float]:
-        """How many times as long a message's latency is, and its data takes, in this operation: see `Cluster`."""
+        """The factors by which a message's latency and its data take longer in this operation: see `Cluster`."""
         cluster = self.network.cluster
         if operation.name in REDUCTIONS and operation.size >= cluster.reduction_from_bytes:
             return cluster.reduction_latency_slowdown, cluster.reduction_slowdown
@@ -347,7 +348,7 @@ class Communicator:
             return known
         left_ns, text = gone
         if (peer, rank) in self.unread:
-            text = self.backend.failure.reset_by_peer(peer)  # its system answers what it has not read with a reset
+            text = self.backend.failure.reset_by_peer(peer)  # its operating system answers unread data with a reset
         opened = self.open_from_ns(peer, rank, left_ns)
         if opened is None:
             return known
@@ -355,10 +356,10 @@ class Communicator:
         return noticed if known is None else min(known, noticed)
 
     def _shut_pair(self, rank: int, peer: int) -> tuple[int, str] | None:
-        """What `closed_pair` says because one of the two timed out; the first reason stays."""
+        """The answer of `closed_pair` if one of the two timed out; the first reason stays."""
         own_ns, other_ns = self.shut.get(rank), self.shut.get(peer)
         if other_ns is not None and other_ns + self.backend.failure.closing_ns > self.simulation.now_ns:
-            other_ns = None  # nothing can be seen of it yet
+            other_ns = None  # the other side cannot see it yet
         if own_ns is not None and (other_ns is None or own_ns <= other_ns + self.backend.failure.closing_ns):
             return own_ns, self.backend.failure.pair_closed()
         return (
@@ -368,10 +369,10 @@ class Communicator:
         )
 
     def timed_out(self, rank: int) -> None:
-        """A rank ran out of time in a wait: Gloo then closes all its connections.
+        """Note that a rank ran out of time in a wait: Gloo then closes all its connections.
 
-        The other ends see it a moment later. On real processes those that wait since nearly the same time then run out
-        of time themselves, and that is what they report.
+        The other ends see it a moment later. On real processes, ranks that have waited for nearly the same time then
+        run out of time themselves, and report that instead.
         """
         now = self.simulation.now_ns
         self.shut.setdefault(rank, now)
@@ -381,7 +382,7 @@ class Communicator:
         self.simulation.call_at(now + self.backend.failure.closing_ns, functools.partial(self.look_again, rank))
 
     def leave(self, member: Member) -> None:
-        """The member's process ended, or destroyed the group: its connections close."""
+        """Close a member's connections: its process ended, or destroyed the group."""
         if member.left:
             return
         if self.simulation.policy.touch is not None:
@@ -411,7 +412,7 @@ class Communicator:
             self.simulation.call_at(time_ns, functools.partial(self.look_again, rank))
 
     def forget(self) -> None:
-        """The world is over: let go of what refers back here. Nobody can call anything of the group any more."""
+        """Drop the references back to this group at the world's end; no rank can use the group any more."""
         for member in self.members:
             if member is not None:
                 member.left = True
@@ -421,14 +422,14 @@ class Communicator:
             vars(self).pop(name, None)
 
     def _on_network(self) -> None:
-        """The network's conditions have changed: what has not left yet may take longer now, or get through."""
+        """React to changes of the network: messages that have not left may take longer now, or get through."""
         self.troubled = self.disturbed = True
         for collective in list(self.collectives.values()):
             collective.on_network()
         self.mailbox.on_network()
 
     def look_again(self, rank: int) -> None:
-        """Connections of `rank` closed: see what that means for those who wait for it."""
+        """Look again after connections of `rank` closed, at the ranks that wait for it."""
         for collective in list(self.collectives.values()):
             collective.look_again(rank)
         self.mailbox.on_closed()

@@ -1,4 +1,4 @@
-"""The data plane: who gets what. Tensors only; no time, no tasks. What ranks bring stands in `calls/_payload.py`."""
+"""The data plane: which rank gets which data. Tensors only; no time, no tasks. Ranks' inputs: `calls/_payload.py`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ += ["execute", "leave_reduce"]
 
 Tensor = torch.Tensor
 
-CHECKSUM_BYTES = 1 << 12  # of a result that an event has the checksum of: its first and last bytes
+CHECKSUM_BYTES = 1 << 12  # bytes of a result from which an event's checksum is made: its first and last ones
 
 
 def execute(algorithm: Algorithm, operation: Operation, payloads: Sequence[Payload], limit: int) -> int:
-    """Do an operation that needs everyone, for all ranks; returns the checksum of its result."""
+    """Execute an operation that needs everyone, for all ranks; returns the checksum of its result."""
     name = operation.name
     return 0 if name in _NOTHING_MOVES else _EXECUTE[name](algorithm, operation, payloads, limit)
 
 
 def divide(algorithm: Algorithm, operation: Operation, tensor: Tensor, ranks: int) -> None:
-    """The end of an average of what is the sum now."""
+    """Finish an average: divide the sum in `tensor`."""
     algorithm.divide([tensor], _is_complex(operation), ranks)
 
 
@@ -66,7 +66,7 @@ def _reduce(algorithm: Algorithm, operation: Operation, payloads: Sequence[Flat]
 def leave_reduce(
     algorithm: Algorithm, operation: Operation, rank: int, ranks: int, tensor: Tensor, inputs: Mapping[int, Tensor]
 ) -> None:
-    """Put into `tensor` what a reduce leaves with a rank that is done before all have arrived."""
+    """Put into `tensor` the result of a reduce on a rank that is done before all have arrived."""
     algorithm.leave_reduce(tensor, inputs, _reduction(algorithm, operation), rank, ranks, paired=_is_complex(operation))
 
 
@@ -109,7 +109,7 @@ def _all_to_all(algorithm: Algorithm, operation: Operation, payloads: Sequence[E
 
 
 def exchange_fits(payloads: Sequence[Exchanged]) -> bool:
-    """True if every rank of an all_to_all expects from each as much as that one sends."""
+    """True if every rank of an all_to_all expects from each other rank as much as that rank sends."""
     return all(
         output.numel() == payloads[source].given[target].numel()
         for target, (outputs, _) in enumerate(payloads)
@@ -118,7 +118,7 @@ def exchange_fits(payloads: Sequence[Exchanged]) -> bool:
 
 
 def exchange_buffers(payload: Exchanged, rank: int) -> tuple[Tensor, Tensor]:
-    """Copies of what a rank of an all_to_all sends, and of what it receives into, as bytes, its own part moved."""
+    """Return a rank's data of an all_to_all as bytes: copies of its inputs and outputs, its own part already moved."""
     outputs, sent = payload
     outgoing = torch.cat([as_bytes(tensor) for tensor in sent])
     incoming = [as_bytes(tensor) for tensor in outputs]
@@ -127,7 +127,7 @@ def exchange_buffers(payload: Exchanged, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def end_exchange(payload: Exchanged, received: Tensor) -> None:
-    """Put into a rank's tensors what `exchange_buffers` gave for receiving, as it is now."""
+    """Copy the receive buffer of `exchange_buffers` back into a rank's tensors."""
     outputs = payload.filled
     parts = torch.split_with_sizes(received, [_bytes(tensor) for tensor in outputs])
     for output, part in zip(outputs, parts, strict=True):
@@ -159,7 +159,7 @@ _NOTHING_MOVES = names_where(lambda row: row.payload == "nothing")
 
 @functools.lru_cache(maxsize=8192)
 def _children(rank: int, root: int, ranks: int) -> list[int]:
-    """To whom a rank hands on what it gets in a broadcast."""
+    """The ranks to which a rank passes on a broadcast's data."""
     virtual = (rank - root) % ranks
     distances = [1 << k for k in range(virtual.bit_length(), ranks.bit_length())]
     return [(virtual + d + root) % ranks for d in distances if virtual + d < ranks]
@@ -177,7 +177,7 @@ class Rooted:
         self._moved = {operation.root}
 
     def finish(self, rank: int, payloads: Mapping[int, Payload], limit: int) -> int:
-        """Move what must be moved before `rank` may go on; the checksum of what it ends up with, 0 if nothing."""
+        """Move the data that must be moved before `rank` may go on; returns its result's checksum, 0 for none."""
         name = self._operation.name
         root = self._operation.root
         if name == "broadcast":
@@ -219,6 +219,6 @@ class Rooted:
             target, source = to_peer.filled, (from_root.given or [])[peer]
         if source.numel() == target.numel():
             target.copy_(source)
-        else:  # ranks that do not agree: what was sent fills part of what was expected
+        else:  # ranks disagree: the sent data fills a part of the expected
             size = min(source.numel(), target.numel())
             target[:size].copy_(source[:size])

@@ -1,18 +1,18 @@
 """A flow on a network that faults disturb: the messages of one direction keep their order, and slow links are slow.
 
-A latency that changes in time, or is drawn for each message, would let a message overtake the one before it; those of
-one TCP connection never do. So a message arrives no sooner than the one that left before it to the same rank, and a
-receiver's word that it has posted no sooner than its word before. An undisturbed network needs none of this, and its
-flows do not pay for it.
+A latency that changes in time, or is drawn for each message, would let a message overtake an earlier one; messages of
+one TCP connection never do. So a message arrives no sooner than the one before it to the same rank, and a receiver's
+word that it has posted no sooner than its word before. An undisturbed network needs none of this, and its flows do not
+pay for it.
 
-A slow link lies behind the rank's own interface: messages to other ranks leave as if it was not there, and it takes a
-message from the wires at full speed; what waits in front of it is one message between these two ranks after the other.
+A slow link lies behind the rank's own interface: messages to other ranks leave as if the slow link did not exist. The
+interface sends a message at full speed; the messages between these two ranks then pass the slow link one by one.
 
-Invariant, beside those of a flow: between two ranks messages are worked out in the order in which they leave, and so
-are words; `_order` has what arrived or left last. The ends of a transfer have a fourth moment: when the interface has
-sent it.
+Invariant, in addition to those of a flow: between two ranks, messages are worked out in the order in which they leave,
+and so are words; `_order` has the last arrivals and departures. The ends of a transfer have a fourth moment: when the
+interface has sent it.
 
-Doubt: words and data of one direction are one connection, but do not wait for each other here: they are not worked out
+Doubt: words and data of one direction share a connection, but do not wait for each other here: they are not worked out
 in the order in which they leave.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["DisturbedFlow"]
 
 
 class _Order:
-    """Of the last message and the last word, by (sender, receiver): when they arrive, and when the message has left."""
+    """The last message and the last word by (sender, receiver): when they arrive, and when the message has left."""
 
     def __init__(self) -> None:
         self.left_ns: dict[tuple[int, int], int] = {}
@@ -37,7 +37,7 @@ class _Order:
 
 
 def _behind(arrivals_ns: dict[tuple[int, int], int], pair: tuple[int, int], arrives_ns: int) -> int:
-    """When something arrives that would at `arrives_ns`, were there nothing before it; it is the last one then."""
+    """Return when something arrives behind the last arrival, at `arrives_ns` at the earliest; it is the last then."""
     last_ns = arrivals_ns[pair] = max(arrives_ns, arrivals_ns.get(pair, 0))
     return last_ns
 
@@ -52,7 +52,7 @@ class DisturbedFlow(Flow):
         return _Order()
 
     def retime(self, pace: Pace, since_ns: int) -> bool:
-        """As every flow's."""
+        """Like `Flow.retime`."""
         self._order = _Order()
         return super().retime(pace, since_ns)
 

@@ -1,41 +1,41 @@
 """The messages of one collective, worked out as a dataflow in virtual time.
 
-A plain state machine: arrivals, limits and closed pairs in, each rank's outcome out; no task, no waiting. A rank runs
-its program (see `_program`) from its arrival on; the k-th send between two ranks meets the k-th receive. Sends are
-rendezvous at every size, as Gloo's: the data leaves when the receiver's word that it has posted has reached the sender.
+A plain state machine: arrivals, limits and closed pairs go in, each rank's outcome comes out; no task, no waiting. A
+rank runs its program (see `_program`) from its arrival on; the k-th send between two ranks meets the k-th receive.
+Sends are rendezvous at every size, as Gloo's: the data leaves when the receiver's word that it has posted has reached
+the sender.
 
-What a rank sends goes out one after the other, in the order in which it becomes known that it can; different ranks of
-one collective do not compete for a link. With other operations they do: the network takes the collective for one flow,
+A rank's messages leave one after the other, in the order in which it becomes known that they can; different ranks of
+one collective do not compete for a link. Different operations do: the network takes the collective for one flow,
 with the messages that are under way at each moment on their links, and gives it a speed (a `Pace`), by which every
 message takes longer.
 
-Three ways to learn something new, from cheap to dear:
+Three ways to learn something new, from cheap to expensive:
 - More arrivals, and the end of a connection whose transfers are all over, add to what is known.
-- Another pace leaves it as it is who meets whom, in which order: that depends on the programs and on the order of
-  arrivals, not on moments, but for limits and closed pairs. So a flow on the wires keeps a script of what was done, and
-  `retime` does it again at the new moments. Where a moment is compared with a limit or with the end of a connection the
-  comparison is made again; if it comes out otherwise, the script is no good. Transfers that were through before the
-  pace changed are not looked at again. The bytes stay as they are: they moved in that order.
-- The end of a connection that cuts a transfer off changes what would have happened later. A caller that learns of one
-  builds a new flow with all the facts; `quiet` distinguishes the two kinds of ends. What happened before comes out the
-  same.
+- Another pace does not change which messages meet, and in which order: that depends on the programs and on the order of
+  arrivals, and on moments only through limits and closed pairs. So a flow on the wires keeps a script of its steps, and
+  `retime` repeats them at the new moments. It repeats every comparison with a limit or with the end of a connection; if
+  one has another result, the script is invalid. Transfers that were through before the pace changed are not repeated.
+  The bytes stay as they are: they moved in that order.
+- The end of a connection that cuts a transfer off changes what would have happened later. The caller then builds a new
+  flow with all the facts; `quiet` distinguishes the two kinds of ends. What happened before comes out the same.
 
 Invariants:
 - Everything that can happen has happened when a call returns: `_ready` is empty, and each rank that has arrived is
   done, has failed, or is stuck in a wait whose transfer has not been matched, or is lost.
 - A rank's clock never goes back, and no transfer ends before both its posts.
-- A flow that was retimed finds the same as one that is built anew with the same facts, the order of `changed`
-  included, since that is the order of timers; a property test holds it to that.
-- Nobody who fails in `conclude` could have helped anybody else.
+- A flow that was retimed finds the same as one that is built anew with the same facts, including the order of
+  `changed`, since that is the order of timers; a property test checks this.
+- No rank that fails in `conclude` could have helped another.
 
-What was tried: a new flow at every change; see `_followed`. Why messages are not worked out in the order of time, as
-they become due, which a change of pace would hardly disturb: the load on the wires (`under_way`) is asked of the
-moments ahead, and who is done when has to be known for timers and for what is struck half-way.
+What was tried: a new flow at every change; see `_followed`. Messages are not worked out in the order of time, as
+they become due, although a change of pace would hardly disturb that: `under_way` needs the load on the wires of the
+moments ahead, and timers and faults that strike half-way need to know when each rank is done.
 
 Exact: a collective alone, bit for bit as if there were no links to share. Approximate: all messages of a moment have
 one speed, that of the slowest; latencies do not stretch; if over 16 messages are ahead, the load is an average over an
-eighth of the time left. Doubtful: a rank that gave up a wait does not go on when its transfer comes after all, but in a
-flow that is built anew it does; the two differ only in what nobody is shown.
+eighth of the time left. Doubtful: a rank that gave up a wait does not go on when its transfer completes after all, but
+in a flow that is built anew it does; the two differ only in facts that are never shown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from simdist.cluster import Pace
 
 __all__ = ["ABORTED", "Blocked", "ChangingCosts", "Connections", "Costs", "Done", "Failed", "Flow", "Overrun", "Slowed"]
 
-# Stands for the text of a rank whose process aborts: what it writes last is for the backend to say. Known by identity.
+# Stands for the text of a rank whose process aborts: the backend knows its last words. Compared by identity.
 ABORTED = "the process aborts: it was sent more than it has room for"
 
 
@@ -83,7 +83,7 @@ class Failed(NamedTuple):
 
 
 class Overrun(NamedTuple):
-    """A message that its receiver has no room for; sizes in bytes."""
+    """A message that does not fit into its receiver's buffer; sizes in bytes."""
 
     sender: int
     sent: int
@@ -91,7 +91,7 @@ class Overrun(NamedTuple):
 
 
 class Costs(Protocol):
-    """What messages between two group ranks cost."""
+    """The costs of messages between two group ranks."""
 
     def latency_ns(self, source: int, target: int, now_ns: int) -> int:
         """One-way latency of a message that leaves now."""
@@ -107,15 +107,15 @@ class Costs(Protocol):
 
 
 class ChangingCosts(Costs, Protocol):
-    """Those of a network that faults may disturb."""
+    """The costs on a network that faults may disturb."""
 
     def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
-        """When so many bytes have left that leave from `start_ns` on, and without a fault have by `end_ns`."""
+        """When so many bytes have left that start at `start_ns`; without a fault they have left by `end_ns`."""
         ...
 
 
 class Slowed:
-    """Costs with a latency and a time per byte that are so many times as long."""
+    """Costs whose latency and time per byte are multiplied by factors."""
 
     def __init__(self, costs: ChangingCosts, latency: float, data: float) -> None:
         self._costs = costs
@@ -134,23 +134,23 @@ class Slowed:
 
 
 class Connections(Protocol):
-    """Who knows whether any pair may be closed; hot, so that pairs are asked for only then."""
+    """Knows whether any pair may be closed; hot, so that pairs are looked up only then."""
 
     troubled: bool
 
 
 _Post = list[int]  # a send or a receive: [when it was posted, bytes, which of the rank's sends or receives it is]
-# Of a transfer: [when the sender may go on, when the receiver may, when the first of its bytes leaves]. The first two
-# are None for never, the last is -1 for no bytes.
+# A transfer: [when the sender may go on, when the receiver may, when its first byte leaves]. The first two are
+# None for never, the last is -1 for no bytes.
 _Ends = list[Any]
 
-# What was done, in the order of doing; nothing of it depends on when. See `retime`.
+# The kinds of steps in a script, in the order in which they were done; none depends on moments. See `retime`.
 _POST, _REFUSED, _MOVE, _WAIT, _STOP, _END = range(6)
 _Line = tuple[Any, ...]
 
 
 class _Channel:
-    """What was posted from one rank to another: the k-th send meets the k-th receive."""
+    """The posts from one rank to another: the k-th send meets the k-th receive."""
 
     __slots__ = ("ends", "receives", "sends", "waiting")
 
@@ -186,11 +186,11 @@ class _Rank:
         self.slot = slot  # under which its messages are matched
         self.step = 0  # the first that it has not done
         self.arrived_ns = time_ns
-        self.clock_ns = time_ns  # when it has done what it has done; never before its arrival
+        self.clock_ns = time_ns  # when it finished its last step; never before its arrival
         self.sends: list[tuple[int, int, _Channel]] = []  # (peer, index on that channel, the channel)
         self.receives: list[tuple[int, int, _Channel]] = []
         self.outcome: Done | Blocked | Failed | None = None  # Done and Failed stay, until all is retimed
-        self.stuck: Blocked | None = None  # the wait in which its program stands, be it given up or not
+        self.stuck: Blocked | None = None  # the wait in which its program stands, even if it gave that up
         self.limit_ns = _NO_LIMIT  # while the flow is retimed
 
 
@@ -198,11 +198,11 @@ class Flow:
     """One collective in flight.
 
     `program(rank)` gives a group rank's steps; `slot(rank)` a name under which its messages are matched, the same for
-    all by default. `closed(rank, peer)` says since when a rank can no longer talk to a peer, and in which words; it is
-    asked when a rank posts, and again for those stuck on a peer whom `look_again` names; not while `connections`, if
-    there are any, are not troubled. Limits must be given before the ranks arrive. A `movement`, if there is one, hears
-    which send met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go:
-    see `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
+    all by default. `closed(rank, peer)` returns since when a rank can no longer talk to a peer, and the error text. The
+    flow calls it when a rank posts, and again for ranks that are stuck on a peer named by `look_again`, but only while
+    `connections` is None or troubled. Limits must be given before the ranks arrive. A `movement` is informed which send
+    met which receive, and when a rank has waited for what it received. `pace` is how fast its messages go: see
+    `simdist.cluster.Network.follow`; `retimes` keeps what `retime` needs.
 
     Example:
         >>> flow = Flow(lambda rank: broadcast(rank, 2, 8, root=0), costs)
@@ -229,7 +229,7 @@ class Flow:
         self._transfers: list[Transfer] = []  # those with bytes, in the order in which they were worked out
         self._later: Callable[[Any, Any], Any] = max  # of two moments
         self._never: Any = -1  # before all moments
-        self.until_ns = -1  # the last of its bytes have left, as far as is known
+        self.until_ns = -1  # when the last of its bytes have left, as far as is known
         self._costs = costs
         self._slot = slot
         self.movement = movement
@@ -238,19 +238,19 @@ class Flow:
         self._ranks: dict[int, _Rank] = {}  # those that have arrived
         self._channels: dict[tuple[int, int, str], _Channel] = {}  # by sender, receiver and slot
         self._aborts: dict[int, int] = {}  # ranks that were sent more than they expected, and when it reached them
-        self.overruns: dict[int, Overrun] = {}  # of these, what was sent
-        self._limits: dict[int, tuple[int, str]] = {}  # by rank: when it stops, and with which words; the earliest
-        self._closed: dict[tuple[int, int], tuple[int, str]] = {}  # by (rank, peer): likewise, beside `_ask_closed`
-        self._free_ns: dict[int, int] = {}  # what a rank sends goes out one after the other
+        self.overruns: dict[int, Overrun] = {}  # for these ranks, the message
+        self._limits: dict[int, tuple[int, str]] = {}  # by rank: when it stops, and the error text; the earliest
+        self._closed: dict[tuple[int, int], tuple[int, str]] = {}  # by (rank, peer): likewise; `_ask_closed` knows more
+        self._free_ns: dict[int, int] = {}  # when a rank's last message has left: they leave one after the other
         self._busy_ns: dict[int, int] = {}  # when the last transfer ends in which a rank has a part
         self._stuck: dict[int, dict[int, None]] = {}  # by peer: the ranks that are blocked on it
         self._ready: list[int] = []  # ranks that may be able to go on; empty between two calls
-        self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
-        self.blocked: list[int] = []  # ranks that got stuck since someone last looked
+        self.changed: list[int] = []  # ranks whose outcome was settled since `changed` was last read
+        self.blocked: list[int] = []  # ranks that got stuck since `blocked` was last read
         self._newly_stuck: list[int] = []  # likewise, since `conclude`
 
     def take_sums(self, ranks: int, never: int) -> None:
-        """Moments are arrays of so many elements from now on, each taken by itself; `never` is before all of them."""
+        """Make moments arrays of `ranks` independent elements from now on; `never` is before all of them."""
         self._later, self._never = np.maximum, np.full(ranks, never)
         self.until_ns = self._never
 
@@ -260,13 +260,13 @@ class Flow:
             self._limits[rank] = (time_ns, text)
 
     def close(self, rank: int, peer: int, time_ns: int, text: str) -> None:
-        """From `time_ns` on, what `rank` does with `peer` fails with `text`, and no data passes between them."""
+        """Fail what `rank` does with `peer` from `time_ns` on, with `text`; no data passes between them."""
         known = self._closed.get((rank, peer))
         if known is None or time_ns < known[0]:
             self._closed[rank, peer] = (time_ns, text)
 
     def arrive(self, rank: int, time_ns: int) -> None:
-        """A rank enters; work out everything that follows."""
+        """Let a rank arrive; works out everything that follows."""
         slot = "" if self._slot is None else self._slot(rank)
         self._ranks[rank] = _Rank(self._program(rank), time_ns, slot)
         self._ready.append(rank)
@@ -274,7 +274,7 @@ class Flow:
             self._advance(self._ready.pop())
 
     def catch_up(self, arrivals: Iterable[tuple[int, int]]) -> None:
-        """Ranks entered before: what they brought to light is known, nothing was closed, the movement knows of them."""
+        """Repeat earlier arrivals whose consequences are known: nothing was closed, and the movement knows of them."""
         movement, self.movement = self.movement, None
         ask, self._ask_closed = self._ask_closed, None
         for rank, time_ns in arrivals:
@@ -283,9 +283,9 @@ class Flow:
         self.changed, self.blocked, self._newly_stuck = [], [], []
 
     def conclude(self) -> None:
-        """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail.
+        """Fail the ranks that got stuck on a closed pair or have a limit: all arrivals up to now are in.
 
-        Nobody who fails here could have helped anybody else, so the order does not matter.
+        No rank that fails here could have helped another, so the order does not matter.
         """
         for rank, time_ns in self._aborts.items():
             if not isinstance(self._ranks[rank].outcome, Failed):
@@ -295,7 +295,7 @@ class Flow:
             self._conclude(rank)
 
     def look_again(self, peer: int) -> None:
-        """Something became known about the connections of `peer`: those who are stuck on it may fail."""
+        """Fail ranks that are stuck on `peer`, if its connections are known to be closed."""
         for rank in sorted(self._stuck.get(peer, ())):
             self._conclude(rank)
 
@@ -304,7 +304,7 @@ class Flow:
         return sorted(self._stuck.get(peer, ()))
 
     def fail(self, rank: int, failed: Failed) -> None:
-        """A rank gave up, which changes nothing for anybody else: it is quiet. Does nothing to one that is done."""
+        """Note that a quiet rank gave up, which changes nothing for others. Does nothing to a rank that is done."""
         self.limit(rank, failed.time_ns, failed.text)
         if isinstance(self.outcome(rank), Blocked):
             self._ranks[rank].outcome = failed
@@ -316,14 +316,14 @@ class Flow:
         return self._busy_ns.get(rank, 0) <= now_ns
 
     def under_way(self, now_ns: int) -> tuple[list[tuple[int, int, float]], int]:
-        """Who sends to whom for which part of the time from now on, and until when that holds."""
+        """Which rank sends to which for which part of the time from now on, and until when that holds."""
         return under_way(self._transfers, now_ns)
 
     def retime(self, pace: Pace, since_ns: int) -> bool:
-        """Go at another pace, which is a new one from `since_ns` on: the same happens at other moments.
+        """Change to another pace, which is new from `since_ns` on: the same happens at other moments.
 
-        Returns False if something else would happen, because a limit or the end of a connection comes before what it
-        came after, or the other way round; the flow is of no use any more in that case. What has been found is
+        Returns False if something else would happen, because a limit or the end of a connection now comes before a step
+        that it came after, or the other way round; the flow must not be used any more in that case. All findings are in
         `changed` and `blocked` again, as if in a flow that was built anew.
         """
         script = self._script
@@ -349,7 +349,7 @@ class Flow:
         return True
 
     def _redo(self, line: _Line, since_ns: int) -> bool:
-        """Do at another moment what was done; False if it would not be done."""
+        """Repeat a step at another moment; False if it would not happen."""
         kind = line[0]
         if kind == _MOVE:
             _, source, target, send, receive, ends = line
@@ -383,7 +383,7 @@ class Flow:
         return within
 
     def _keep(self, source: int, target: int, ends: _Ends, posted_ns: int) -> None:
-        """A transfer has left at another pace than the one that is new, so its moments stay."""
+        """Keep the moments of a transfer that left before the pace changed."""
         sent, received, start = ends
         if start >= 0:
             self._free_ns[source] = sent
@@ -412,14 +412,14 @@ class Flow:
         return min(known, asked)
 
     def outcome(self, rank: int) -> Done | Blocked | Failed | None:
-        """Where the rank stands at the end of all that is known; None if it has not arrived."""
+        """The rank's state at the end of all that is known; None if it has not arrived."""
         state = self._ranks.get(rank)
         return None if state is None else state.outcome
 
     def _advance(self, rank: int) -> None:
         state = self._ranks[rank]
         if isinstance(state.outcome, _OVER):
-            self._script = None  # it gave up a wait that has come to its end: in a flow built anew it goes on
+            self._script = None  # it gave up a wait whose transfer is now complete: in a flow built anew it goes on
             return
         state.stuck = None
         limit = self._limits.get(rank)
@@ -458,7 +458,7 @@ class Flow:
             self.changed.append(rank)
 
     def _refusal(self, rank: int, peer: int, now_ns: int) -> Failed | None:
-        """What becomes of a rank that posts a transfer with `peer`; None if the connection is open."""
+        """The failure of a rank that posts a transfer with `peer`; None if the connection is open."""
         closed = self._closed_pair(rank, peer)
         return Failed(now_ns, closed[1]) if closed is not None and closed[0] <= now_ns else None
 
@@ -495,7 +495,7 @@ class Flow:
             ends = self._transfer(source, target, send[0], send[1], receive[0])
             if ends[1] is not None:
                 if send[1] > receive[1]:
-                    # The receiver's I/O thread finds more data than it has room for, and takes the process with it.
+                    # The receiver's I/O thread finds more data than it has room for, and aborts the process.
                     if ends[1] < self._aborts.get(target, ends[1] + 1):
                         self._aborts[target] = ends[1]
                         self.overruns[target] = Overrun(source, send[1], receive[1])
@@ -531,7 +531,7 @@ class Flow:
             self.until_ns = later(self.until_ns, sent)
         for rank in (source, target):
             self._busy_ns[rank] = later(received, self._busy_ns.get(rank, self._never))
-        return [sent, received, start if wire_ns else -1]  # what has left arrives, even if the sender is gone by then
+        return [sent, received, start if wire_ns else -1]  # data that has left arrives, even from a sender that is gone
 
     def _is_cut_off(self, source: int, target: int, sent_ns: int) -> bool:
         """True if the connection closes before a message has left."""

@@ -1,40 +1,41 @@
 """A collective that is followed message by message: what each rank sees, and when.
 
 Made when something about a collective is out of order, or when its algorithm lets some ranks go before others have
-come. A `Flow` (or a `RingFlow`, for a large undisturbed ring) works out the future from all that is known; as long as
-nothing is in the way of an operation with a root, `Recalled` knows it from the last time. This file keeps it supplied
-with facts, and acts on what it finds: timers for those whose end is known, deadlines for those who are stuck, bytes on
+arrived. A `Flow` (or a `RingFlow`, for a large undisturbed ring) works out the future from all that is known; as long
+as nothing disturbs an operation with a root, `Recalled` repeats what was found the last time. This file gives the flow
+its facts, and acts on its findings: timers for ranks whose end is known, deadlines for ranks that are stuck, bytes on
 the network while messages are under way, strikes when everyone else is stuck or done.
 
 Facts come in three kinds, by what they can change:
 - An arrival, or the end of a connection with no transfer of that rank under way, adds to what is known: the flow
-  hears of it.
-- Another *pace* (others came to the same links, or left them) gives the messages other moments, and leaves it as it is
-  who meets whom: the flow is *retimed*, which fails if a limit or a closed connection lies between two such moments.
+  takes it in.
+- Another *pace* (other operations started or ended on the same links) gives the messages other moments, but does not
+  change which messages meet: the flow is *retimed*, which fails if a limit or a closed connection lies between two
+  of these moments.
 - Anything else may change the past as the flow sees it (a connection that cuts a transfer off, a condition of the
   network, ranks that disagree, a rank that goes on after a stop): the flow is *rebuilt* from the arrivals.
 
 Invariants:
-- `timers` has a timer for each rank whose end is known, lies ahead, and has not happened; `_flow` is what gave it.
+- `timers` has a timer for each rank whose end is known, lies ahead, and has not happened; `_flow` found it.
 - A settled rank keeps its outcome: a rebuilt flow gets a failed one as a limit, so that it helps the others no longer
-  than it did; what the flow says of one that is done is not looked at.
-- `outdated` is True from when the flow takes something for certain that no longer holds until it is rebuilt; nothing
-  acts on an outdated flow.
+  than it did; the flow's outcome for a rank that is done is not read.
+- `outdated` is True from when the flow relies on a fact that no longer holds until it is rebuilt; nothing acts on an
+  outdated flow.
 - `_wire` stands for the messages of the flow on the network. At first it may be that of the fast path, which has been
   withdrawn and has the speeds until then. None: the collective is too light to be on the wires, or nothing has been
   under way yet.
-- Timers are made anew in the order in which the flow found the ends, be it informed, retimed or rebuilt: at equal
-  moments that order decides, and a run may not depend on how the flow came to know.
+- Timers are made anew in the order in which the flow found the ends, whether it was informed, retimed or rebuilt: at
+  equal moments that order decides, and a run may not depend on how the flow got its facts.
 
-What was tried: to rebuild at every change. When ranks fail one after the other that costs the cube of their number,
-which is why the ends of connections are given to the flow; when collectives overlap it costs all messages of all of
-them at each begin and end of one, which is why a pace is.
+What was tried: rebuilding at every change. When ranks fail one after the other that costs the cube of their number, so
+the flow takes in the ends of connections. When collectives overlap it costs all messages of all of them at each begin
+and end of one, so the flow takes in a pace.
 
 Doubts: a change of pace still gives all messages that are ahead other moments, so the work for overlapping collectives
 grows with the square of their number, at a small part of what it was. To know less of the future would need a rule for
-the load of the next moments that does not ask when the last byte leaves; `under_way` does. A pace that is the full one
-again, because nothing was under way for a while, reaches messages that are already worked out at the next change only.
-Rings in arrays are rebuilt at each change of pace, without their bytes until somebody asks for these.
+the load of the next moments that does not need to know when the last byte leaves; `under_way` does. When a pace returns
+to full speed, because nothing was under way for a while, messages that are already worked out change only at the next
+change. Rings in arrays are rebuilt at each change of pace, without their bytes until these are needed.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ if TYPE_CHECKING:
 __all__ = ["Followed"]
 
 RING_FROM = 16  # ranks from which a ring is followed in arrays
-RECALL_UP_TO = 64  # ranks of a group that keeps what was found: for more it takes more memory than time
+RECALL_UP_TO = 64  # ranks of the largest group that keeps what was found: beyond, memory outweighs time
 
 
 class Followed:
-    """One collective's messages. `rebuild` comes first, before anything else is called."""
+    """One collective's messages. `rebuild` must be called first."""
 
     __slots__ = (
         "_arriving",
@@ -95,15 +96,15 @@ class Followed:
         self.outdated = False  # see the top of the file
         self.everyone_inside = False  # all members have arrived, and the flow knows
         self._wire = wire
-        # Its bytes count on the network. The same for its life, but for ranks that disagree after a light first call.
+        # Its bytes count on the network. Constant, except for ranks that disagree after a light first call.
         self._heavy = (
             wire is not None or collective.operation.size * communicator.size * communicator.slowest()[1] >= LIGHT_NS
         )
         self._wire_since_ns: int | None = None  # the pace has changed since then, and the flow has not been retimed
-        self._same_load = False  # what is on the wires now does not change: only the pace does
+        self._same_load = False  # the load on the wires does not change now: only the pace does
         self._arriving: list[int] = []  # ranks that arrived at this instant, and that a ring does not know of yet
         self._timeouts: list[tuple[int, int, int]] = []  # heap of (when it runs out of time, rank, stuck since)
-        self.timers: dict[int, Timer] = {}  # by rank: when its part ends; `Collective.settle` takes one out
+        self.timers: dict[int, Timer] = {}  # by rank: when its part ends; `Collective.settle` removes one
 
     @property
     def has_bytes(self) -> bool:
@@ -112,7 +113,7 @@ class Followed:
 
     @property
     def _held_back(self) -> Container[int]:
-        """The ranks whose messages do not leave before a fault has struck them."""
+        """The ranks whose messages do not leave until a fault has struck them."""
         strikes = self._collective.strikes
         return () if strikes is None else strikes.held_back
 
@@ -145,7 +146,7 @@ class Followed:
         self._act()
 
     def _may_recall(self) -> bool:
-        """True if nothing is in the way: what is found follows from the arrivals."""
+        """True if nothing disturbs it, so that the findings follow from the arrivals alone."""
         collective, communicator = self._collective, self._communicator
         operation = collective.operation
         return (
@@ -154,7 +155,7 @@ class Followed:
             and not (communicator.troubled or communicator.network.disturbed or collective.mismatched)
             and collective.strikes is None
             and self._wire is None
-            and (not self._heavy or communicator.network.quiet)  # otherwise a flow is asked for at once
+            and (not self._heavy or communicator.network.quiet)  # otherwise a flow is needed at once
             and communicator.size <= RECALL_UP_TO
         )
 
@@ -173,7 +174,7 @@ class Followed:
         self._act()
 
     def _worked_out(self) -> Flow | RingFlow:
-        """The flow, which is recalled no longer."""
+        """Return the flow, after it is recalled no longer."""
         flow = self._flow
         if isinstance(flow, Recalled):
             flow = self._flow = flow.work_out()
@@ -211,7 +212,7 @@ class Followed:
         return flow
 
     def _message_flow(self, **more: Any) -> Flow:
-        """Of this collective, with more settings of `Flow`."""
+        """Return a new `Flow` of this collective, with more of its settings."""
         communicator = self._communicator
         return (DisturbedFlow if communicator.disturbed else Flow)(
             self._program,
@@ -255,7 +256,7 @@ class Followed:
 
     @unseen
     def arrive(self, rank: int) -> None:
-        """A member has arrived, and is among the arrivals."""
+        """Take in a member that has arrived, and is among the arrivals."""
         flow, collective = self._flow, self._collective
         if isinstance(flow, Recalled):
             undisturbed = not (self.outdated or collective.mismatched or self._communicator.troubled)
@@ -266,7 +267,7 @@ class Followed:
         if self.outdated or (collective.mismatched and not self.has_bytes):
             self.rebuild()
         elif isinstance(flow, RingFlow):
-            # It takes all arrivals of an instant in one go.
+            # It takes in all arrivals of an instant at once.
             if not self._arriving:
                 simulation = self._communicator.simulation
                 simulation.call_at(simulation.now_ns, self._take_arrivals)
@@ -282,16 +283,16 @@ class Followed:
             self._act()
 
     def note_mismatch(self) -> None:
-        """Ranks do not agree: a ring takes equals only."""
+        """Note that ranks do not agree: a ring cannot work with different calls."""
         self.outdated = self.outdated or isinstance(self._flow, RingFlow)
 
     def cut_off(self, rank: int) -> None:
-        """The connections of `rank` closed at this moment."""
+        """Note that the connections of `rank` closed at this moment."""
         if not self._worked_out().quiet(rank, self._communicator.simulation.now_ns):
             self.outdated = True
 
     def look_again(self, rank: int) -> None:
-        """Connections of `rank` closed; ranks that wait for it may hear of that now."""
+        """Look again after connections of `rank` closed: ranks that wait for it may notice that now."""
         if self.outdated or self._has_to_follow_bytes():
             self.rebuild()
         else:
@@ -305,12 +306,12 @@ class Followed:
         return self.hand_over.follows_bytes != before
 
     def leave(self, rank: int, failed: Failed) -> None:
-        """A member that is inside is gone for good; its part ends with that."""
+        """Note that a member inside is gone for good, which ends its part."""
         self.cut_off(rank)
         self._worked_out().fail(rank, failed)
 
     def expire(self) -> None:
-        """The earliest timeout of those who are stuck has come."""
+        """Fail the ranks that have been stuck for their timeout."""
         collective, communicator = self._collective, self._communicator
         now, failure = communicator.simulation.now_ns, communicator.backend.failure
         late = []
@@ -336,11 +337,11 @@ class Followed:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def waiting_for(self, rank: int) -> Iterable[int]:
-        """Who waits for `rank`, or may."""
+        """The ranks that wait for `rank`, or may."""
         return self._collective.arrivals if self.outdated else self._worked_out().stuck_on(rank)
 
     def blockers_of(self, rank: int) -> list[int] | None:
-        """The rank that `rank` is stuck on, nobody if the network is to blame; None if it is not stuck."""
+        """The rank that `rank` is stuck on, an empty list if the network is the cause; None if it is not stuck."""
         outcome = self._flow.outcome(rank)
         if isinstance(outcome, Blocked):
             return [] if outcome.lost else [outcome.peer]
@@ -349,13 +350,13 @@ class Followed:
     def overrun_of(self, rank: int) -> Overrun:
         """The message that a rank has no room for, and that makes it abort."""
         flow = self._worked_out()
-        assert isinstance(flow, Flow)  # the short way is for ranks whose messages fit
+        assert isinstance(flow, Flow)  # only ranks whose messages fit are in a ring, or recalled
         return flow.overruns[rank]
 
     # -- acting --------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """Act on what the flow has found out since the last time."""
+        """Act on the flow's findings since the last time."""
         flow, collective = self._flow, self._collective
         flow.conclude()
         simulation = self._communicator.simulation
@@ -387,7 +388,7 @@ class Followed:
             self._use_wires(flow)
 
     def _strike_held_back(self, flow: Flow | RingFlow | Recalled) -> None:
-        """Strike when everyone else is stuck or done."""
+        """Let held-back faults strike when everyone else is stuck or done."""
         collective = self._collective
         assert collective.strikes is not None
         due = collective.strikes.due()
@@ -400,7 +401,7 @@ class Followed:
             collective.strikes.strike_at(rank, max(ends))
 
     def _watch(self) -> None:
-        """Wait for the earliest timeout of those who are stuck."""
+        """Watch the earliest timeout of the stuck ranks."""
         flow, collective = self._flow, self._collective
         failure = self._communicator.backend.failure
         if not failure.has_timeouts:
@@ -430,7 +431,7 @@ class Followed:
         self.timers.clear()
 
     def end(self) -> None:
-        """Everyone has settled."""
+        """Clean up: everyone has settled."""
         if self.timers:
             self._cancel_timers()
         if self._wire is not None:
@@ -440,7 +441,7 @@ class Followed:
     # -- wires ---------------------------------------------------------------------------------------------------
 
     def _use_wires(self, flow: Flow | RingFlow | Recalled) -> None:
-        """Have on the network what is followed, as long as it has messages under way."""
+        """Put the flow's messages on the network, as long as it has any under way."""
         network, now = self._communicator.network, self._communicator.simulation.now_ns
         wire = self._wire
         until_ns = flow.until_ns
@@ -450,17 +451,17 @@ class Followed:
             byte_ns = self._communicator.slowest()[1]
             pace = None if wire is None else wire.pace
             if pace is not None and self._wire_since_ns is None:
-                self._wire_since_ns = now  # the pace is a full one from now on, which the flow does not know
+                self._wire_since_ns = now  # the pace is the full one from now on, which the flow does not know
             self._wire = network.follow(until_ns, byte_ns, self._load, self._change_pace, pace)
 
     def _load(self) -> tuple[Load, int]:
-        """What its messages have on which links now, and until when."""
+        """The load of its messages by link now, and until when that holds."""
         return self._communicator.followed_load.of(self._worked_out())
 
     def _change_pace(self) -> None:
-        """Others have arrived at its links, or left them: all that is still to come takes another time."""
+        """Take another pace: other flows have arrived at its links or left, so all that is ahead takes another time."""
         if self._wire is None:
-            return  # everyone is done with it
+            return  # all ranks are done with it
         self._same_load = True
         if not self._retime():
             self.rebuild()

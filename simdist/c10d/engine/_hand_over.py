@@ -1,20 +1,20 @@
-"""Who gets which bytes of a collective whose ranks end one by one.
+"""Which rank gets which bytes of a collective whose ranks end one by one.
 
-When all end at once, `_data.execute` does the whole operation for everyone. A rank that ends by itself gets its part
-then, for its program goes on and may change its tensors; a rank whose part fails keeps what had arrived by then. There
-are four ways, in this order:
+When all end at once, `_data.execute` does the whole operation for everyone. A rank that ends alone gets its part
+then, because its program goes on and may change its tensors; a rank whose part fails keeps what had arrived by then.
+There are four ways, in this order:
 
-- Its bytes are followed, and what the copies hold is put into its tensors, be it done or failed. See `Movement`, and
+- Its bytes are followed, and the copies are put into its tensors, whether it is done or failed. See `Movement`, and
   `RingFlow` for large rings.
-- Ranks disagree and the bytes are not followed: only gather and scatter give what fits to those that call the same
-  with the same root; the rest is left as it was.
+- Ranks disagree and the bytes are not followed: only gather and scatter give what fits to ranks that call the same
+  with the same root; the other tensors stay as they were.
 - A rooted operation moves a transfer's data when the first of its two ends is done (`Rooted`).
-- All have arrived: the first one to end does it for everyone. Or they have not, which only a reduce lets happen: see
-  `leave_reduce`.
+- All have arrived: the first rank to end executes it for everyone. If not all have arrived, which only a reduce allows:
+  see `leave_reduce`.
 
-Invariants: bytes are followed from the first rank's end on, or never, since later the tensors of those that are done
-may hold something else; and what is followed starts from copies that are taken once, when a rank's program is first
-made. An operation is executed for everyone, or its transfers one by one, never both.
+Invariants: bytes are followed from the first rank's end on, or never, since later the tensors of finished ranks
+may hold something else. Following starts from copies that are taken once, when a rank's program is first made.
+An operation is executed for everyone, or its transfers one by one, never both.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class HandOver:
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
-        self.follows_bytes = False  # they are to be followed, if they can be; stays True once it is
-        # The copies; they belong to the flow that is asked now. None: bytes are not followed. A ring keeps its own.
+        self.follows_bytes = False  # they are to be followed, if they can be; stays True once set
+        # The copies of the current flow. None: bytes are not followed. A ring keeps its own.
         self.movement: Movement | RingFlow | None = None
-        self._executed: int | None = None  # the checksum of the whole result; None: nobody has ended yet
+        self._executed: int | None = None  # the checksum of the whole result; None: no rank has ended yet
         self._rooted: dict[tuple[str, int], _data.Rooted] = {}  # by name and root: ranks may disagree
         self._payloads: dict[int, Payload] = {}  # of all that have arrived, as long as they agree
 
     def decide(self, wanted: bool) -> None:
-        """Say whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
+        """Decide whether to follow the bytes, before another flow is built; `wanted` if the caller knows of trouble.
 
         A broadcast that goes well needs no copies, and a large tensor is worth them only in trouble.
         """
@@ -73,7 +73,7 @@ class HandOver:
         self.follows_bytes = early or trouble
 
     def begin_messages(self) -> Movement | None:
-        """The copies for a flow that follows message by message."""
+        """Return the copies for a flow that follows message by message; None if bytes are not followed."""
         combine = self._collective.communicator.backend.algorithm.combine
         self.movement = movement = Movement(combine) if self.follows_bytes else None
         return movement
@@ -94,7 +94,7 @@ class HandOver:
         return communicator.backend.algorithm.combine(operation.reduction, dtype), dtype
 
     def enter(self, rank: int, program: Program) -> None:
-        """A rank's messages are followed from now on. Does nothing if they are already."""
+        """Follow a rank's messages from now on. Does nothing if they already are."""
         movement = self.movement
         arrival = self._collective.arrivals[rank]
         operation = arrival.operation
@@ -113,7 +113,7 @@ class HandOver:
         movement.enter(rank, arrival.held, program, operation.reduction)
 
     def enter_ring(self, ring: RingFlow, rank: int) -> None:
-        """A rank takes part in a ring from now on."""
+        """Let a rank take part in a ring from now on."""
         if ring.moves:
             arrival = self._collective.arrivals[rank]
             if arrival.held is None:
@@ -121,7 +121,7 @@ class HandOver:
             ring.enter(rank, arrival.held)
 
     def finish(self, rank: int) -> int:
-        """Give a rank that is done what it gets; the checksum of that, 0 if there is nothing to say."""
+        """Give a rank that is done its result; returns the result's checksum, 0 if there is none."""
         collective = self._collective
         if self.movement is not None and self.movement.follows(rank):
             return self._finish_followed(rank, self.movement.result(rank))
@@ -141,7 +141,7 @@ class HandOver:
                 payloads = [arrivals[other].payload for other in range(communicator.size)]
                 self._executed = _data.execute(algorithm, operation, payloads, _data.CHECKSUM_BYTES)
             return self._executed
-        # A reduce in which this rank has no more part: its tensor is the caller's again, so remember what it held.
+        # A reduce in which this rank has no more part: its tensor belongs to the caller again, so remember its content.
         arrival = arrivals[rank]
         tensor = arrival.tensor
         arrival.payload = tensor.clone()
@@ -150,10 +150,10 @@ class HandOver:
         return 0
 
     def leave_partial(self, rank: int) -> None:
-        """Put into the tensors of a rank whose part failed what had arrived."""
+        """Put the data that had arrived into the tensors of a rank whose part failed."""
         operation = self._collective.arrivals[rank].operation
         if operation.name == "all_to_all" and operation.extra is not None and len(operation.extra.inputs) > 1:
-            return  # of a list, which torch fills at the end
+            return  # the outputs are a list, which torch fills at the end
         if self.movement is not None and self.movement.follows(rank):
             self._take_over(rank, self.movement.result(rank))
 
@@ -177,7 +177,7 @@ class HandOver:
             arrival.tensor.copy_(result)
 
     def _finish_mismatched(self, rank: int) -> int:
-        """Of ranks that do not agree, those that gather or scatter still get what fits."""
+        """Give a rank its data although ranks disagree: only those that gather or scatter still get what fits."""
         arrivals = self._collective.arrivals
         operation = arrivals[rank].operation
         root = arrivals.get(operation.root)
@@ -202,5 +202,5 @@ class HandOver:
 
 
 def _meet(one: Operation, other: Operation) -> bool:
-    """True if the calls are of one kind, with one root: they give each other data, though they may not fit."""
+    """True if the calls are of one kind, with one root: they give each other data, though sizes may not fit."""
     return one.name == other.name and one.root == other.root

@@ -1,24 +1,24 @@
-"""Point-to-point messages of one group: matching, and what becomes of them when an end is gone.
+"""Point-to-point messages of one group: matching, and what happens to them when an end is gone.
 
 A send is a rendezvous at every size: it is done when the data has left, which is not before the receiver has posted.
-Messages meet by (sender, receiver, tag), in order. A receive from any source takes the send of which its rank hears
-first, a latency after it was posted. (Gloo's unbound buffers; facts measured on torch 2.13.)
+Messages meet by (sender, receiver, tag), in order. A receive from any source takes the first send that its rank learns
+of, a latency after the send was posted. (Gloo's unbound buffers; facts measured on torch 2.13.)
 
 A message is *unmatched*, then *under way* (in `_under_way`, by its receive), then *sent* (its bytes are copied from one
 tensor into the other, and the sender is done), then *received*. `Matching` has the first part; the rest is here, with
-what disturbs it: other flows on the same links, conditions of the network, ends that leave or run out of time.
+its disturbances: other flows on the same links, conditions of the network, ends that leave or run out of time.
 
 Invariants:
 - Between two ranks messages leave one after the other, in the order of matching; `_free_ns` is when the last of them
   has left. If one ends at another moment, so do those behind it: they are called off and planned anew together.
 - A receive that is under way has a `sender`, and its moments (`left_ns` to `way_ns`) are those that its timers stand
   for; `left_ns` is None, and there are no timers, while nothing gets through.
-- On a disturbed network messages between two ranks arrive in the order in which they leave, and so do the words of a
-  receiver that it has posted (`_words`): both are one connection's.
-- What has left arrives, even if its sender is gone by then; what has not left as a whole does not.
+- On a disturbed network messages between two ranks arrive in the order in which they leave, and so do a receiver's
+  words that it has posted (`_words`): each direction is one connection.
+- A message that has left arrives, even if its sender is gone by then; one that has not left as a whole does not.
 - A work that is done, has failed or was forgotten is in no queue, has no live timer and no bytes on the wires.
 
-Doubts: the bytes are copied when all of them have left, at one moment; a program that changes the tensor of a send
+Doubts: the bytes are copied when all of them have left, at one moment. A program that changes the tensor of a send
 under way sends the late value whole, where a real one sends a part of each. A failed receive keeps what it held, where
 a real one may have got a part.
 """
@@ -61,7 +61,7 @@ class Mailbox:
         self._communicator = communicator
         self._unmatched: Matching[P2PWork] = Matching()
         self._under_way: dict[P2PWork, None] = {}  # the receives whose data is under way, in the order of matching
-        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed; a timer for each
+        self._closings: dict[int, None] = {}  # the moments at which connections will be found closed; each has a timer
         self._free_ns: dict[tuple[int, int], int] = {}  # by (sender, receiver): when the last message has left
         # By (receiver, sender), on a disturbed network: when a receive was posted, and when its word arrives.
         self._words: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -78,9 +78,9 @@ class Mailbox:
         inner: bool = False,
         strike: Strike | None = None,
     ) -> P2PWork:
-        """A member sends to `peer`, or receives from it (None: from anyone); `strike` is what its announcement left.
+        """Send to `peer`, or receive from it (None: from any rank); `strike` is what the announcement of the call left.
 
-        `inner` messages are part of an operation, and none of their own: they are not reported.
+        `inner` messages are part of another operation: they are not reported.
 
         Raises:
             RuntimeError: the connection is closed.
@@ -119,7 +119,7 @@ class Mailbox:
             assert work.error is not None
             raise work.error
         if closed is not None:
-            self._look_again_at(closed[0])  # it does not know yet
+            self._look_again_at(closed[0])  # the rank does not know yet
         member.pending[work] = None
         if kind == "send":
             assert peer is not None
@@ -138,7 +138,7 @@ class Mailbox:
         return work
 
     def _heard_ns(self, send: P2PWork) -> int | None:
-        """When the receiver hears that a send was posted; None: not as things stand."""
+        """When the receiver learns that a send was posted; None if it cannot under the present conditions."""
         communicator = self._communicator
         assert send.peer is not None
         source, target = send.member.rank, send.peer
@@ -151,10 +151,10 @@ class Mailbox:
         return left + latency_ns + send.late_ns
 
     def _hear(self, target: int, tag: Hashable) -> None:
-        """Let what `target` has heard of meet the receives that wait for it, and come back when it hears of more.
+        """Match the sends that `target` knows of with the receives that wait for them; again when it learns of more.
 
-        Called whenever that may have changed: a receive from anyone was posted, a send was while one waits, the network
-        changed. The first of each sender is looked at, in the order in which they are heard of.
+        Called whenever that may have changed: a receive from any rank was posted, a send was while such a receive
+        waits, or the network changed. Looks at each sender's first send, in the order in which `target` learns of them.
         """
         simulation = self._communicator.simulation
         while True:
@@ -162,7 +162,7 @@ class Mailbox:
             for send in self._unmatched.offered(target, tag):
                 if self._unmatched.awaited(send.member.rank, target, tag):
                     heard_ns = self._heard_ns(send)
-                    if heard_ns is not None:  # otherwise not until the network changes
+                    if heard_ns is not None:  # otherwise `target` does not learn of it until the network changes
                         heard.append((heard_ns, send.place, send))
             if not heard:
                 return
@@ -191,7 +191,7 @@ class Mailbox:
         return []
 
     def expire(self, work: P2PWork, limit_ns: int) -> None:
-        """A wait ran out of time: the work fails, and Gloo closes all connections of the rank."""
+        """Fail a work whose wait ran out of time; Gloo then closes all connections of the rank."""
         communicator = self._communicator
         self._fail(work, communicator.backend.failure.timed_out(work.kind, limit_ns))
         work.expired = True
@@ -199,7 +199,7 @@ class Mailbox:
         communicator.look_again(work.member.rank)
 
     def leave(self, member: Member) -> None:
-        """A member is gone: what it has not sent yet will not come."""
+        """Forget a member that is gone: its unsent messages will not arrive."""
         communicator = self._communicator
         for work in list(member.pending):
             if isinstance(work, P2PWork) and work.place >= 0:
@@ -227,7 +227,7 @@ class Mailbox:
             self._communicator.simulation.call_at(time_ns, self.on_closed)
 
     def on_closed(self) -> None:
-        """Connections have closed: fail what was waiting on them."""
+        """Fail the messages whose connections have closed."""
         communicator = self._communicator
         now = communicator.simulation.now_ns
         self._closings.pop(now, None)
@@ -250,8 +250,8 @@ class Mailbox:
         receive.source = source
         receive.sender = send
         now = simulation.now_ns
-        # The receiver informs the sender when it has posted, or has heard of a send that it takes from anyone; the data
-        # leaves when both are ready.
+        # The receiver informs the sender when it has posted, or has learned of a send that it takes from any rank; the
+        # data leaves when both are ready.
         known_ns = receive.posted_ns if receive.peer is not None else now
         word_ns = known_ns + communicator.latency_ns(target, source, known_ns)
         if communicator.disturbed:
@@ -263,7 +263,7 @@ class Mailbox:
         self._let_go(send, receive)
 
     def _let_go(self, send: P2PWork, receive: P2PWork) -> None:
-        """A matched message leaves as soon as it can."""
+        """Let a matched message leave as soon as it can."""
         communicator = self._communicator
         simulation = communicator.simulation
         source, target = send.member.rank, receive.member.rank
@@ -298,7 +298,7 @@ class Mailbox:
             )
 
     def _way_behind_ns(self, receive: P2PWork) -> int:
-        """How long a message is on its way if it arrives behind those that leave before it."""
+        """The time that a message is on its way if it arrives behind those that leave before it."""
         way_ns = receive.way_ns
         for other in self._under_way:
             if other is receive:
@@ -308,7 +308,7 @@ class Mailbox:
         return way_ns
 
     def _behind_words(self, pair: tuple[int, int], posted_ns: int, word_ns: int) -> int:
-        """When a receiver's word arrives that it has posted, behind its words of what it posted before."""
+        """When a receiver's word that it has posted arrives, behind its words of earlier posts."""
         now = self._communicator.simulation.now_ns
         words = [each for each in self._words.get(pair, ()) if each[1] > now]
         word_ns = max([word_ns, *(arrives_ns for other_ns, arrives_ns in words if other_ns <= posted_ns)])
@@ -316,7 +316,7 @@ class Mailbox:
         return word_ns
 
     def _move_end(self, send: P2PWork, receive: P2PWork) -> None:
-        """Others have arrived at its links, or left them: it and what waits behind it end at another moment."""
+        """Move the end of a message and of those behind it: other flows have arrived at its links, or have left."""
         communicator = self._communicator
         simulation = communicator.simulation
         assert receive.left_ns is not None
@@ -352,7 +352,7 @@ class Mailbox:
             self._let_go(other_send, other)
 
     def _call_off(self, send: P2PWork, receive: P2PWork) -> None:
-        """A message that has not left yet does not leave at the time that was planned."""
+        """Cancel the planned times of a message that has not left yet."""
         for work in (send, receive):
             for timer in (work.timer, work.strike):
                 if timer is not None:
@@ -364,7 +364,7 @@ class Mailbox:
             receive.wire = None
 
     def on_network(self) -> None:
-        """The network's conditions have changed: what has not left yet is timed anew, in the same order."""
+        """Time the messages that have not left anew, in the same order: the network's conditions have changed."""
         now = self._communicator.simulation.now_ns
         staying = [
             (receive.sender, receive)
@@ -434,7 +434,7 @@ class Mailbox:
         room, sent = _size(receive.tensor), _size(receive.sender.tensor)
         missing = room - sent
         if missing < 0 and not receive.done:
-            # More came than there is room for: the I/O thread takes the process with it.
+            # More data arrived than there is room for: the I/O thread aborts the process.
             self._communicator.unread[receive.member.rank, receive.sender.member.rank] = None
             receive.process.stderr.append(self._communicator.backend.failure.overrun(sent, room) + "\n")
             receive.process.kill(signal.SIGABRT)
@@ -442,7 +442,7 @@ class Mailbox:
         self._complete(receive, begin_ns, missing, None)
 
     def _complete(self, work: P2PWork, begin_ns: int, missing: int, few: SharedBytes | bytes | None) -> None:
-        """Its part is over; its tensor lacks so many bytes of a message, and is what `few_bytes` said, if known."""
+        """End a message's part; its tensor lacks `missing` bytes, and is `few` (from `few_bytes`) if not None."""
         if work.done or not work.process.running:
             return
         if not work.inner:
@@ -451,7 +451,7 @@ class Mailbox:
             if few is not None:
                 crc = zlib.crc32(few)  # hot
             elif missing > 0:
-                # It came short: the rest is as it was.
+                # The message was shorter than the tensor: the rest stays as it was.
                 data = _memory.as_bytes(work.tensor)
                 crc = _memory.checksum([data[: data.numel() - missing]], CHECKSUM_BYTES)
                 work.partial = True

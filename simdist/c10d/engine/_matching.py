@@ -1,14 +1,14 @@
-"""Unmatched messages of one group: which send meets which receive, at a cost that does not grow with what waits.
+"""Unmatched messages of one group: which send meets which receive, at a cost that does not grow with their number.
 
 Messages meet by (sender, receiver, tag), in the order in which they were posted. A receive from any source is
-different: its rank hears of a send some time after that was posted, and takes the one that it hears of first. So a
-send whose first partner would be a receive from any source is queued, and `hear` brings the two together later; of the
-others the invariant is that no queued send fits a queued receive, because each message meets its partner when it is
-posted. A new message looks only at the first ones of one or two queues, a receive from any source at the first of each
-sender.
+different: its rank learns of a send some time after it was posted, and takes the first one that it learns of. So a
+send whose first partner would be a receive from any source is queued, and `hear` brings the two together later. For
+all other messages the invariant is that no queued send fits a queued receive, because each message meets its partner
+when it is posted. A new message looks only at the first ones of one or two queues, a receive from any source at the
+first of each sender.
 
-A message that is withdrawn stays in its queue as a husk, known by its `place`, until it comes to the front: nothing is
-ever searched.
+A message that is withdrawn stays in its queue as a husk, recognised by its `place`, until it is at the front: nothing
+is ever searched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Matching", "Message"]
 
 
 class Message(Protocol):
-    """A send or a receive as far as it is matched."""
+    """A send or a receive, as far as matching knows it."""
 
     place: int  # in the order of posting; -1 when it is not queued
 
@@ -52,7 +52,7 @@ class Matching(Generic[_M]):
         return self._queued > 0
 
     def send(self, message: _M, source: int, target: int, tag: Hashable) -> _M | None:
-        """A message to `target`: the receive that it meets, or None if it has to wait, be it until it is heard of."""
+        """Match a message to `target`; returns its receive, or None if it must wait, maybe until `hear`."""
         receives = self._receives.get((target, tag))
         if receives is not None:
             own, anyones = _head(receives.get(source)), _head(receives.get(None))
@@ -62,7 +62,7 @@ class Matching(Generic[_M]):
         return None
 
     def receive(self, message: _M, source: int, target: int, tag: Hashable) -> _M | None:
-        """A receive of `target` from `source`: the send that it meets, or None if it has to wait."""
+        """Match a receive of `target` from `source`; returns its send, or None if it has to wait."""
         sends = self._sends.get((target, tag))
         found = None if sends is None else _head(sends.get(source))
         if found is not None:
@@ -71,7 +71,7 @@ class Matching(Generic[_M]):
         return None
 
     def receive_from_any(self, message: _M, target: int, tag: Hashable) -> None:
-        """Queue a receive of `target` from anyone; what it may take is among the `offered`."""
+        """Queue a receive of `target` from any rank; it may take one of the `offered`."""
         self._put(message, self._receives.setdefault((target, tag), {}), None)
 
     def offered(self, target: int, tag: Hashable) -> list[_M]:
@@ -80,16 +80,16 @@ class Matching(Generic[_M]):
         return sorted((head for head in heads if head is not None), key=lambda message: message.place)
 
     def awaits_any(self, target: int, tag: Hashable) -> bool:
-        """True if a receive of `target` from anyone waits."""
+        """True if a receive of `target` from any rank waits."""
         return _head(self._receives.get((target, tag), {}).get(None)) is not None
 
     def awaited(self, source: int, target: int, tag: Hashable) -> bool:
-        """True if a receive of `target` waits that a send of `source` fits."""
+        """True if a receive of `target` waits for a send like those of `source`."""
         receives = self._receives.get((target, tag), {})
         return any(_head(receives.get(key)) is not None for key in (source, None))
 
     def hear(self, source: int, target: int, tag: Hashable) -> tuple[_M, _M] | None:
-        """`target` hears of the first send of `source`: that send and the receive it meets, if one waits."""
+        """Let `target` learn of the first send of `source`; returns both that send and its receive, if one waits."""
         send = _head(self._sends.get((target, tag), {}).get(source))
         receives = self._receives.get((target, tag), {})
         found = _first([_head(receives.get(source)), _head(receives.get(None))])
@@ -102,17 +102,17 @@ class Matching(Generic[_M]):
         self._put(message, self._sends.setdefault((target, tag), {}), source)
 
     def withdraw(self, message: _M) -> None:
-        """A message is not there any more; does nothing to one that is not queued."""
+        """Withdraw a message; does nothing to one that is not queued."""
         if message.place >= 0:
             message.place = -1
             self._queued -= 1
 
     def sends(self) -> list[_M]:
-        """All that wait, in the order of posting."""
+        """All waiting sends, in the order of posting."""
         return _live(queue for queues in self._sends.values() for queue in queues.values())
 
     def receives(self) -> list[_M]:
-        """All that wait, in the order of posting."""
+        """All waiting receives, in the order of posting."""
         return _live(queue for queues in self._receives.values() for queue in queues.values())
 
     def _put(self, message: _M, queues: dict[_Key, _Queue[_M]], key: _Key) -> None:
@@ -130,7 +130,7 @@ class Matching(Generic[_M]):
 
 
 def _head(queue: _Queue[_M] | None) -> _M | None:
-    """The first message that is still queued; the husks before it go."""
+    """The first message that is still queued; removes the husks before it."""
     while queue:
         place, message = queue[0]
         if message.place == place:

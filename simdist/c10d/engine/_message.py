@@ -1,4 +1,4 @@
-"""A send or a receive, as its rank holds it in the hand."""
+"""The work of a send or a receive, which its rank waits for."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class MessageRead:
 
 
 class P2PWork(SimWork):
-    """A send or a receive. Its timeout runs from the moment it is waited for.
+    """A send or a receive. Its timeout starts when a wait for it begins.
 
-    `Mailbox` moves it: it is posted, matched, under way, and done or failed; it writes what is said to be so "once
-    matched". A receive stands for the whole message from the match on, and knows its `sender`; the send does not know
-    its receive.
+    `Mailbox` moves it: it is posted, matched, under way, and done or failed. `Mailbox` writes the attributes that are
+    set "once matched". From the match on, a receive stands for the whole message and knows its `sender`; the send does
+    not know its receive.
     """
 
     __slots__ = (
@@ -58,23 +58,23 @@ class P2PWork(SimWork):
 
     kind: str  # "send" or "recv"
     tensor: torch.Tensor  # read when its data has left, or written then
-    timeout_ns: int  # of the group, unless a wait brings its own
+    timeout_ns: int  # the group's, unless a wait has another one
     posted_ns: int
-    place: int  # among the unmatched of its group, in the order of posting; -1: it is matched, or was withdrawn
-    peer: int | None  # group rank; None: receive from any, also once it is matched
+    place: int  # among the unmatched of its group, in the order of posting; -1: matched or withdrawn
+    peer: int | None  # group rank; None: receive from any rank, also once it is matched
     tag: Hashable  # messages meet if theirs are equal
-    late_ns: int | None  # of a send that a receive from any may take: how much later it is heard of; None: not drawn
+    late_ns: int | None  # of a send that a receive from any may take: extra delay until it is known; None: not drawn
     posted_checksum: int | None  # of a send's buffer when it was issued, if a listener has noted it
     expired: bool  # it ran out of time
-    inner: bool  # a message of an operation that is reported itself
-    waited: bool  # a wait has ended, well or not
-    spent: bool  # it was a success, and has been waited for
+    inner: bool  # a message inside an operation, which is reported instead
+    waited: bool  # a wait has ended, with or without an error
+    spent: bool  # it succeeded, and a wait for it has ended
     timer: Timer | None  # of its end, once matched
     strike: Timer | None  # of `during`
     ready_ns: int  # of a receive, once matched: both ends are ready
-    left_ns: int | None  # likewise: the data leaves; None: not as things stand
+    left_ns: int | None  # likewise: when the data leaves; None: it cannot under the present conditions
     sent_ns: int  # likewise: all of it has left
-    way_ns: int  # likewise: from then on until it is there
+    way_ns: int  # likewise: the time from then on until it has arrived
     wire: Flow | None  # likewise: its bytes on the network, if it has any
     sender: P2PWork | None  # of a receive, once matched
     during: Callable[[], None] | None  # a fault's strike while its data is under way
@@ -91,7 +91,7 @@ class P2PWork(SimWork):
         posted_ns: int,
         inner: bool,
     ) -> None:
-        """It is posted, and unmatched."""
+        """Set its fields when it is posted, still unmatched."""
         self.kind = kind
         self.tensor = tensor
         self.peer = peer
@@ -111,7 +111,7 @@ class P2PWork(SimWork):
         return self.error is None
 
     def describe(self) -> str:
-        """As the deadlock report names it."""
+        """Its name in the deadlock report."""
         end = "dst" if self.kind == "send" else "src"
         peer = "any" if self.peer is None else self.peer
         return f"{self.kind}({end}={peer}, tag={self.tag}) in group {self.member.communicator.name!r}"
@@ -142,11 +142,11 @@ class P2PWork(SimWork):
             bus.report(WorkWaited(self))
         if self.error is not None:
             error = self.error
-            if self.expired:  # a second wait meets the closed pair
+            if self.expired:  # a second wait finds the pair closed
                 self.error = RuntimeError(communicator.backend.failure.pair_closed())
             raise error
         self.spent = True
         return True
 
     def wait_again(self, limit_ns: int) -> None:
-        """Called when it is waited for again, after a success: at once over, unless a backend has it otherwise."""
+        """Wait again after a success: returns at once, unless a backend overrides this."""

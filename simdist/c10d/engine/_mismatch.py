@@ -13,9 +13,9 @@ __all__ = ["describe_mismatch"]
 
 
 def describe_mismatch(collective: Collective) -> str:
-    """Every call of those that have arrived, each with the line of the program that made it.
+    """Return the error text: the calls of all ranks that have arrived, each with the line of the program that made it.
 
-    The line is looked for when it is first asked for, while the rank still stands in its call.
+    The line is looked up when it is first needed, while the rank is still inside its call.
     """
     lines = [f"ranks do not agree on collective #{collective.sequence} in group {collective.communicator.name!r}:"]
     for _, arrival in sorted(collective.arrivals.items()):

@@ -1,8 +1,8 @@
 """The bytes of a collective that is followed message by message.
 
 When ranks disagree, or one is missing, Gloo still moves what it can: a shorter message fills part of a buffer, segments
-land where the receiver expects another, a rank that times out keeps half of a sum. A `Movement` does that to copies of
-the tensors, in the order that the flow finds, so that what is left in every rank's tensor is what Gloo leaves there.
+land where the receiver expects another, a rank that times out keeps half of a sum. A `Movement` repeats that on copies
+of the tensors, in the order that the flow finds, so that every rank's tensor ends up as Gloo leaves it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from simdist.c10d.surface import _memory
 
 __all__ = ["LARGEST", "SMALL", "Moved", "Movement", "Notes"]
 
-# Bytes of all ranks' tensors together up to which they are followed, which takes two more copies of each. Larger ones
-# keep what they held when things fail.
+# Up to this many bytes of all ranks' tensors together they are followed, which takes two more copies of each.
+# Larger ones keep what they held when the operation fails.
 LARGEST = 1 << 28
-SMALL = 1 << 20  # bytes of one tensor up to which it costs little to follow, even if nothing seems wrong
+SMALL = 1 << 20  # up to this many bytes of one tensor following costs little, even if nothing seems wrong
 
 Tensor = torch.Tensor
 Combine = Callable[[str, torch.dtype], Callable[[Tensor, Tensor, Tensor], None]]
-Moved = tuple[Callable[..., None], tuple[Any, ...]]  # something that a movement is to do, and does later
+Moved = tuple[Callable[..., None], tuple[Any, ...]]  # a move that is noted, and made later
 
 
 class _Side:
-    """One rank: a copy of its tensor, where its sends and receives lie in it, and what it sends if that is another."""
+    """One rank: a copy of its tensor, the places of its sends and receives in it, and its other send buffer, if any."""
 
     __slots__ = ("buffer", "outgoing", "receives", "reduction", "scratch", "sends")
 
@@ -38,7 +38,7 @@ class _Side:
         self.reduction = reduction
         self.sends = [(step[2], step[3]) for step in program if step[0] == "send"]  # (bytes, offset)
         self.receives = [(step[2], step[3], step[4]) for step in program if step[0] == "recv"]  # and: reduced or placed
-        self.scratch: dict[int, Tensor] = {}  # what has arrived and waits to be reduced, by receive
+        self.scratch: dict[int, Tensor] = {}  # data that has arrived and waits to be reduced, by receive
 
     def bytes(self) -> Tensor:
         """The buffer as bytes."""
@@ -46,39 +46,39 @@ class _Side:
 
 
 class Movement:
-    """The copies of all ranks that have arrived. `combine` gives the function of a reduction: see `Algorithm`.
+    """The copies of all ranks that have arrived. `combine` returns the function of a reduction: see `Algorithm`.
 
-    A move is noted, and done when a result is asked for: a flow that is built anew before that moves no bytes.
+    A move is noted, and made when a result is needed: a flow that is built anew before that moves no bytes.
     """
 
     def __init__(self, combine: Combine) -> None:
         self._combine = combine
         self._entered: dict[int, None] = {}  # the ranks that take part
         self._to_do: list[Moved] = []  # in this order
-        self._sides: dict[int, _Side] = {}  # of those that take part, as far as it is done
+        self._sides: dict[int, _Side] = {}  # of the ranks that take part, as far as the moves have been made
 
     def enter(
         self, rank: int, tensor: Tensor, program: Program, reduction: str, outgoing: Tensor | None = None
     ) -> None:
-        """A rank takes part with the flat `tensor`, and sends from it or from the bytes `outgoing`.
+        """Let a rank take part with the flat `tensor`, and send from it or from the bytes `outgoing`.
 
-        Nobody changes either of them from now on.
+        Neither of them may change from now on.
         """
         self._entered[rank] = None
         self._to_do.append((Movement._enter, (rank, tensor, program, reduction, outgoing)))
 
     def move(self, source: int, send: int, target: int, receive: int) -> None:
-        """The n-th send of one rank meets the m-th receive of another; no more bytes move than both expect."""
+        """Match the n-th send of a rank with the m-th receive of another; moves no more bytes than both expect."""
         if source in self._entered and target in self._entered:
             self._to_do.append((Movement._move, (source, send, target, receive)))
 
     def received(self, rank: int, receive: int) -> None:
-        """The rank has waited for a receive: what came is reduced into its buffer."""
+        """Reduce the data of a receive into the rank's buffer: the rank has waited for it."""
         if rank in self._entered:
             self._to_do.append((Movement._reduce, (rank, receive)))
 
     def take(self, moved: list[Moved]) -> None:
-        """Take the moves that `Notes` of the same operation have."""
+        """Take over the moves in the `Notes` of the same operation."""
         self._to_do += moved
 
     def follows(self, rank: int) -> bool:
@@ -86,7 +86,7 @@ class Movement:
         return rank in self._entered
 
     def result(self, rank: int) -> Tensor:
-        """What the rank's tensor holds now."""
+        """The rank's tensor as it is now."""
         steps, self._to_do = self._to_do, []
         for do, operands in steps:
             do(self, *operands)
@@ -120,15 +120,15 @@ class Movement:
 
 
 class Notes:
-    """Takes the place of a movement, and notes the moves for it."""
+    """Stands in for a movement, and notes the moves for it."""
 
     def __init__(self) -> None:
         self.moved: list[Moved] = []  # in this order
 
     def move(self, source: int, send: int, target: int, receive: int) -> None:
-        """As `Movement.move`."""
+        """Note a `Movement.move`."""
         self.moved.append((Movement._move, (source, send, target, receive)))
 
     def received(self, rank: int, receive: int) -> None:
-        """As `Movement.received`."""
+        """Note a `Movement.received`."""
         self.moved.append((Movement._reduce, (rank, receive)))

@@ -1,9 +1,9 @@
-"""What one rank of a collective posts and waits for, in order: the form in which a backend says its message schedule.
+"""The posts and waits of one rank of a collective, in order: the form in which a backend gives its message schedule.
 
 `("send", peer, bytes, offset)` and `("recv", peer, bytes, offset, reduced)` post a transfer and do not block; the
-offset is that in the rank's buffer, in bytes, and `reduced` says whether what comes is reduced into it or placed there.
+offset is that in the rank's buffer, in bytes, and `reduced` says whether the data is reduced into it or placed there.
 `("wait_send", k)` and `("wait_recv", k)` block until the rank's k-th posted send or receive is done. `("slot", name)`
-names under what the transfers posted from then on are matched.
+sets the name under which the transfers posted from then on are matched.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ProgramBuilder:
         self._receives = 0
 
     def send(self, peer: int, size: int, offset: int = 0) -> int:
-        """Post a send of `size` bytes; its number."""
+        """Post a send of `size` bytes; returns its number."""
         self.steps.append(("send", peer, size, offset))
         self._sends += 1
         return self._sends - 1
 
     def recv(self, peer: int, size: int, offset: int = 0, *, reduced: bool = False) -> int:
-        """Post a receive of `size` bytes; its number."""
+        """Post a receive of `size` bytes; returns its number."""
         self.steps.append(("recv", peer, size, offset, reduced))
         self._receives += 1
         return self._receives - 1

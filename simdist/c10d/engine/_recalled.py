@@ -1,20 +1,20 @@
-"""What a `Flow` finds, recalled from the last time.
+"""The findings of a `Flow`, recalled from the last time.
 
-A training loop calls the same operations again and again, and what a flow finds differs in the moments only. In a group
-that nothing disturbs each moment of a flow is the latest of some sums: the arrival of a rank, and what it takes from
-there. Which ones these are depends on the programs and on the order of the arrivals. So an operation keeps what was
-found at each arrival as a tree, whose branches are the ranks that may arrive next, and moments as such sums. A
-collective whose ranks arrive in a known order works out no message; where it leaves the tree, one flow finds the sums
-of all that arrive from there on.
+A training loop calls the same operations repeatedly, and the findings of a flow differ only in the moments. In a group
+that nothing disturbs each moment of a flow is the latest of some sums: the arrival of a rank, plus a duration. Which
+sums these are depends on the programs and on the order of the arrivals. So an operation keeps the findings of each
+arrival in a tree, whose branches are the ranks that may arrive next, with moments as such sums. A collective whose
+ranks arrive in a known order works out no message; where it leaves the tree, one flow finds the sums of all later
+arrivals.
 
 Invariants:
 - Nothing is closed, limited, slowed by others or disturbed, and all ranks called the same. As soon as that no longer
-  holds, `Followed` asks for a flow of these arrivals (`work_out`) and goes on with that.
+  holds, `Followed` makes a flow of these arrivals (`work_out`) and goes on with that.
 - Everything is found in the order in which a flow finds it, which decides the order of timers.
-- What a flow does with moments is to take the later of two and to add a constant; nothing is compared. The flow that
-  finds the sums does it with arrays: an element for each rank, the sum that begins with its arrival.
+- A flow only takes the later of two moments and adds constants; it compares nothing. The flow that finds the sums uses
+  arrays: an element for each rank, the sum that begins with its arrival.
 
-What was tried: to keep moments as distances from the first arrival. In a loop of broadcasts they change with every
+What was tried: keeping moments as distances from the first arrival. In a loop of broadcasts they change with every
 round, as the root gets ahead of its children by a few nanoseconds each time.
 """
 
@@ -31,48 +31,48 @@ from simdist.c10d.engine._movement import Moved, Movement, Notes
 __all__ = ["Past", "Recalled"]
 
 _MOST = 50_000  # sums and messages that an operation remembers: some megabytes
-_NEVER = -(1 << 60)  # of a sum: the moment does not depend on that rank's arrival
+_NEVER = -(1 << 60)  # in a sum: the moment does not depend on that rank's arrival
 _IS_SUM = _NEVER >> 1
 
-# A moment: the latest of these, each a rank and how long after its arrival.
+# A moment: the latest of these, each a rank and a duration after its arrival.
 _Moment = tuple[tuple[int, int], ...]
 
 
 class _Found:
-    """What one more arrival brought to light."""
+    """The findings of one more arrival."""
 
     __slots__ = ("after", "blocked", "done", "moved", "until")
 
     def __init__(self) -> None:
         self.done: list[tuple[int, _Moment]] = []  # ranks whose part is over, and when
         self.blocked: list[tuple[int, str, int, _Moment]] = []  # ranks that got stuck: in what, on whom, since when
-        self.until: _Moment = ()  # when the last bytes have left, of all that are known
+        self.until: _Moment = ()  # when the last bytes known so far have left
         self.moved: list[Moved] = []  # which send met which receive
         self.after: dict[int, _Found] = {}  # by the next rank to arrive
 
     @property
     def size(self) -> int:
-        """How many sums and messages it has."""
+        """The number of sums and messages in it."""
         sums = [*(moment for _, moment in self.done), *(moment for *_, moment in self.blocked), self.until]
         return 1 + sum(map(len, sums)) + len(self.moved)
 
 
 class Past:
-    """All that is known of an operation in a group of so many ranks."""
+    """All that is known of an operation in a group of `ranks` ranks."""
 
     __slots__ = ("begin", "left", "ranks")
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.begin = _Found()  # nobody has arrived
-        self.left = _MOST  # sums and messages that it has room for
+        self.begin = _Found()  # no rank has arrived
+        self.left = _MOST  # sums and messages that it still has room for
 
 
 class Recalled:
     """The messages of a collective as long as nothing disturbs them.
 
-    `make(**more)` makes the flow of this operation, with more settings of `Flow`. `enter(rank)` takes a rank into the
-    `movement`; None if that has nothing to move.
+    `make(**more)` makes the flow of this operation, with more settings of `Flow`. `enter(rank)` adds a rank to the
+    `movement`; None if there is nothing to move.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Recalled:
         self._at = past.begin
         self._times_ns: dict[int, int] = {}  # of the arrivals, in their order
         self._outcomes: dict[int, Done | Blocked] = {}
-        self._sums: Flow | None = None  # finds what is not known; None as long as all is
+        self._sums: Flow | None = None  # finds what is not known; None as long as all is known
         self._notes: Notes | None = None
-        self.changed: list[int] = []  # ranks whose outcome was settled since someone last looked
-        self.blocked: list[int] = []  # ranks that got stuck since someone last looked
+        self.changed: list[int] = []  # ranks whose outcome was settled since `changed` was last read
+        self.blocked: list[int] = []  # ranks that got stuck since `blocked` was last read
 
     def arrive(self, rank: int, time_ns: int) -> bool:
-        """A rank enters. False if what follows is not known, and there is no room for it: a flow has to find it."""
+        """Let a rank arrive. False if what follows is not known and cannot be kept: a flow has to find it."""
         found = self._at.after.get(rank)
         if found is None:
             if not self._past.left:
@@ -103,7 +103,7 @@ class Recalled:
         movement, enter = self._movement, self._enter
         if movement is not None and enter is not None:
             enter(rank)
-            if movement.follows(rank):  # which does not take large tensors
+            if movement.follows(rank):  # large tensors are not followed
                 movement.take(found.moved)
         outcomes = self._outcomes
         for done, moment in found.done:
@@ -115,7 +115,7 @@ class Recalled:
         return True
 
     def _find(self, rank: int) -> _Found:
-        """Work out what the next arrival brings to light, and keep it."""
+        """Work out the findings of the next arrival, and keep them."""
         flow, notes = self._sums, self._notes
         if flow is None or notes is None:
             notes = self._notes = Notes()
@@ -129,11 +129,11 @@ class Recalled:
         found.moved = notes.moved
         for other in flow.changed:
             outcome = flow.outcome(other)
-            assert isinstance(outcome, Done)  # nothing is in its way
+            assert isinstance(outcome, Done)  # nothing disturbs it
             found.done.append((other, _moment(outcome.time_ns)))
         for other in dict.fromkeys(flow.blocked):
             outcome = flow.outcome(other)
-            if isinstance(outcome, Blocked):  # otherwise it got on at the same arrival
+            if isinstance(outcome, Blocked):  # otherwise it went on at the same arrival
                 found.blocked.append((other, outcome.kind, outcome.peer, _moment(outcome.since_ns)))
         found.until = _moment(flow.until_ns)
         self._past.left = max(0, self._past.left - found.size)
@@ -146,7 +146,7 @@ class Recalled:
         flow.arrive(rank, arrival)
 
     def work_out(self) -> Flow:
-        """The flow of all that have arrived, which has more to say, and takes more."""
+        """Return the flow of all that have arrived, which can answer more and takes every kind of fact."""
         flow = self._make(movement=self._movement)
         flow.catch_up(self._times_ns.items())
         flow.changed = self.changed
@@ -154,15 +154,15 @@ class Recalled:
         return flow
 
     def conclude(self) -> None:
-        """Nobody fails as long as nothing is in the way."""
+        """Do nothing: no rank fails while nothing disturbs the collective."""
 
     def outcome(self, rank: int) -> Done | Blocked | Failed | None:
-        """Where the rank stands at the end of all that is known; None if it has not arrived."""
+        """The rank's state at the end of all that is known; None if it has not arrived."""
         return self._outcomes.get(rank)
 
     @property
     def until_ns(self) -> int:
-        """The last of its bytes have left, as far as is known; -1 if none move."""
+        """When the last of its bytes have left, as far as is known; -1 if none move."""
         return _latest(self._at.until, self._times_ns)
 
 

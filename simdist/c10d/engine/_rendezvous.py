@@ -1,23 +1,23 @@
 """How the members of a group find each other: through the store that they share.
 
-Real Gloo exchanges addresses through the store and connects every pair, which is quadratic; here the members meet in a
+Real Gloo exchanges addresses through the store and connects every pair, which is quadratic. Here the members meet in a
 communicator that belongs to the store's server and is named by the store's prefix, and each parks once until all have
-come. What is visible of the exchange (a key per rank, the error of a rank whose peers never arrive) is kept.
+arrived. The visible parts of the exchange are kept: a key per rank, and the error of a rank whose peers never arrive.
 
 Invariants:
-- The groups that ever met at a prefix stand in the server's `groups`, in the order of their first members. A member
+- The groups that ever met at a prefix are in the server's `groups`, in the order of their first members. A member
   joins the first of them that has its size and not its rank; if there is none, it begins another. So a group that is
-  made again under the same name (a new life, a second `init_process_group`) meets nobody of one that was complete.
+  made again under the same name (a new life, a second `init_process_group`) never meets members of a complete one.
 - A communicator is `connected` once, a fixed time after the last member has joined, and stays so; a rank that waits
   parks until then and looks again each time it is woken.
 - A member that gave up stays in the communicator: the others are connected to it, and find it gone if it is.
-- Where an earlier group met, its members' addresses stand in the store. A member reads the others' addresses
-  `connect_ns` after it has set its own; it looks in vain for one that has not set its own by then, and nobody is ever
-  connected to it. So a group that is made again at one store is a race, as on real processes (torch 2.13 with
+- Where an earlier group met, its members' addresses are still in the store. A member reads the others' addresses
+  `connect_ns` after it has set its own. If a peer has not set its own by then, the member uses an old address, and the
+  group never connects. So making a group again at one store is a race, as on real processes (torch 2.13 with
   torchrun's store: `destroy_process_group`, `init_process_group`; a restart).
 
-Doubts: which of two real processes opens the connection between them is a matter of their port numbers, and so is what
-each sees when the other is missing from a lazy group; the simulation shows what the one sees that opens it. A rank that
+Doubts: the port numbers decide which of two real processes opens the connection between them, and so what each sees
+when the other is missing from a lazy group; the simulation shows the view of the one that opens it. A rank that
 is started again may complete a group that its earlier life's peers still wait in, because it was never complete. Of two
 real processes the one with the lower port waits for the other. So one pair in four connects although one of the two has
 read an old address; here none does.
@@ -63,7 +63,7 @@ class _Connecting:
     def waits_for(self) -> Iterable[Task]:
         missing = {self._ranks[rank] for rank in self._missing()} if self._ranks else set()
         tasks = self._communicator.simulation.tasks
-        # Of a rank that was started again the last life counts.
+        # If a rank was started again, its last life counts.
         last = {task.context.rank: task for task in tasks if isinstance(task.context, SimProcess)}
         return [task for rank, task in sorted(last.items()) if rank in missing]
 
@@ -72,7 +72,7 @@ class _Connecting:
 
 
 class _Misled:
-    """A member waits for a connection to an address at which nobody of its group listens, or that nobody makes."""
+    """A member waits for a connection to an old address, or for a peer that uses one."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -98,14 +98,14 @@ def connect(
     lazy: bool = False,
     ranks: Sequence[int] = (),
 ) -> Member:
-    """Join the group that meets at `store`'s prefix; park until all `size` members have, or, if `lazy`, do not.
+    """Join the group that meets at `store`'s prefix; parks until all `size` members have joined, unless `lazy`.
 
     A member of a lazy group waits for the others before its first operation, by `Member.connect`. `ranks` are the
-    members' ranks in the world, or nothing if they are not known; who waits can then not name the tasks that it waits
-    for.
+    members' ranks in the world, or empty if they are not known; a waiting member can then not name the tasks that it
+    waits for.
 
     Raises:
-        DistStoreError: they have not, within `timeout_ns`; a TCPStore's text names the key of the first one missing.
+        DistStoreError: not all joined within `timeout_ns`; a TCPStore's text names the key of the first one missing.
         DistNetworkError: the store is gone before they have.
         RuntimeError: likewise, at a FileStore.
         SimdistError: the store is a real one.
@@ -138,7 +138,7 @@ def connect(
     wait = _Connecting(communicator, ranks)
     limit_ns = timeout_ns
     if store._kind == "file":
-        limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+        limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # a FileStore counts in whole seconds
 
     def wait_for_all() -> None:
         if backend.unreachable is not None and (store.server.outlived or len(store.server.groups[prefix]) > 1):
@@ -177,10 +177,10 @@ def _look_for_others(
     words: Unreachable,
     timeout_ns: int,
 ) -> None:
-    """Read where the others listen, in a store in which an earlier group's addresses stand.
+    """Read the others' addresses, in a store that still has the addresses of an earlier group.
 
     Raises:
-        RuntimeError: one of them has not said yet where it does, or the group has a member that has read too early.
+        RuntimeError: a peer has not set its address yet, or a member of the group has read too early.
     """
     simulation, prefix = process.simulation, store._name("0/")
 
@@ -203,13 +203,13 @@ def _look_for_others(
     if dead is None:
         wait, deadline_ns = _Misled(communicator), simulation.now_ns + _CONNECTING * timeout_ns
         while simulation.park(wait, deadline_ns):
-            pass  # woken for something else
+            pass  # woken for another reason
     log(process, "E", text, Place.MESH_FAILED)
     raise RuntimeError(text)
 
 
 def _wait_for_answer(process: SimProcess, store: SimStore, peer: int, timeout_ns: int) -> None:
-    """Wait at a store that does not answer; the time to wait for the `peer`'s key may be over when it does."""
+    """Wait at a store that does not answer; the wait for the `peer`'s key may have timed out when it does."""
     asked_ns = process.simulation.now_ns
     store.server.wait_for_answer(process)
     if process.simulation.now_ns - asked_ns >= timeout_ns and not store.server.gone:
@@ -227,7 +227,7 @@ def _communicator_at(
     strict: bool,
     ranks: Sequence[int],
 ) -> Communicator:
-    """The communicator that meets at the store's prefix and lacks this rank; a new one if there is none."""
+    """Return the communicator that meets at the store's prefix and lacks this rank; a new one if there is none."""
     prefix = store._name("")
     generations = store.server.groups.setdefault(prefix, [])
     known: Communicator
@@ -249,13 +249,13 @@ def _communicator_at(
 def _communicator(backend: Backend) -> type[Communicator]:
     if backend.moves_payloads:
         return Communicator
-    from simdist.c10d.engine._unmoved import UnmovedCommunicator  # which few worlds need
+    from simdist.c10d.engine._unmoved import UnmovedCommunicator  # few worlds need it
 
     return UnmovedCommunicator
 
 
 def _stream_communicator(backend: Backend) -> type[StreamCommunicator]:
-    from simdist.c10d.engine._streamed import StreamCommunicator  # devices come with it
+    from simdist.c10d.engine._streamed import StreamCommunicator  # imports devices
 
     if backend.moves_payloads:
         return StreamCommunicator

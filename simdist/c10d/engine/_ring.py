@@ -1,29 +1,28 @@
 """A ring collective that is followed step by step for all ranks at once.
 
 `Flow` follows any program message by message, at some ten microseconds each; a ring of a thousand ranks has millions.
-But all ranks of a ring do the same, one step after the other, so what `Flow` does for one rank is done here for every
-rank that can go on, in arrays. Ranks that are stuck stay out of them, so only what the trouble leaves to be done is
-done.
+But all ranks of a ring do the same, one step after the other, so this file does in arrays, for every rank that can go
+on, what `Flow` does for one rank. Ranks that are stuck are not in the arrays, so trouble reduces the work.
 
 Invariants, as in `Flow`:
 - In iteration i a rank waits for its receive and its send of two iterations before, then posts those of this one. Its
-  neighbours are therefore never more than three messages ahead or behind: a window of eight is all that is kept.
-- A message moves when both ends have posted. The segment that it takes was complete when it was posted, because a rank
-  sends no segment before it has waited for it; so it does not matter when within a sweep the bytes are copied.
+  neighbours are therefore never more than three messages ahead or behind: only a window of eight is kept.
+- A message moves when both ends have posted. The segment in it was complete when it was posted, because a rank sends no
+  segment before it has waited for it; so it does not matter when within a sweep the bytes are copied.
 - A rank sends to one neighbour only, so its messages leave in the order of their numbers.
-- A rank is in one of three: it has not arrived (`_iteration` is -1), it is over (`_over`, with an outcome in `_ended`),
-  or it stands in the wait that `_stage` and `_iteration` name. `_stuck` has an entry for each of the last kind once a
-  sweep has ended.
-- The bytes of what has been found out are moved when a result is asked for, in the order of finding out. A ring that is
-  built anew before that, at each change of pace, moves none; the tensors that enter belong to the ring from then on.
-A property test holds the two against each other: outcomes, moments and bytes.
+- A rank is in one of three states: it has not arrived (`_iteration` is -1), it is over (`_over`, with an outcome in
+  `_ended`), or it is in the wait that `_stage` and `_iteration` name. `_stuck` has an entry for each rank in a wait
+  once a sweep has ended.
+- The noted moves of bytes are made when a result is needed, in the order in which they were found. A ring that is built
+  anew before that, at each change of pace, moves none; the tensors that enter belong to the ring from then on.
+A property test compares the two: outcomes, moments and bytes.
 
 What it does not do: disturbed networks (a message may then have to wait for a link to open), ranks that disagree, and
-algorithms other than a ring. `Followed` takes a `Flow` for these.
+algorithms other than a ring. `Followed` uses a `Flow` for these.
 
 What was tried: a `Flow` for rings of any size, with over a minute for one crash among 128 ranks.
 
-Doubts: `Followed` takes arrays from 16 ranks on; nobody has measured since where they begin to pay. A ring is built
+Doubts: `Followed` takes arrays from 16 ranks on; where they begin to pay has not been measured since. A ring is built
 anew at each change of pace, where a `Flow` is retimed. The load that it has on the wires is the average over all that
 is left (`under_way`), coarser than a `Flow`'s.
 """
@@ -58,7 +57,7 @@ class Phase:
 
     steps: int
     shift: int
-    reduced: bool  # what comes is reduced into what is there; otherwise it replaces it
+    reduced: bool  # the data is reduced into the segment; otherwise it replaces it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,17 @@ class Ring:
     lengths: tuple[int, ...]
     segment: int
     stride: int
-    target: int  # the rank that a rank sends to, counted from its own
-    receive_first: bool  # it waits for its receive before its send
-    sends_empty: bool  # segments of no length are sent all the same
+    target: int  # the rank that a rank sends to, as an offset from its own
+    receive_first: bool  # a rank waits for its receive before its send
+    sends_empty: bool  # empty segments are sent too
     moves: bool  # its bytes can be followed
 
 
 class RingFlow:
-    """The same as `Flow` for a ring; see there for what each method means.
+    """Like `Flow`, for a ring; see there for the meaning of each method.
 
     With `movement`, (function of one hop, element type), the bytes are followed too: `enter` a rank's tensor before it
-    arrives.
-    `broken()` names every rank that has closed connections; `closed` is asked about no others.
+    arrives. `broken()` names every rank that has closed connections; `closed` is called for no others.
     """
 
     def __init__(
@@ -96,7 +94,7 @@ class RingFlow:
     ) -> None:
         self._ring = ring
         self._pace = pace
-        self.until_ns = -1  # the last of its bytes have left, as far as is known
+        self.until_ns = -1  # when the last of its bytes have left, as far as is known
         self._first_ns = np.full(ranks, _NEVER, np.int64)  # by sender: when the first of its bytes left
         self._last_ns = np.zeros(ranks, np.int64)  # and the last
         self._carried_ns = np.zeros(ranks, np.int64)  # how long it sent in all
@@ -104,7 +102,7 @@ class RingFlow:
         self._ask_broken = broken
         everyone = np.arange(ranks)
         self._to = (everyone + ring.target) % ranks  # the rank that each sends to
-        self._from = (everyone - ring.target) % ranks  # and the one that it hears from
+        self._from = (everyone - ring.target) % ranks  # and the one that it receives from
         latencies = [costs.latency_ns(r, int(t), 0) for r, t in enumerate(self._to)]
         words = [costs.latency_ns(int(t), r, 0) for r, t in enumerate(self._to)]
         self._latency_ns = np.array(latencies, np.int64)
@@ -112,7 +110,7 @@ class RingFlow:
         self._byte_ns = np.array([costs.byte_ns(r, int(t)) for r, t in enumerate(self._to)])
         self._lengths = np.array(ring.lengths, np.int64)
         self._plan()
-        self._clock = np.zeros(ranks, np.int64)  # when it has done what it has done
+        self._clock = np.zeros(ranks, np.int64)  # when it finished its last step
         self._iteration = np.full(ranks, -1, np.int64)  # -1: has not arrived
         self._stage = np.zeros(ranks, np.int64)  # in its iteration: 0 first wait, 1 second wait, 2 posts
         self._posted_sends = np.zeros(ranks, np.int64)  # how many
@@ -121,26 +119,26 @@ class RingFlow:
         self._send_ns = np.zeros((ranks, _WINDOW), np.int64)  # when posted, by sender and number of the message
         self._receive_ns = np.zeros((ranks, _WINDOW), np.int64)  # when posted, by receiver
         self._sent_ns = np.zeros((ranks, _WINDOW), np.int64)  # when it has left, by sender; or `_LOST`
-        self._received_ns = np.zeros((ranks, _WINDOW), np.int64)  # when it is there, by sender
+        self._received_ns = np.zeros((ranks, _WINDOW), np.int64)  # when it has arrived, by sender
         self._free_ns = np.zeros(ranks, np.int64)  # by sender: from when on its next message can leave
         self._busy_ns = np.zeros(ranks, np.int64)  # when the last transfer ends in which a rank has a part
         self._limit_ns = np.full(ranks, _NEVER, np.int64)
         self._limits: dict[int, tuple[int, str]] = {}
         self._stuck: dict[int, Blocked] = {}
         self._ended: dict[int, Done | Failed] = {}
-        self._over = np.zeros(ranks, bool)  # who is in `_ended`
+        self._over = np.zeros(ranks, bool)  # the ranks in `_ended`
         self.changed: list[int] = []
         self.blocked: list[int] = []
         self._newly_stuck: list[int] = []
         self._movement = movement
         self._entered: dict[int, int] = {}  # elements of each rank's tensor
-        self._has = np.zeros(ranks, bool)  # who is in `_entered`
-        self._bytes_to_move: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # in this order, when it matters
+        self._has = np.zeros(ranks, bool)  # the ranks in `_entered`
+        self._bytes_to_move: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # in this order, when needed
         self._buffer: torch.Tensor | None = None  # of all ranks: (rank, segment, element of the segment)
-        self._scratch: torch.Tensor | None = None  # what came and waits to be reduced: (rank, window, element)
+        self._scratch: torch.Tensor | None = None  # data that waits to be reduced: (rank, window, element)
 
     def _plan(self) -> None:
-        """Which message each iteration waits for and which it posts, and each message's phase and place in it."""
+        """Work out which message each iteration waits for and posts, and each message's phase and place in it."""
         waits: list[int] = []
         posts: list[int] = []
         shifts: list[int] = []
@@ -167,13 +165,13 @@ class RingFlow:
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def limit(self, rank: int, time_ns: int, text: str) -> None:
-        """The rank stops at `time_ns`, failing with `text`."""
+        """Stop the rank at `time_ns`, failing with `text`."""
         if rank not in self._limits or time_ns < self._limits[rank][0]:
             self._limits[rank] = (time_ns, text)
             self._limit_ns[rank] = time_ns
 
     def enter(self, rank: int, tensor: torch.Tensor) -> None:
-        """A rank takes part with the flat `tensor`, which nobody changes from now on."""
+        """Let a rank take part with the flat `tensor`, which may not change from now on."""
         self._entered[rank] = tensor.numel()
         self._has[rank] = True
         self._bytes_to_move.append((self._fill, (rank, tensor)))
@@ -183,30 +181,30 @@ class RingFlow:
         return rank in self._entered
 
     def result(self, rank: int) -> torch.Tensor:
-        """What the rank's tensor holds now."""
+        """The rank's tensor as it is now."""
         self._move_bytes()
         assert self._buffer is not None
         return self._buffer[rank].view(-1)[: self._entered[rank]]
 
     def arrive(self, rank: int, time_ns: int) -> None:
-        """A rank enters; work out everything that follows."""
+        """Let a rank arrive; works out everything that follows."""
         self.arrive_all({rank: time_ns})
 
     def arrive_all(self, times_ns: dict[int, int]) -> None:
-        """Several ranks enter."""
+        """Let several ranks arrive."""
         for rank, time_ns in times_ns.items():
             self._clock[rank] = time_ns
             self._iteration[rank] = 0
         self._run(np.array(sorted(times_ns), np.int64))
 
     def conclude(self) -> None:
-        """All arrivals up to now are in: those who got stuck on a closed pair, or have a limit, fail."""
+        """Fail the ranks that got stuck on a closed pair or have a limit: all arrivals up to now are in."""
         stuck, self._newly_stuck = self._newly_stuck, []
         for rank in sorted(set(stuck)):
             self._conclude(rank)
 
     def look_again(self, peer: int) -> None:
-        """Something became known about the connections of `peer`: those who are stuck on it may fail."""
+        """Fail ranks that are stuck on `peer`, if its connections are known to be closed."""
         for rank in self.stuck_on(peer):
             self._conclude(rank)
 
@@ -216,7 +214,7 @@ class RingFlow:
         return sorted(rank for rank in neighbours if rank in self._stuck and self._stuck[rank].peer == peer)
 
     def fail(self, rank: int, failed: Failed) -> None:
-        """A rank gave up, which changes nothing for anybody else: it is quiet."""
+        """Note that a quiet rank gave up, which changes nothing for others."""
         self.limit(rank, failed.time_ns, failed.text)
         if self._stuck.pop(rank, None) is not None:
             self._ended[rank] = failed
@@ -227,7 +225,7 @@ class RingFlow:
         return bool(self._busy_ns[rank] <= now_ns)
 
     def outcome(self, rank: int) -> Done | Blocked | Failed | None:
-        """Where the rank stands at the end of all that is known; None if it has not arrived."""
+        """The rank's state at the end of all that is known; None if it has not arrived."""
         return self._ended.get(rank) or self._stuck.get(rank)
 
     def _conclude(self, rank: int) -> None:
@@ -252,20 +250,21 @@ class RingFlow:
     # -- the sweeps --------------------------------------------------------------------------------------------------
 
     def _run(self, ready: Array) -> None:
-        """Let `ready` ranks go on, and those that can because of them, until none can."""
+        """Let `ready` ranks go on, and those that can go on because of them, until none can."""
         closings = self._closings()
         touched = [ready]
         while len(ready):
             posting = self._pass_waits(ready)
             self._post(posting, closings)
-            # Who posted goes on to its next wait; who is stuck is looked at again when a message of its own moved.
+            # Ranks that posted go on to their next wait; stuck ranks are tried again when a message of theirs has
+            # moved.
             ready = self._move(posting, closings)
             touched.append(ready)
         for rank in np.unique(np.concatenate(touched)).tolist():
             self._note_stuck(rank)
 
     def _closings(self) -> tuple[Array, Array] | None:
-        """Since when each rank can no longer talk to the one it sends to, and to the one it hears from."""
+        """Since when each rank can no longer talk to the rank it sends to, and to the one it receives from."""
         broken = list(self._ask_broken())
         if self._ask_closed is None or not broken:
             return None
@@ -284,7 +283,7 @@ class RingFlow:
         return to, back
 
     def _segments(self, senders: Array, messages: Array) -> Array:
-        """Which segment of the sender a message holds."""
+        """The segment of the sender in each message."""
         ring = self._ring
         if ring.stride == 0:
             return np.asarray(self._places[messages] % len(ring.lengths))
@@ -292,7 +291,7 @@ class RingFlow:
         return np.asarray((start + self._places[messages]) % len(ring.lengths))
 
     def _exists(self, senders: Array, messages: Array) -> Array:
-        """Which of the messages are sent at all: not those of no length."""
+        """Which of the messages are sent at all: empty ones are not."""
         if self._ring.sends_empty:
             return np.ones(len(messages), bool)
         return np.asarray(self._lengths[self._segments(senders, messages)] > 0)
@@ -307,7 +306,7 @@ class RingFlow:
         return np.asarray(np.sort(ranks[self._stage[ranks] == 2]))
 
     def _pass_wait(self, ranks: Array, *, receiving: bool) -> Array:
-        """The ranks, of those at a wait, that pass it."""
+        """Return the ranks that pass the wait in which they are."""
         messages = self._waits[self._iteration[ranks]]
         senders = self._from[ranks] if receiving else ranks
         real = messages >= 0
@@ -328,7 +327,7 @@ class RingFlow:
         return np.asarray(going)
 
     def _over_limit(self, ranks: Array, acting: Array) -> Array:
-        """Which of the ranks reached their limit before a step that they were about to do (`acting`); they end."""
+        """End ranks that reached their limit before the step that they were about to take (`acting`); returns which."""
         over = acting & (self._clock[ranks] >= self._limit_ns[ranks])
         for rank in ranks[over].tolist():
             self._end(rank, Failed(*self._limits[rank]))
@@ -342,7 +341,7 @@ class RingFlow:
         receiving[posting] = self._exists(self._from[ranks[posting]], messages[posting])
         sending[posting] = self._exists(ranks[posting], messages[posting])
         lost = self._over_limit(ranks, receiving | sending)
-        # In the order of the program: a rank that finds one connection closed does not get to post on the other.
+        # In the order of the program: a rank that finds one connection closed does not post on the other.
         order = (self._from, receiving), (self._to, sending)
         for peers, acting in order if self._ring.receive_first else order[::-1]:
             acting &= ~lost
@@ -355,7 +354,7 @@ class RingFlow:
                     assert closed is not None
                     self._end(rank, Failed(int(self._clock[rank]), closed[1]))
                     lost[index], acting[index] = True, False
-        # One that ended between the two has posted the first.
+        # A rank that ended between the two has posted the first.
         for acting, counts, times in (
             (receiving, self._posted_receives, self._receive_ns),
             (sending, self._posted_sends, self._send_ns),
@@ -372,9 +371,9 @@ class RingFlow:
             self._end(rank, Done(int(self._clock[rank])))
 
     def _move(self, ranks: Array, closings: tuple[Array, Array] | None) -> Array:
-        """Let the messages go that `ranks` posted, and return those that may pass a wait now.
+        """Move the messages that `ranks` posted, and return those that may pass a wait now.
 
-        Also of those that ended meanwhile: what they posted before may move.
+        This includes messages of ranks that ended meanwhile: they posted them before.
         """
         freed = []
         senders = np.union1d(ranks, self._from[ranks])
@@ -420,7 +419,7 @@ class RingFlow:
         return np.array(ends, np.int64)
 
     def _note_wires(self, senders: Array, begin: Array, sent: Array) -> None:
-        """The bytes of a message of each sender are on their way from `begin` to `sent`."""
+        """Note that a message's bytes of each sender are on their way from `begin` to `sent`."""
         if len(senders):
             self._first_ns[senders] = np.minimum(self._first_ns[senders], begin)
             self._last_ns[senders] = np.maximum(self._last_ns[senders], sent)
@@ -428,14 +427,14 @@ class RingFlow:
             self.until_ns = max(self.until_ns, int(sent.max()))
 
     def under_way(self, now_ns: int) -> tuple[list[tuple[int, int, float]], int]:
-        """Who sends to whom for which part of the time, and until when: the average of all that is known."""
+        """Which rank sends to which for which part of the time, and until when: the average of all that is known."""
         going = np.flatnonzero((self._last_ns > now_ns) & (self._carried_ns > 0))
         parts = self._carried_ns[going] / (self._last_ns[going] - self._first_ns[going])
         pairs = zip(going.tolist(), self._to[going].tolist(), parts.tolist(), strict=True)
         return list(pairs), max(now_ns, self.until_ns)
 
     def _note_stuck(self, rank: int) -> None:
-        """Write down in which wait a rank stands that could not go on."""
+        """Note in which wait a rank is stuck."""
         if rank in self._ended or self._iteration[rank] < 0:
             return
         receiving = (self._stage[rank] == 0) == self._ring.receive_first
@@ -452,7 +451,7 @@ class RingFlow:
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def _move_bytes(self) -> None:
-        """Do with the bytes what has been found out to happen to them."""
+        """Make the moves of bytes that were noted."""
         if self._buffer is None:
             assert self._movement is not None
             ranks, dtype = len(self._to), self._movement[1]
@@ -468,7 +467,7 @@ class RingFlow:
         self._buffer[rank].view(-1)[: tensor.numel()] = tensor
 
     def _copy(self, senders: Array, targets: Array, messages: Array, segments: Array) -> None:
-        """Messages go from one buffer to the other, or to where they wait to be reduced."""
+        """Copy messages from one buffer to the other, or to the scratch buffer where they wait to be reduced."""
         assert self._buffer is not None
         assert self._scratch is not None
         known = self._has[senders] & self._has[targets]
@@ -484,7 +483,7 @@ class RingFlow:
                 self._buffer[into, place] = data
 
     def _reduce(self, ranks: Array, messages: Array) -> None:
-        """The ranks have waited for messages: what came is reduced into their buffers."""
+        """Reduce messages into the ranks' buffers: the ranks have waited for them."""
         assert self._buffer is not None
         assert self._scratch is not None
         assert self._movement is not None

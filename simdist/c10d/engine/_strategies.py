@@ -1,12 +1,12 @@
-"""What a backend says: four strategies behind one protocol. The engine asks them, and knows no backend's name.
+"""What a backend defines: four strategies behind one protocol. The engine uses them, and knows no backend's name.
 
 *Arguments* refuse calls; *Algorithm* has the message schedule, the order of additions and the closed form of the cost;
-*Failure* says who gets which error of a timeout or a dead peer; *Completion* says what waiting for a work means.
+*Failure* says which rank gets which error after a timeout or a peer's death; *Completion* defines waiting for a work.
 
-Invariants: an algorithm is a pure function of its arguments, so that all ranks may share one; what it says of an
-operation's cost without trouble equals what its schedule gives when every message is followed, to a few per cent.
-Doubt: that a work blocks its host is decided by the class of the work, not asked at each wait, because the question
-would cost as much as the rest of a wait for an operation that is done.
+Invariants: an algorithm is a pure function of its arguments, so that all ranks may share one; its cost of an operation
+without trouble equals the cost of its schedule when every message is followed, to a few per cent.
+Doubt: the class of a work decides whether the work blocks its host. A check at each wait would cost as much as the rest
+of a wait for an operation that is done.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ Left: TypeAlias = dict[Any, Any]
 class Algorithm(ABC):
     """The message schedules of a backend, the order in which it adds up, and its cost without trouble."""
 
-    # Operations that return at once, without a word to anyone, where there is nothing to move.
+    # Operations that return at once, without any message, if there is nothing to move.
     silent_when_empty: tuple[str, ...] = ()
 
     @abstractmethod
     def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
-        """The message schedule of one rank; `sizes` gives what it sends and receives in an all_to_all, in bytes.
+        """The message schedule of one rank; `sizes` gives its sends and receives in an all_to_all, in bytes.
 
         Where ranks may be done one by one (`lets_some_go`), a broadcast has to go down Gloo's binomial tree, and a
-        gather and a scatter have no rank between the root and another: so their data is handed over.
+        gather and a scatter have no rank between the root and another: their data is handed over in this way.
         """
 
     @abstractmethod
     def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
-        """From the last arrival to completion on an idle network, for an operation that needs everyone."""
+        """The time from the last arrival to completion on an idle network, for an operation that needs everyone."""
 
     def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
-        """The same, and the part of it in which bytes move."""
+        """The duration, and the part of it in which bytes move."""
         return (
             self.duration_ns(operation, ranks, latency_ns, byte_ns),
             self.duration_ns(operation, ranks, 0, byte_ns),
@@ -90,14 +90,14 @@ class Algorithm(ABC):
 
     @abstractmethod
     def reduce(self, tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
-        """Reduce the flat tensors of all ranks to group rank `root`; the others keep what the backend leaves them."""
+        """Reduce the flat tensors of all ranks to group rank `root`; the others keep what the backend leaves there."""
 
     def reduce_parts(
         self, wholes: Sequence[Tensor], parts: Sequence[tuple[int, Tensor]], reduction: str, *, paired: bool = False
     ) -> None:
         """Do an all-reduce of flat `wholes`, which stay as they are, and put parts of the total into other tensors.
 
-        `parts`: from which element on, and the tensor for it, which may lie in the memory of some whole.
+        `parts`: the first element of each part, and its output tensor, which may share the memory of a whole.
         """
         copies = [whole.clone() for whole in wholes]
         self.all_reduce(copies, reduction, paired=paired)
@@ -109,13 +109,13 @@ class Algorithm(ABC):
         """The function `(local, received, out)` of one hop; `out` may be `received`."""
 
     def divide(self, tensors: Sequence[Tensor], paired: bool, ranks: int) -> None:
-        """Make averages of sums."""
+        """Divide sums in place, to make averages."""
         for tensor in tensors:
             whole = torch.view_as_complex(tensor.view(-1, 2)) if paired else tensor
             whole.div_(ranks)
 
     def refused_result(self, operation: Operation) -> RuntimeError | None:
-        """An error that comes after the data has moved, or None."""
+        """An error that is raised after the data has moved, or None."""
         return None
 
     def lets_some_go(self, operation: Operation, ranks: int) -> bool:
@@ -132,26 +132,26 @@ class Algorithm(ABC):
         *,
         paired: bool = False,
     ) -> None:
-        """Put into `tensor` what a reduce leaves with a rank that is done before all have arrived.
+        """Put into `tensor` the result of a reduce on a rank that is done before all have arrived.
 
-        By default that is what it had. `inputs` are the flat tensors of those that have.
+        By default the tensor keeps its input. `inputs` are the flat tensors of the ranks that have arrived.
         """
         tensor.copy_(inputs[rank])
 
     def slot(self, operation: Operation) -> str:
-        """Under which name the messages of the operation are matched."""
+        """The name under which the messages of the operation are matched."""
         return operation.name
 
     def ring(self, operation: Operation, ranks: int) -> Ring | None:
-        """The operation as a ring of equal ranks, if it is one: it is then followed in arrays, all ranks at a time."""
+        """The operation as a ring of equal ranks, or None; a ring is followed in arrays, all ranks at a time."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Collision:
-    """How calls end that do not fit: those of `done` ranks do, with what has arrived for them.
+    """How mismatched calls end: those of `done` ranks end, with the data that has arrived for them.
 
-    `cut` are messages that a network's card has no room for: from whom, to whom, their bytes, the room that there is.
+    `cut` are messages that do not fit into the network card's buffer: sender, receiver, their bytes, the room in bytes.
     """
 
     done: frozenset[int]
@@ -160,10 +160,10 @@ class Collision:
 
 
 class StreamAlgorithm(Algorithm):
-    """That of a backend whose operations end on streams: nothing is followed message by message."""
+    """The algorithm of a backend whose operations end on streams: nothing is followed message by message."""
 
     def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
-        """There is none.
+        """Refuse: a stream's operation has no schedule of messages.
 
         Raises:
             InternalError: always.
@@ -171,50 +171,50 @@ class StreamAlgorithm(Algorithm):
         raise InternalError(f"{operation.name} on a stream has no schedule of messages")
 
     def fitted(self, cluster: Cluster, ranks: Sequence[int]) -> StreamAlgorithm:
-        """The algorithm for a group of those ranks of the world; the same one, if it is the same everywhere."""
+        """The algorithm for a group of these ranks of the world; itself, if it does not depend on them."""
         return self
 
     @abstractmethod
     def meets(self, calls: Sequence[Brought]) -> bool:
-        """True if calls of all ranks, by rank, fit as far as bytes go: `execute` has what comes out of them."""
+        """True if the calls of all ranks, by rank, have matching sizes in bytes, so that `execute` can do them."""
 
     @abstractmethod
     def execute(self, calls: Sequence[Brought]) -> int:
-        """Do an operation for all ranks, each with its call; the checksum of its result."""
+        """Execute an operation for all ranks, each with its call; returns the checksum of its result."""
 
     @abstractmethod
     def collide(self, calls: Sequence[Brought], left: Left) -> Collision:
-        """Do the same with calls that do not fit; `left` keeps what they leave on the way between ranks.
+        """Execute calls that do not fit; `left` keeps what they leave on the way between ranks.
 
-        With something there all later calls of the same connection collide, too.
+        While `left` is not empty, all later calls of the same connection collide, too.
         """
 
     @abstractmethod
     def collide_messages(self, pair: tuple[int, int], calls: Sequence[Brought], left: Left) -> Collision:
-        """The same with a send and a receive of other sizes, between two ranks."""
+        """Execute a send and a receive of different sizes between two ranks, likewise."""
 
 
 class Failure(Protocol):
-    """Who sees what, when and in which words."""
+    """Which rank sees which error, when, and the error texts."""
 
-    has_timeouts: bool  # False: what would time out is a deadlock
-    late_ns: int  # from when a wait has lasted as long as it may until it ends for that
+    has_timeouts: bool  # False: a wait that would time out is a deadlock
+    late_ns: int  # from a timeout until the wait ends with an error
     closing_ns: int  # from a timeout until the peers see the connection close
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
-        """A wait for a transfer ran out of time; `kind` is "send" or "recv"."""
+        """The text of a wait for a transfer that ran out of time; `kind` is "send" or "recv"."""
         ...
 
     def closed_by_peer(self, peer: int) -> str:
-        """The peer's process has gone, or has given the group up."""
+        """The text when the peer's process has gone, or has given the group up."""
         ...
 
     def reset_by_peer(self, peer: int) -> str:
-        """The peer's process went while data was under way."""
+        """The text when the peer's process ended while data was under way."""
         ...
 
     def pair_closed(self) -> str:
-        """This rank itself timed out before, and closed all its connections."""
+        """The text when this rank itself timed out before, and closed all its connections."""
         ...
 
     def overrun(self, sent: int, room: int) -> str:
@@ -223,22 +223,22 @@ class Failure(Protocol):
 
 
 class Unreachable(Protocol):
-    """What a member sees that looks for a peer where the store says that it listens, if it does not."""
+    """The errors of a member that finds no peer at the address in the store."""
 
     def refused_by_peer(self, peer: int) -> str:
-        """The peer's process has ended: the address is that of an earlier one."""
+        """The text when the peer's process has ended: the address is that of an earlier one."""
         ...
 
     def unconnected(self) -> str:
-        """No connection was made in time."""
+        """The text when no connection was made in time."""
         ...
 
 
 class StreamFailure(Failure, Protocol):
-    """The same of a backend whose operations end on streams."""
+    """The failures of a backend whose operations end on streams."""
 
     def refused_connection(self, connection: Connection) -> Callable[[int], BaseException] | None:
-        """Why a connection that all of its ranks have joined can't be made: an error for each of them; None: it can."""
+        """Why a connection that all of its ranks have joined cannot be made: an error for each rank; None: it can."""
         ...
 
     def first_is_missing(self, connection: Connection, rank: int, why: int | str) -> BaseException:
@@ -246,31 +246,31 @@ class StreamFailure(Failure, Protocol):
         ...
 
     def others_are_missing(self, connection: Connection) -> BaseException:
-        """Some other rank has not arrived, and there is a limit to that; the error of those that have."""
+        """The error of the ranks that have arrived, where another rank has not, and there is a limit to that."""
         ...
 
     def wait_timed_out(self, work: StreamWork, limit_ns: int) -> BaseException:
-        """A wait on the host for a work ran out of time."""
+        """The error of a wait on the host for a work that ran out of time."""
         ...
 
     def peer_left(self, connection: Connection, rank: int, parts: Sequence[Part]) -> None:
-        """A rank has left a connection on which `parts` of others have not ended."""
+        """React to a rank that has left a connection on which `parts` of others have not ended."""
         ...
 
     def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
-        """All of these parts are there, and the network does not let them begin."""
+        """React to a network that does not let these parts begin, although all have been called."""
         ...
 
     def cut_short(self, connection: Connection, part: Part, source: int, size: int, room: int) -> None:
-        """A message from a rank is larger than what the network has room for at the part's end, in bytes."""
+        """React to a message from `source` that is larger than the room at the part's end; both in bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What `wait`, `is_completed` and futures mean: the classes of the works, of collectives and of messages.
+    """The meaning of `wait`, `is_completed` and futures: the work classes of collectives and of messages.
 
-    With `on_streams`, operations end on streams of devices, and a rank's host waits for none of them.
+    With `on_streams`, operations end on streams of devices, and a rank's host does not wait for them.
     """
 
     work: type[SimWork]
@@ -285,10 +285,10 @@ MonitoredBarrier = Callable[..., None]
 class Backend:
     """A backend under the name that `init_process_group` takes.
 
-    `connect_ns` is what the members take to connect once all are there. Without `moves_payloads`, its large payloads of
-    floating-point numbers stay where they are: see `_unmoved.py`. `monitored_barrier(member, limit_ns, group_ns,
+    `connect_ns` is the time that the members take to connect once all are there. Without `moves_payloads`, large
+    payloads of floating-point numbers are not moved: see `_unmoved.py`. `monitored_barrier(member, limit_ns, group_ns,
     wait_all_ranks=, prefix=)` is the backend's, if it has one. With `unreachable`, members find each other by addresses
-    in the store, also by those that an earlier group left there.
+    in the store, including those that an earlier group left there.
     """
 
     name: str

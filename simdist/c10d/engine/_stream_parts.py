@@ -1,4 +1,4 @@
-"""The calls of ranks whose operations end on streams, and the collectives that they meet in; see `_streamed.py`."""
+"""The calls of ranks whose operations end on streams, and the collectives in which they meet; see `_streamed.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part:
     """One rank's call.
 
     `reads` are tensors of its device that are only read, each with the flat CPU tensor that stands for it in `payload`;
-    `writes` those that are filled. `end` is when its share is over.
+    `writes` those that are filled. `end` is when the rank's share is over.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Part:
         factor: Factor | None = None,
     ) -> None:
         member = connection.communicator.members[rank]
-        assert member is not None  # it calls
+        assert member is not None  # it is calling
         self.connection = connection
         self.rank = rank
         self.member: Member = member
@@ -56,23 +56,23 @@ class Part:
         self.operation = operation
         self.payload = payload
         self.begin = begin
-        self.factor = factor  # that its operand is multiplied by before a sum
+        self.factor = factor  # its operand is multiplied by this before a sum
         self.end = Mark(cause=self)
         self.begun = self.lost = False
         self.awaited = False  # a task of its rank waits until it has begun
         self.sequence = -1  # of its operation in the group
         self.site = ""
         self.whole: StreamCollective | None = None  # None for a message
-        self.partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
+        self.partners: frozenset[int] | None = None  # the ranks with which it exchanges data; None: all
         self.peer = -1  # of a message
         self.work: Any = None  # of the call
-        self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or behind it
+        self.strike: tuple[str, Callable[[], None]] | None = None  # a fault inside it, or after it
         self.change: Change | None = None  # of what it reads
         self.change_result: Change | None = None  # of what it fills
         self._reads = reads
         self._writes = writes
         self._claims: list[Any] = []
-        # Of claims that read: a block, weakly, and what stands for it.
+        # For claims that read: a weak reference to the block, and its flat tensor.
         self._flats: list[tuple[weakref.ref[object], Tensor]] = []
 
     @property
@@ -81,8 +81,8 @@ class Part:
         return cast("Tensor", self.payload)
 
     def claim(self) -> None:
-        """It does not begin at once: hold what it will read and write."""
-        # From here on it keeps no storage of a device: what the program gives up is free.
+        """Claim the memory that it will read and write: it does not begin at once."""
+        # From here on it keeps no storage of a device alive: memory that the program gives up is free.
         for tensor, flat in self._reads:
             if tensor.is_cuda:
                 self._claims.append(claim(tensor, self, writes=False))
@@ -93,11 +93,11 @@ class Part:
         self._reads = self._writes = ()
 
     def change_read(self) -> None:
-        """Change what its operation reads, as a verdict wants it. Calls of the device report what goes wrong."""
+        """Change the input of its operation, as a verdict demands. Later calls of the device report errors of this."""
         self._change(change_read, self.change)
 
     def change_filled(self) -> None:
-        """Likewise what its operation has filled."""
+        """Change the output of its operation, likewise."""
         self._change(change_filled, self.change_result)
 
     def _change(self, apply: Callable[..., None], change: Change | None) -> None:
@@ -108,17 +108,17 @@ class Part:
             self.process.wake()
 
     def settle_claims(self) -> None:
-        """It has begun, or never will."""
+        """Release its claims: it has begun, or never will."""
         if self._claims:
             release(self._claims, self)
-        self.payload = None  # as `forget`; hot
+        self.payload = None  # like `forget`; hot
         self._reads = self._writes = ()
         self._flats = []
         if self.awaited:
             self.process.wake()
 
     def forget(self) -> None:
-        """It needs its tensors no longer: nothing that is kept of it may keep their memory."""
+        """Drop its tensors, so that no reference to it keeps their memory."""
         self.payload = None
         self._reads = self._writes = ()
         self._claims, self._flats = [], []
@@ -126,12 +126,12 @@ class Part:
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
     def copy_inputs(self, block: object) -> None:
-        """The program is about to read, or change, what this only reads: keep it as it is."""
+        """Copy inputs that it only reads, because the program is about to read or change them."""
         copies = {id(flat): flat.clone() for reference, flat in self._flats if reference() is block}
         self.payload = _replaced(self.payload, copies)
 
     def wait_until_begun(self) -> None:
-        """Park the calling task of its rank until the memory holds what it will."""
+        """Park the calling task of its rank until the memory holds the result."""
         process = self.process
         simulation = process.simulation
         task = simulation.current
@@ -148,7 +148,7 @@ class Part:
     # -- for reports ---------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """The operation, as reports name it."""
+        """The operation's name in reports."""
         name = self.operation.name
         group = self.connection.communicator.name
         if self.whole is None:
@@ -156,7 +156,7 @@ class Part:
         return f"{name} #{self.sequence} in group {group!r}"
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks of those who have not done their part."""
+        """The tasks of the ranks that have not done their part."""
         missing = [self.peer] if self.whole is None else self.whole.missing_for(self)
         found: list[Task] = []
         for rank in missing:
@@ -184,8 +184,9 @@ def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
 class StreamCollective:
     """The parts that meet in one collective of a connection.
 
-    Ranks that exchange nothing, directly or through others, do not wait for each other: of an all_to_all with empty
-    messages, those that do are a collective of their own as soon as all of them have called (`_part_off`).
+    Ranks that exchange nothing, directly or through others, do not wait for each other. In an all_to_all with empty
+    messages, the ranks that exchange data become a collective of their own as soon as all of them have called
+    (`_part_off`).
     """
 
     def __init__(self, connection: Connection, index: int, ranks: Sequence[int]) -> None:
@@ -196,30 +197,30 @@ class StreamCollective:
         self.begin_ns = -1
         self.lost = False
         self.stuck = False  # calls did not fit, and some of them never end
-        self._whole: StreamCollective = self  # that it was parted off
-        self._apart = 0  # ranks that have called, and wait for nobody of those that have not
+        self._whole: StreamCollective = self  # the collective from which this one was parted off, or itself
+        self._apart = 0  # ranks that have called, and do not wait for any rank that has not
         self._running = 0  # collectives that were parted off, and have not ended
-        self._checksum = 0  # of the data of those that have
+        self._checksum = 0  # of the data of those that have ended
         self._timer: Timer | None = None  # of its end
-        self._slow_ns = 0  # how much later that is because the bandwidth between its ranks is limited
+        self._slow_ns = 0  # how much later the end is because the bandwidth between its ranks is limited
         self._wire: WireFlow | None = None
 
     @property
     def missing(self) -> list[int]:
-        """Those who have not called it."""
+        """The ranks that have not called it."""
         return [] if self._apart else [rank for rank in self.ranks if rank not in self.parts]
 
     @property
     def is_endless(self) -> bool:
-        """True if some of its calls do not end, as things stand."""
+        """True if some of its calls do not end under the present conditions."""
         return bool(self._apart and self.parts) or bool(self.missing) or self.lost or self.stuck
 
     def missing_for(self, part: Part) -> list[int]:
-        """Those who have not called it, and on whom a part depends."""
+        """The ranks on which a part depends and that have not called."""
         return [rank for rank in self._reached_from(part) if rank not in self.parts]
 
     def _reached_from(self, part: Part) -> list[int]:
-        """The ranks that a part waits for, those that they wait for, and so on; with its own."""
+        """The ranks that a part waits for, those that they wait for, and so on; including its own."""
         found, ahead = {part.rank: None}, [part]
         while ahead:
             partners = ahead.pop().partners
@@ -231,13 +232,13 @@ class StreamCollective:
         return sorted(found)
 
     def join(self, part: Part) -> None:
-        """A rank calls it."""
+        """Add a rank's call."""
         part.whole = self
         self.parts[part.rank] = part
         if part.partners is not None or self._apart:
             self._part_off(part)
         elif len(self.parts) == len(self.ranks) and not self.lost:
-            self._start()  # what depends on this part depends on all: nothing less can begin now
+            self._start()  # what depends on this part depends on all: no smaller set can begin now
         if not part.begun:
             part.claim()
 
@@ -269,7 +270,7 @@ class StreamCollective:
         apart._start()
 
     def _plan(self, ready_ns: int) -> None:
-        """All streams come there at `ready_ns`, which may lie ahead."""
+        """Plan the begin: all streams get there at `ready_ns`, which may lie ahead."""
         if self.lost or self.begin_ns >= 0:
             return
         simulation = self.connection.communicator.simulation
@@ -306,7 +307,7 @@ class StreamCollective:
             return
         try:
             crc = communicator.streamed.execute(calls)
-        except RuntimeError as error:  # torch can't do with these tensors what the calls say
+        except RuntimeError as error:  # torch cannot execute the operation with these tensors
             self._fail(parts, error)
             return
         for part in parts:
@@ -328,7 +329,7 @@ class StreamCollective:
         self._strike_during(parts, end_ns + self._slow_ns)
 
     def _calls(self, parts: Sequence[Part]) -> list[Brought]:
-        """The calls of all ranks of the connection; of those that take no part, calls with nothing to exchange."""
+        """The calls of all ranks of the connection; ranks that take no part have calls with nothing to exchange."""
         calls = [Brought(part.operation, part.payload, part.factor) for part in parts]
         if len(calls) == len(self.connection.ranks):
             return calls
@@ -344,7 +345,7 @@ class StreamCollective:
                 simulation.call_at((simulation.now_ns + end_ns) // 2, part.strike[1])
 
     def _collide(self, parts: Sequence[Part]) -> None:
-        """The calls do not fit, or those before did not: some end, all at once; others never do."""
+        """Execute calls that do not fit, or that follow calls that did not: some end, all at once; others never do."""
         connection = self.connection
         communicator = connection.communicator
         simulation = communicator.simulation
@@ -376,14 +377,14 @@ class StreamCollective:
                 part.strike[1]()
 
     def _disagree(self, parts: Sequence[Part]) -> None:
-        """The calls do not fit, and a strict group reports that to its ranks."""
+        """Fail calls that do not fit with an error, in a strict group."""
         name = self.connection.communicator.name
         lines = [f"ranks do not agree on collective #{parts[0].sequence} in group {name!r}:"]
         lines += [f"  rank {part.process.rank} called {part.operation.describe()}{part.site}" for part in parts]
         self._fail(parts, MismatchError("\n".join(lines)))
 
     def _fail(self, parts: Sequence[Part], error: BaseException) -> None:
-        """It can't run: its ranks get the error where they wait for their devices."""
+        """Give its ranks the error where they wait for their devices: it cannot run."""
         self.lose()
         for part in parts:
             self.connection.streams_of(part.rank).error = error
@@ -419,7 +420,7 @@ class StreamCollective:
                 part.strike[1]()
 
     def lose(self) -> None:
-        """It never ends: a rank is gone, or its calls do not fit."""
+        """Make it never end: a rank is gone, or its calls do not fit."""
         if self.lost:
             return
         self.lost = True

@@ -1,7 +1,7 @@
 """The work of an operation that ends on a stream, and its future.
 
-To wait for such a work is to let the current stream wait for it; the host goes on. So its future is done at once, as
-one of CUDA is, and what is read of it, or called with it, is ordered on streams as well.
+Waiting for such a work makes the current stream wait for it; the host goes on. So its future is done at once, like
+a CUDA future, and reads of its value and its callbacks are ordered on streams as well.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class StreamWork(SimWork):
     issued_ns: int
     timeout_ns: int
     ended_ns = 0  # once it is done
-    aborted = False  # it is over because its connection was given up
-    host_limit_ns = 0  # what every wait of the host has, if it waits at all
+    aborted = False  # it is over because its connection was aborted
+    host_limit_ns = 0  # the limit of every wait on the host, if the host waits at all
     blocks = False  # the host waits for it too: a barrier
-    in_one = False  # its future has all that it fills in one tensor
+    in_one = False  # its future has all outputs in one tensor
     waited = False
 
     def begin(self, index: int, streams: Streams, end: Mark, issued_ns: int, timeout_ns: int) -> None:
-        """It was issued, and is over at `end`."""
+        """Set its fields when it is issued; it is over at `end`."""
         self.index, self.streams, self.end = index, streams, end
         self.issued_ns, self.timeout_ns = issued_ns, timeout_ns
         if end.at_ns is None:  # hot
@@ -71,7 +71,7 @@ class StreamWork(SimWork):
             bus.report(WorkWaited(self))
 
     def left(self) -> list[torch.Tensor]:
-        """What it has filled, as it lies in memory."""
+        """Its outputs, as they lie in memory."""
         return [memory_of(tensor.data) for tensor in self.outputs]
 
     def waits_for(self) -> Iterator[Task]:
@@ -83,7 +83,7 @@ class StreamWork(SimWork):
     # -- torch's interface ---------------------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Let the current stream wait for it; the host only waits for a barrier, or where a timeout says so.
+        """Let the current stream wait for it; the host only waits for a barrier, or if there is a timeout.
 
         Raises:
             DistBackendError: `timeout` passed first, in the backend's words.
@@ -109,7 +109,7 @@ class StreamWork(SimWork):
         return True
 
     def check(self) -> None:
-        """Look whether something has gone wrong beside the streams: `error` is what has."""
+        """Check for errors outside the streams, and set `error` to what is found."""
 
     def _has_failed(self) -> bool:
         self.check()
@@ -134,11 +134,11 @@ class StreamWork(SimWork):
         self.streams.wait(self.index, self.streams.current(self.index), self.end)
 
     def block_current_stream(self) -> None:
-        """As `synchronize`."""
+        """Like `synchronize`."""
         self.synchronize()
 
     def get_future(self) -> StreamFuture:
-        """Its future, which is done, and whose values are there when the streams have come so far."""
+        """Its future, which is done; its values are there when the streams have reached its end."""
         self.process.torch_state.unwaited.pop(self, None)
         if self.future is None:
             self.waited = True
@@ -150,7 +150,7 @@ class StreamWork(SimWork):
         return self.future
 
     def finish(self) -> None:
-        """It is over."""
+        """End it: wake the tasks that wait, and call the callbacks."""
         self.done = True
         process = self.process
         for task in process.tasks:
@@ -161,21 +161,21 @@ class StreamWork(SimWork):
 
 
 class StreamFuture(SimFuture):
-    """A future of a device: done, while what it stands for may go on on a stream."""
+    """A future of a device: done, while its operation may still run on a stream."""
 
-    in_one = False  # it shows its tensors as one, with a dimension more
+    in_one = False  # it shows its tensors as one, with one more dimension
 
     def __init__(self, process: SimProcess, index: int, streams: Streams, mark: Mark) -> None:
         super().__init__(process)
         self._index, self._streams, self._mark = index, streams, mark
 
     def wait(self) -> object:
-        """Its value; the current stream waits for it."""
+        """Return its value; the current stream waits for it."""
         self._join()
         return self._shown(Future.wait(self))
 
     def value(self) -> object:
-        """As `wait`."""
+        """Like `wait`."""
         self._join()
         return self._shown(super().value())
 
@@ -183,7 +183,7 @@ class StreamFuture(SimFuture):
         return [torch.stack(value)] if self.in_one else value
 
     def then(self, callback: Callable[[SimFuture], object]) -> StreamFuture:
-        """Call `callback` now, on a stream that waits for this one; a future of what it returns."""
+        """Call `callback` now, on a stream that waits for this one; returns a future of its result."""
         index, streams = self._index, self._streams
         before, side = streams.current(index), streams.side(index)
         child = StreamFuture(self._process, index, streams, self._mark)
@@ -204,8 +204,8 @@ class StreamFuture(SimFuture):
     def join_after_backward(self) -> None:
         """In backward, let the current stream wait for it before the engine's last callbacks: DDP works there.
 
-        C++ waits for futures there by a method that is not virtual, and that makes a stream wait only for futures with
-        devices, which these have none of.
+        There C++ waits for futures by a method that is not virtual. It makes a stream wait only for futures with
+        devices, and these have none.
         """
         graph = backward_task()
         if graph == -1:

@@ -1,19 +1,19 @@
 """Operations that end on streams: what the members of a group share whose backend orders its work on devices.
 
-A group makes *connections*: of all members, or of two. A rank's call is a `Part` of something: of a collective, which
-its n-th call on a connection meets the n-th of every other; or of a message, which meets the first one of the other end
-that waits. A part begins when the stream that it was given to has arrived there, and the whole when all parts have.
+A group makes *connections*: of all members, or of two. A rank's call is a `Part`: of a collective, where a rank's n-th
+call on a connection meets the n-th of every other rank; or of a message, which meets the first waiting one of the other
+end. A part begins when its stream has reached it, and the whole when all parts have begun.
 Then the bytes move at once, and the time that they take passes on the streams: each part has a mark at which it ends.
 
-Nothing is compared between ranks, no part of the others ends when one is missing, and nobody sees that a peer is gone:
-a waiting rank waits until the watchdog or the program ends the wait.
+Calls of different ranks are not compared. When one rank is missing, the other parts do not end, and no rank sees that a
+peer is gone: a waiting rank waits until the watchdog or the program ends the wait.
 
 Invariants:
 - A part is either not begun, and its memory is claimed; or begun, and its bytes have moved; or lost, and never ends.
-- What is lost stays lost: a collective one of whose ranks is gone, or has aborted the connection, before it ended.
+- Lost parts stay lost: those of a collective one of whose ranks left or aborted the connection before it ended.
 - A rank parks here only where it joins a connection, and where it touches memory that a part has claimed.
 
-Calls that do not fit collide: the backend's algorithm says who gets stuck, and what the others find.
+Calls that do not fit collide: the backend's algorithm decides which ranks get stuck, and what the others find.
 
 Doubts: bytes move at the beginning, so a program that changes an input while the operation runs is not noticed. A
 broadcast, gather or scatter takes all ranks, where real ones may let some go.
@@ -54,7 +54,7 @@ __all__ = ["Connection", "StreamCommunicator"]
 
 
 class Connection:
-    """What a group's ranks, or two of them, made to talk over: a device and a stream on each."""
+    """A connection of a group's ranks, or of two of them: a device and a stream on each."""
 
     def __init__(self, communicator: StreamCommunicator, key: str, ranks: Sequence[int]) -> None:
         self.communicator = communicator
@@ -63,14 +63,14 @@ class Connection:
         # By rank: device, stream, its streams, the real device.
         self.ends: dict[int, tuple[int, int, Streams, object]] = {}
         self.made = False
-        self.makers: Mapping[int, str] = {}  # ranks that say how the others join, and the key of that
-        self.error: Callable[[int], BaseException] | None = None  # why it can't be made
-        self.collectives: dict[int | tuple[int, int], StreamCollective] = {}  # that have not ended
+        self.makers: Mapping[int, str] = {}  # ranks that publish how the others join, and the store's key of that
+        self.error: Callable[[int], BaseException] | None = None  # why it cannot be made
+        self.collectives: dict[int | tuple[int, int], StreamCollective] = {}  # those that have not ended
         self.shut_out: list[Callable[[], None]] = []  # to try again when the network's conditions change
         self.gone: dict[int, None] = {}  # ranks that left it, or aborted it
         self.meetings: dict[int, int] = dict.fromkeys(ranks, 0)  # of all ranks on the host, by rank: see `meet`
-        self.left: Left = {}  # what collectives that did not fit have left on the way
-        self._left: Left = {}  # the same of messages
+        self.left: Left = {}  # what mismatched collectives have left on the way
+        self._left: Left = {}  # the same for messages
         self._stuck: list[Part] = []  # messages that did not fit, and never end
         self._counts: dict[int, int] = dict.fromkeys(ranks, 0)  # collectives, by rank
         self._sends: dict[tuple[int, int], deque[Part]] = {}  # by sender and receiver
@@ -95,7 +95,7 @@ class Connection:
             member.process.drain()
 
     def call(self, part: Part) -> None:
-        """A rank calls a collective."""
+        """Add a rank's call of a collective."""
         index = self._counts[part.rank]
         self._counts[part.rank] = index + 1
         collective = self.collectives.get(index)
@@ -110,12 +110,12 @@ class Connection:
     def _report_gone(self, part: Part) -> None:
         for rank in self.gone:
             if part.whole is not None and rank not in part.whole.missing_for(part):
-                continue  # it exchanges nothing with that one
+                continue  # it exchanges nothing with that rank
             if part.peer in (-1, rank):
                 self.communicator.failure.peer_left(self, rank, [part])
 
     def post(self, part: Part) -> None:
-        """A rank sends or receives."""
+        """Add a rank's send or receive."""
         sends = part.operation.name == "send"
         pair = (part.rank, part.peer) if sends else (part.peer, part.rank)
         theirs = (self._receives if sends else self._sends).setdefault(pair, deque())
@@ -164,10 +164,10 @@ class Connection:
             send.change_read()
         begin_ns = self.communicator.simulation.now_ns
         received_ns = sent_ns + self.communicator.latency_ns(send.rank, receive.rank, begin_ns)
-        if self.communicator.disturbed:  # none overtakes another
+        if self.communicator.disturbed:  # no message overtakes another
             pair = send.rank, receive.rank
             self._arrived_ns[pair] = received_ns = max(received_ns, self._arrived_ns.get(pair, 0))
-        ends_ns = {send: received_ns, receive: received_ns}  # a rendezvous: a send ends when its bytes are there
+        ends_ns = {send: received_ns, receive: received_ns}  # a rendezvous: a send ends when its bytes have arrived
         if self._left or not fits:
             crc = self._collide(send, receive, ends_ns)
         else:
@@ -181,7 +181,7 @@ class Connection:
                 self.communicator.simulation.call_at((begin_ns + end_ns) // 2, part.strike[1])
 
     def _collide(self, send: Part, receive: Part, ends_ns: dict[Part, int]) -> int:
-        """The two do not fit, or messages before did not: some of them may not end."""
+        """Execute a send and a receive that do not fit, or that follow such messages: some of them may not end."""
         calls = [Brought(part.operation, part.payload) for part in (send, receive)]
         collision = self.communicator.streamed.collide_messages((send.rank, receive.rank), calls, self._left)
         for part in (send, receive):
@@ -219,7 +219,7 @@ class Connection:
     # -- the network -------------------------------------------------------------------------------------------------
 
     def open_from_ns(self, now_ns: int) -> int | None:
-        """When data gets around the ring: now, or when a cut ends; None: not as things stand."""
+        """When data gets around the ring: now, or when a cut ends; None if it cannot under the present conditions."""
         communicator = self.communicator
         if not communicator.disturbed:
             return now_ns
@@ -232,9 +232,9 @@ class Connection:
         return moment
 
     def delay_ns(self, now_ns: int) -> int:
-        """How much longer it takes because links are delayed: in each step around the ring as much as the slowest.
+        """How much longer it takes because links are delayed: in each step around the ring as much as the slowest link.
 
-        What is drawn for a message is drawn for each step. Asked if the communicator is disturbed.
+        Random delays of a message are drawn for each step. Only called if the communicator is disturbed.
         """
         communicator = self.communicator
         pairs = [(rank, self.ranks[(place + 1) % len(self.ranks)]) for place, rank in enumerate(self.ranks)]
@@ -250,7 +250,7 @@ class Connection:
         return moment - now_ns - usual * len(pairs)
 
     def slow_ns(self, cost: WireCost, begin_ns: int) -> int:
-        """How much longer the bytes of a collective take that begin to move then, because the bandwidth is limited."""
+        """How much longer a collective's bytes, moving from `begin_ns` on, take because of limited bandwidth."""
         communicator = self.communicator
         if not communicator.network.has_limits:
             return 0
@@ -262,7 +262,7 @@ class Connection:
         return max([end_ns, *(through_ns(*pair, size, begin_ns, end_ns) for pair, size in sizes.items())]) - end_ns
 
     def on_network(self) -> None:
-        """The network's conditions have changed."""
+        """Plan again what could not begin: the network's conditions have changed."""
         waiting, self.shut_out = self.shut_out, []
         for plan in waiting:
             plan()
@@ -270,9 +270,9 @@ class Connection:
     # -- its end -----------------------------------------------------------------------------------------------------
 
     def leave(self, rank: int, *, at_once: bool = True) -> None:
-        """A rank is gone, or aborts its end: what has not ended never will, on the others.
+        """Note that a rank is gone, or aborts its end: what has not ended never will, on the others.
 
-        If not `at_once`, what all ranks have called goes on.
+        If not `at_once`, collectives that all ranks have called go on.
         """
         if rank in self.gone:
             return
@@ -292,7 +292,7 @@ class Connection:
         self.communicator.failure.peer_left(self, rank, parts)
 
     def stall(self, rank: int) -> None:
-        """A rank's device is broken: what it takes part in never ends, on the others either, and nobody hears of it."""
+        """Stop the parts of a rank whose device is broken: they never end on any rank, and no rank is informed."""
         for collective in self.collectives.values():
             if rank in collective.parts:
                 collective.lose()
@@ -301,7 +301,7 @@ class Connection:
                 part.lost = part.lost or part.rank == rank
 
     def release(self, rank: int, now_ns: int) -> None:
-        """A rank's end was aborted: its streams are free, and what was under way leaves garbage."""
+        """End the parts of a rank whose end was aborted: its streams are free, and parts under way leave garbage."""
         unfinished = [each for each in self.collectives.values() if each.is_endless]
         parts = [collective.parts[rank] for collective in unfinished if rank in collective.parts]
         for queue in (*self._sends.values(), *self._receives.values(), self._stuck):
@@ -339,7 +339,7 @@ class _Meeting:
         self._number = number
 
     def missing(self) -> list[int]:
-        """Those that have not arrived."""
+        """The ranks that have not arrived."""
         return [rank for rank, number in self._connection.meetings.items() if number < self._number]
 
     def describe(self) -> str:
@@ -393,13 +393,14 @@ class StreamCommunicator(Communicator):
         makers: Mapping[int, str],
         ask: Callable[[], None],
     ) -> Connection:
-        """Join a connection with a device of this rank; park until all of its ranks have.
+        """Join a connection with a device of this rank; parks until all of its ranks have joined.
 
-        Its `makers` say how the others join, each under a name; they wait for that no longer than `limit_ns`, and for
-        the rest no longer than `rest_ns`, or for ever. They `ask` a store, which fails if that is gone.
+        Its `makers` publish how the others join, each under a name. The others wait for that no longer than `limit_ns`,
+        and for the remaining ranks no longer than `rest_ns`, or forever. They `ask` a store, which fails if that is
+        gone.
 
         Raises:
-            DistBackendError: it can't be made, in the backend's words.
+            DistBackendError: it cannot be made, in the backend's words.
         """
         known = self.connections.get(key)
         if known is None:
@@ -409,7 +410,7 @@ class StreamCommunicator(Communicator):
         simulation = self.simulation
         simulation.check()
         connection.ends[member.rank] = index, streams.new(index), streams, device
-        if member.rank in makers:  # those who wait for it have no deadline from now on
+        if member.rank in makers:  # ranks that wait for it have no deadline from now on
             for rank in connection.ranks:
                 other = self.members[rank]
                 if other is not None and other is not member:
@@ -421,7 +422,7 @@ class StreamCommunicator(Communicator):
         wait = _Joining(connection)
         deadline_ns = simulation.now_ns + limit_ns + self.failure.late_ns
         rest_limit_ns: int | None = None
-        unknown = any(maker != member.rank for maker in makers)  # at first it does not even know that they have arrived
+        unknown = any(maker != member.rank for maker in makers)  # at first it does not know that they have arrived
         while not connection.made:
             if unknown:
                 try:
@@ -442,7 +443,7 @@ class StreamCommunicator(Communicator):
         return connection
 
     def make_connection(self, key: str, ranks: Sequence[int]) -> Connection:
-        """A connection that nobody has joined."""
+        """Return a connection that no rank has joined."""
         return Connection(self, key, ranks)
 
     def _made(self, connection: Connection) -> None:
@@ -453,11 +454,11 @@ class StreamCommunicator(Communicator):
                 member.process.wake()
 
     def call_site(self, part: Part) -> None:
-        """Remember where a part was called, for a strict group's reports."""
+        """Note where a part was called, for a strict group's reports."""
         part.site = user_line(user_frame(sys._getframe(1)))
 
     def leave(self, member: Member) -> None:
-        """The member's process ended, or destroyed the group."""
+        """Close a member's connections: its process ended, or destroyed the group."""
         if member.left:
             return
         member.left = True

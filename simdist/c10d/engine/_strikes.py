@@ -1,15 +1,15 @@
 """Faults that strike a rank inside a collective, or right after its part of it.
 
 A fault "during" a short collective would strike too late if it struck at half time: a message of a few bytes has left
-long before, and on real processes nobody would notice the death. So the messages of the rank to be struck are *held
-back*: it dies with its data still in its own buffers, when the others have come as far as they can without it. Of a
-large operation a part is under way when the fault strikes, at half of the rank's time in it. `simdist.hardware` does
+long before, and on real processes no rank would notice the death. So the messages of the rank to be struck are *held
+back*: it dies with its data still in its own buffers, when the others have got as far as they can without it. A large
+operation is partly under way when the fault strikes, at half of the rank's time in it. `simdist.hardware` does
 the same to real processes, with the same limit.
 
-What a rank gets out of a collective is changed here, too, as the last thing before its part ends.
+A rank's result is changed here, too, as the last step before its part ends.
 
-Invariants: a rank has one strike at most, the latest that was added; it is taken out before it is carried out, and
-dropped unstruck if the rank's part ends first. Who is held back stays so until it dies or goes on after a stop.
+Invariants: a rank has one strike at most, the latest that was added; it is removed before it is carried out, and
+dropped if the rank's part ends first. A rank stays held back until it dies or goes on after a stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UNDER_WAY", "Strikes"]
 
-UNDER_WAY = 16 << 20  # bytes; of an operation as large as this a part has left when a rank dies inside it
+UNDER_WAY = 16 << 20  # bytes; a part of an operation at least this large has left when a rank dies inside it
 
 
 class Strikes:
@@ -38,7 +38,7 @@ class Strikes:
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self._pending: dict[int, Strike] = {}  # by rank: not struck, and its part has not ended
-        self._changes: dict[int, Change] = {}  # by rank: of what it gets, which is not there yet
+        self._changes: dict[int, Change] = {}  # by rank: a change of its result, which is not there yet
         self.held_back: dict[int, None] = {}  # ranks whose messages do not leave
 
     def add(self, rank: int, when: Literal["during", "after"], action: Callable[[], None]) -> None:
@@ -46,11 +46,11 @@ class Strikes:
         self._pending[rank] = (when, action)
 
     def change_result(self, rank: int, change: Change) -> None:
-        """Change what the rank gets out of it, when that is there."""
+        """Change the rank's result when it is there."""
         self._changes[rank] = change
 
     def change_results(self, only: int | None = None) -> None:
-        """The results are there, or that of one rank is: change them. A change that fails is the rank's error."""
+        """Change the results of all ranks, or of one, once they are there. A change that fails is the rank's error."""
         for rank in [each for each in self._changes if only in (None, each)]:
             arrival = self._collective.arrivals[rank]
             try:
@@ -59,11 +59,11 @@ class Strikes:
                 arrival.work.error = error
 
     def ranks_during(self) -> list[int]:
-        """Whom something strikes during it, whether they have arrived or not."""
+        """The ranks that are to be struck during it, whether they have arrived or not."""
         return [rank for rank, (when, _) in self._pending.items() if when == "during"]
 
     def hold_back(self) -> bool:
-        """Keep back the messages of those that have arrived and will be struck; True if there are any."""
+        """Hold back the messages of ranks that have arrived and will be struck; True if there are any."""
         collective = self._collective
         if collective.operation.size >= UNDER_WAY:
             return False
@@ -72,11 +72,11 @@ class Strikes:
         return bool(struck)
 
     def due(self) -> list[int]:
-        """Those who are held back and have not been struck."""
+        """The ranks that are held back and have not been struck."""
         return [rank for rank in self.held_back if rank in self._pending]
 
     def strikes_during(self, rank: int) -> bool:
-        """True if something strikes the rank during it."""
+        """True if a fault strikes the rank during it."""
         strike = self._pending.get(rank)
         return strike is not None and strike[0] == "during"
 
@@ -94,7 +94,7 @@ class Strikes:
                 process.resume_listeners.append(functools.partial(self._let_go, rank))
 
     def _let_go(self, rank: int) -> None:
-        """A rank that was stopped inside it goes on: what it held back leaves now."""
+        """Send a rank's held-back messages now: it was stopped inside the collective, and goes on."""
         collective = self._collective
         arrival = collective.arrivals.get(rank)
         if arrival is not None and arrival.settled is None and arrival.work.process.running:
@@ -103,7 +103,7 @@ class Strikes:
             collective.follow()
 
     def strike_after(self, rank: int) -> None:
-        """The rank's part is over."""
+        """Carry out a strike "after": the rank's part is over."""
         strike = self._pending.pop(rank, None)
         if strike is not None and strike[0] == "after":
             strike[1]()

@@ -1,13 +1,13 @@
 """Groups whose payloads stay where they are: `simdist.run(..., values="shapes")`.
 
-Calls are matched, checked, timed, struck by faults and recorded as always; what is left out is to fold, copy and sum up
-large payloads of floating-point numbers. What ranks count and agree by is moved as always: see `is_moved`.
+Calls are matched, checked, timed, struck by faults and recorded as always; only large payloads of floating-point
+numbers are not folded, copied and summed up. Data by which ranks count and agree is moved as always: see `is_moved`.
 
 A world picks these classes when it makes a group, so that other worlds pay nothing for them.
 
-Doubts: what a rank's output holds afterwards may be memory that nobody has written. So floating-point numbers add
-nothing to the digest, those that are moved included; integers that a program works out from them still can. Of calls
-that do not fit on NCCL, kernels do to the bytes what they do.
+Doubts: a rank's output may be memory that was never written. So floating-point numbers add nothing to the digest, even
+if they are moved; integers that a program computes from them still can. On NCCL, mismatched calls do to the bytes
+what the kernels do.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ __all__ = ["SMALL_BYTES", "UnmovedCommunicator", "emptied", "is_floating", "is_m
 SMALL_BYTES = 4096
 """Up to so many bytes of a rank a payload is moved whatever it is: losses, norms, flags."""
 
-_NUMBERS = ("float", "bfloat", "complex")  # with which names of types begin
+_NUMBERS = ("float", "bfloat", "complex")  # prefixes of the names of their types
 
 
 def is_moved(operation: Operation) -> bool:
     """True if the payload of a collective is moved.
 
-    It is if it is no floating-point numbers, or small. Ranks may bring an all_to_all more or less each, so its numbers
-    never are. Several tensors that are gathered at once are, since they pass through memory that holds nothing before.
+    It is if it is not floating-point numbers, or if it is small. Floating-point numbers of an all_to_all are never
+    moved, since its ranks may send different amounts. Several tensors that are gathered at once are moved, since they
+    pass through memory that holds nothing before.
     """
     if not is_floating(operation):
         return True
@@ -58,7 +59,7 @@ def is_floating(operation: Operation) -> bool:
 
 
 def is_message_moved(send: torch.Tensor, receive: torch.Tensor) -> bool:
-    """The same of a message between these two."""
+    """True if a message between these two is moved."""
     return (
         not (_has_numbers(send) and _has_numbers(receive))
         or send.nbytes <= SMALL_BYTES
@@ -71,7 +72,7 @@ def _has_numbers(tensor: torch.Tensor) -> bool:
 
 
 def emptied(payload: Any) -> Any:
-    """The same with tensors that have no elements."""
+    """The same payload with tensors that have no elements."""
     if isinstance(payload, torch.Tensor):
         return torch.empty(0, dtype=payload.dtype)
     if isinstance(payload, list):
@@ -83,25 +84,25 @@ class UnmovedCommunicator(Communicator):
     """A group over Gloo, or one like it."""
 
     def payloads(self, arrivals: Mapping[int, Arrival], operation: Operation) -> list[Payload]:
-        """Empty ones of what is not moved."""
+        """The payloads; empty ones if they are not moved."""
         payloads = super().payloads(arrivals, operation)
         return payloads if is_moved(operation) else emptied(payloads)
 
     def hand_over(self, collective: Collective) -> HandOver:
-        """That of a collective that is followed."""
+        """Return the object that gives ranks their bytes in a collective that is followed."""
         return _UnmovedHandOver(collective)
 
     def make_mailbox(self) -> Mailbox:
-        """Where its messages meet."""
+        """Return the mailbox in which the group's messages meet."""
         return _UnmovedMailbox(self)
 
     def note_completed(self, operation: Operation, sequence: int, begin_ns: int, crc: int) -> None:
-        """Without a checksum of floating-point numbers."""
+        """Record a collective, without a checksum of floating-point numbers."""
         super().note_completed(operation, sequence, begin_ns, 0 if is_floating(operation) else crc)
 
 
 class _UnmovedHandOver(HandOver):
-    """Gives ranks nothing of what is not moved."""
+    """Gives ranks no payloads that are not moved."""
 
     __slots__ = ()
 
@@ -110,12 +111,12 @@ class _UnmovedHandOver(HandOver):
         return all(is_moved(arrival.operation) for arrival in self._collective.arrivals.values())
 
     def decide(self, wanted: bool) -> None:
-        """Nothing is followed that is not moved."""
+        """Decide whether to follow the bytes; those that are not moved are not followed."""
         if self._moves:
             super().decide(wanted)
 
     def finish(self, rank: int) -> int:
-        """Give a rank that is done what it gets."""
+        """Give a rank that is done its result."""
         collective = self._collective
         if self._moves:
             crc = super().finish(rank)
@@ -128,13 +129,13 @@ class _UnmovedHandOver(HandOver):
         return 0
 
     def leave_partial(self, rank: int) -> None:
-        """A rank whose part failed keeps what it had."""
+        """Let a rank whose part failed keep its old data, if the payload is not moved."""
         if self._moves:
             super().leave_partial(rank)
 
 
 class _UnmovedMailbox(Mailbox):
-    """Delivers messages without what is in them."""
+    """Delivers messages without their content."""
 
     def _sent(self, send: P2PWork, receive: P2PWork, begin_ns: int) -> None:
         if is_message_moved(send.tensor, receive.tensor):

@@ -1,4 +1,4 @@
-"""The same of groups whose operations end on streams: see `_unmoved.py`."""
+"""Groups whose operations end on streams and whose payloads stay where they are: see `_unmoved.py`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class UnmovedStreamCommunicator(StreamCommunicator):
         vars(moving)["execute"] = execute_moved
 
     def make_connection(self, key: str, ranks: Sequence[int]) -> Connection:
-        """One of its connections."""
+        """Return a connection that no rank has joined."""
         return _UnmovedConnection(self, key, ranks)
 
 
 class _UnmovedConnection(Connection):
-    """Delivers messages without what is in them."""
+    """Delivers messages without their content."""
 
     def _move(self, send: Part, receive: Part, sent_ns: int) -> None:
         there = not (send.lost or receive.lost) and send.tensor.nbytes == receive.tensor.nbytes

@@ -1,4 +1,4 @@
-"""What operations put on the wires: a collective in its good case, and one that is followed message by message."""
+"""The load of operations on the wires: a collective in its good case, and one that is followed message by message."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["LIGHT_NS", "FollowedLoad", "Transfer", "WireCost", "under_way"]
 
 Transfer = tuple[int, int, int, int]  # a message of a followed collective: when it leaves, has left; sender, receiver
 
-# What moves its bytes in less than this, alone, is not on the wires at all: it would slow others down by as little, and
-# to share out links among a few bytes costs more than all else about them. (400 bytes at 4 GB/s.)
+# Operations whose bytes move in less than this, alone, are not on the wires at all: they would slow others down by as
+# little, and sharing out links among a few bytes costs more than the rest of their simulation. (400 bytes at 4 GB/s.)
 LIGHT_NS = 100
-_EXACT = 16  # messages ahead up to which each is on the links from its own begin to its own end
-_WINDOWS = 8  # into which more of them are cut, each with the average load
+_EXACT = 16  # up to this many messages ahead, each is on the links from its own begin to its own end
+_WINDOWS = 8  # into this many windows more messages are divided, each with the average load
 
 
 class WireCost:
     """A collective of one group, all of whose members have arrived and nothing is wrong: one flow.
 
-    `duration_ns` from the last arrival to completion when nothing else is on the links, of which bytes move in the last
-    `wire_ns`. `load` is worked out when it is first asked for.
+    `duration_ns` is the time from the last arrival to completion when nothing else is on the links; bytes move in the
+    last `wire_ns` of it. `load` is computed when it is first needed.
     """
 
     __slots__ = ("_found", "_network", "byte_ns", "duration_ns", "traffic", "wire_ns")
@@ -44,7 +44,7 @@ class WireCost:
         self.wire_ns = min(wire_ns, duration_ns)
         self.byte_ns = byte_ns
         self._network = network
-        self.traffic = traffic  # who sends how many bytes to whom, by ranks of the world
+        self.traffic = traffic  # how many bytes which rank sends to which, by ranks of the world
         self._found: Load | None = None
 
     def load(self) -> Load:
@@ -56,12 +56,12 @@ class WireCost:
 
 class _Followed(Protocol):
     def under_way(self, now_ns: int) -> tuple[Sequence[tuple[int, int, float]], int]:
-        """Who sends to whom for which part of the time from now on, and until when that holds."""
+        """Which rank sends to which for which part of the time from now on, and until when that holds."""
         ...
 
 
 class FollowedLoad:
-    """The same for a collective that is followed, at one moment; `ranks` gives the world's rank of a member."""
+    """The load of a collective that is followed, at one moment; `ranks` gives the world's rank of a member."""
 
     def __init__(self, network: Network, ranks: Callable[[int], int]) -> None:
         self._network = network
@@ -78,9 +78,9 @@ class FollowedLoad:
 
 
 def under_way(transfers: Iterable[Transfer], now_ns: int) -> tuple[list[tuple[int, int, float]], int]:
-    """Who sends to whom for which part of the time from now on, and until when that holds.
+    """Which rank sends to which for which part of the time from now on, and until when that holds.
 
-    Of a few messages each counts from begin to end; many are averaged over a part of the time that they take.
+    A few messages count from begin to end each; many are averaged over a part of the time that they take.
     """
     ahead = [each for each in transfers if each[1] > now_ns]
     if not ahead:

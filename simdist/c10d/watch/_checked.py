@@ -1,9 +1,9 @@
 """A group whose ranks compare what they are about to call: `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
 
 Stands in for torch's `_ProcessGroupWrapper` (torch 2.13). Before a collective, the ranks pass a monitored barrier of a
-second group of the same members, and gather each other's fingerprints there; who finds one that differs from its own
-raises, and the collective is not called. Point-to-point operations, `monitored_barrier` and the coalesced gather of
-single tensors are not compared.
+second group of the same members, and gather each other's fingerprints there. A rank that finds one that differs from
+its own raises, and does not call the collective. Point-to-point operations, `monitored_barrier` and the coalesced
+gather of single tensors are not compared.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CheckedProcessGroup(SimProcessGroup):
         ProcessGroup.__init__(self, wrapped.rank(), wrapped.size())
         self._calls_under_way = []
         self.wrapped_pg = wrapped
-        self.passes_for = ""  # the wrapped backend, while torch makes it, and would make the wrapper itself only later
-        self._name = self._description = ""  # torch names the wrapper, and not what is in it
+        self.passes_for = ""  # the wrapped backend's name while torch makes that one, long before it would wrap it
+        self._name = self._description = ""  # torch names the wrapper, and not the wrapped group
         self._helper = helper
         self._member = wrapped._member
         helper._communicator.counted = 0
@@ -65,19 +65,19 @@ class CheckedProcessGroup(SimProcessGroup):
         self.passes_for = ""  # the last thing that torch does to a group before it registers it
 
     def get_error(self) -> NoReturn:
-        """What Gloo does not have."""
+        """Refuse: Gloo has no such function."""
         raise RuntimeError(f"Backend {self.name()} does not support getError")
 
     def __repr__(self) -> str:
         return f"<checked {self.wrapped_pg!r}>"
 
     def leave(self) -> None:
-        """Give both groups up."""
+        """Leave both groups."""
         self.wrapped_pg.leave()
         self._helper.leave()
 
     def compare(self, operation: str, tensors: Sequence[Tensor]) -> None:
-        """Meet everyone, and see that all call the same.
+        """Meet all ranks, and check that all call the same.
 
         Raises:
             RuntimeError: a rank does not arrive, the helper's connections are closed, or a rank calls something else.
@@ -104,7 +104,7 @@ def _listed(tensors: Lists) -> list[Any]:
 
 
 def _are_alike(tensors: Lists) -> bool:
-    """True if the tensors of a list, or of the last of several, are of one shape."""
+    """True if the tensors of a list, or of the last of several lists, are of one shape."""
     lists = _listed(tensors)
     last = lists[-1] if lists and not isinstance(lists[-1], Tensor) else lists
     return all(tensor.shape == last[0].shape for tensor in last)

@@ -1,7 +1,7 @@
-"""What a rank is about to call, as ranks compare it under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, in torch's words.
+"""A rank's next call as ranks compare it under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, in torch's words.
 
-A fingerprint travels as whole numbers. Before the numbers themselves the ranks compare how many there are, and torch
-reads a number that differs as if it were a fingerprint, of which it is then the operation: a barrier's three numbers
+A fingerprint is sent as whole numbers. Before the numbers themselves the ranks compare how many there are. Torch reads
+a count that differs as if it were a fingerprint, and takes the count for the operation: a barrier's three numbers
 look like a REDUCE. (ProcessGroupWrapper, measured on torch 2.13.)
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Fingerprint"]
 _CODES: dict[str, int] = op_types()
 _OPERATIONS = {code: name for name, code in _CODES.items()}
 _DTYPES = list(SCALAR_TYPES)
-# Torch prints a device type as the default options that it makes of it.
+# Torch prints a device type as the default options that it derives from it.
 _DEVICE = (
     "TensorOptions(dtype=float (default), device={}, layout=Strided (default), requires_grad=false (default), "
     "pinned_memory=false (default), memory_format=(nullopt))"
@@ -40,14 +40,14 @@ class Fingerprint:
 
     @classmethod
     def of(cls, operation: str, sequence: int, tensors: Sequence[torch.Tensor]) -> Fingerprint:
-        """That of a call with these tensors."""
+        """Return the fingerprint of a call with these tensors."""
         names = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
         devices = tuple(tensor.device.type for tensor in tensors)
         return cls(operation, sequence, names, tuple(tuple(tensor.shape) for tensor in tensors), devices)
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Fingerprint:
-        """The fingerprint that `numbers` stand for; one number alone is taken for an operation.
+        """Return the fingerprint that `numbers` stand for; a single number is taken for an operation.
 
         Raises:
             RuntimeError: torch has no such operation.
@@ -69,7 +69,7 @@ class Fingerprint:
         return cls(operation, sequence, dtypes, tuple(shapes), devices)
 
     def numbers(self) -> list[int]:
-        """As it travels."""
+        """The numbers that are sent."""
         count = len(self.dtypes)
         numbers = [_CODES[self.operation], self.sequence, count]
         numbers += [_DTYPES.index(name) for name in self.dtypes] + [_DEVICES.index(name) for name in self.devices]
@@ -78,7 +78,7 @@ class Fingerprint:
         return numbers
 
     def __str__(self) -> str:
-        """As torch prints it, the missing comma of a call without tensors included."""
+        """Return torch's text, including the missing comma of a call without tensors."""
         if not self.dtypes:
             return f"CollectiveFingerPrint(SequenceNumber={self.sequence}OpType={self.operation})"
         return (
@@ -88,7 +88,7 @@ class Fingerprint:
         )
 
     def mismatch(self, rank: int, other_rank: int, other: Fingerprint) -> str:
-        """The error of `rank`, whose fingerprint this is and not that of `other_rank`."""
+        """Return the error of `rank`, whose fingerprint this is and differs from that of `other_rank`."""
         differences = []
         if self.sequence != other.sequence:
             differences.append(f"\t Sequence number: {self.sequence}vs {other.sequence}")
@@ -110,7 +110,7 @@ class Fingerprint:
         return text
 
     def _shape(self) -> list[str]:
-        """Of the first tensor, which stands for all."""
+        """The shape of the first tensor, which stands for all."""
         return [str(size) for size in self.shapes[0]] if self.shapes else []
 
     def _types(self) -> list[str]:

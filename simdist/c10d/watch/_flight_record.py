@@ -1,12 +1,13 @@
 """A rank's flight recorder: its latest collectives, as `torch._C._distributed_c10d._dump_fr_trace` returns them.
 
 Gloo's groups record every collective when it is queued, messages not at all, and never learn when one starts, so that a
-finished one is "retired" and still "scheduled" (torch 2.13; see `simdist.records` for the format). How many are kept is
-what TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack frames: to walk
-the stack at each call would slow every other run down.
+finished one is "retired" and still "scheduled" (torch 2.13; see `simdist.records` for the format). The recorder keeps
+as many as TORCH_FR_BUFFER_SIZE says when the rank makes its first group. Only a rank that sets it gets stack frames:
+walking the stack at each call would slow every other run down.
 
-This is the one watcher that the engine calls itself and not by the bus, which belongs to the world: each rank has a
-recorder of its own, always on as Gloo's is, so the bus would have to build and sort by rank what nobody else wants.
+This is the only watcher that the engine calls directly, without the bus. The bus belongs to the world, but each rank
+has a recorder of its own, always on like Gloo's: the bus would have to build, and sort by rank, events that no other
+listener wants.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ __all__ = ["FlightRecord", "flight_record_of", "install"]
 _USUAL_LIMIT = 2000
 _NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-_Recorded = tuple[Any, ...]  # what a `Queued` holds, and frames behind it
+_Recorded = tuple[Any, ...]  # the fields of a `Queued`, then the frames, if any
 Frame = tuple[str, int, str]  # file, line, function
 
 
 @dataclass(slots=True)
 class _Former:
-    """A group that was destroyed, or that the program may drop at any time, as far as it is recorded."""
+    """The recorded data of a group that was destroyed, or that the program may drop at any time."""
 
     _member: Member
     _size: int
@@ -68,10 +69,10 @@ def _forget(record: weakref.ref[FlightRecord], number: int) -> None:
 
 
 class FlightRecord:
-    """The last `limit` collectives of one rank; with `frames`, also from where each was called.
+    """The last `limit` collectives of one rank; with `frames`, also the stack of each call.
 
-    What it is given is the fields of a `Queued`, a tuple of numbers; it keeps that and makes entries of it when it is
-    asked. Python's garbage collector looks at such a tuple once, and not for as long as it is kept.
+    It receives the fields of a `Queued` as a tuple of numbers, keeps the tuple, and makes entries only for a dump.
+    Python's garbage collector visits such a tuple once, and not for as long as it is kept.
     """
 
     def __init__(self, limit: int, *, frames: bool) -> None:
@@ -83,7 +84,7 @@ class FlightRecord:
         self._add = self._add_with_frames if frames else self._ring.append
 
     def enter(self, group: GroupBackend, *, held: bool = True) -> None:
-        """Take note of a new group, and of what is called in it from now on; not `held`: the program may drop it."""
+        """Record a new group, and the calls in it from now on; not `held`: the program may drop the group."""
         number = len(self._groups)
         if held:
             self._groups.append(group)
@@ -92,20 +93,20 @@ class FlightRecord:
             self._groups.append(group.recorded_as)
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
-        group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: groups go when torch lets go
+        group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: else groups would live on
         if self._ring.maxlen:
             group._member.on_queued = self._add
 
     def forget(self, number: int) -> None:
-        """A group was destroyed: the record keeps what it says of it, and not its store."""
+        """Drop a destroyed group and its store; the record keeps the group's data."""
         self._groups[number] = _as_recorded(self._groups[number])
 
     def dump(self, *, collectives: bool = True, frames: bool = True) -> dict[str, Any]:
-        """The record as torch unpickles it. To ask for active ones only changes nothing: none counts as completed."""
+        """The record as torch unpickles it. Active entries only would be the same record: none counts as completed."""
         return flight_dump(self._config(), self._statuses(), self._entries(frames=frames) if collectives else None)
 
     def dump_json(self, *, collectives: bool = True) -> str:
-        """The record as torch writes it in JSON: without frames, and numbers of groups as text."""
+        """The record as torch writes it in JSON: without frames, and with group numbers as text."""
         return flight_json(self.dump(collectives=collectives, frames=False))
 
     def _config(self) -> dict[str, dict[str, str]]:
@@ -165,10 +166,10 @@ class FlightRecord:
 
 
 def flight_record_of(process: SimProcess) -> FlightRecord:
-    """The recorder of a rank, made when first asked for.
+    """Return the recorder of a rank, made on the first call.
 
     Raises:
-        SimdistError: the environment asks for a size that is no number; torch hangs then.
+        SimdistError: the environment sets a size that is no number; torch hangs then.
     """
     state = process.torch_state
     if state.flight_record is None:
@@ -187,7 +188,7 @@ def flight_record_of(process: SimProcess) -> FlightRecord:
 
 
 def install(patches: Patches) -> None:
-    """Have torch's functions that dump give a rank its own record."""
+    """Make torch's dump functions return a rank's own record."""
     patches.wrap(c10d_bindings, "_dump_fr_trace", _dump)
     patches.wrap(c10d_bindings, "_dump_fr_trace_json", _dump_json)
 

@@ -1,11 +1,11 @@
 """torch's profilers on a rank.
 
 Kineto is one per process, and crashes when several threads start it at once. Torch's older profiler records per
-thread, so on a rank `torch.autograd.profiler.profile` runs on that one, and with it `torch.profiler.profile`, which is
-built on it. The group's operations are added as Gloo's own events: one `gloo:<operation>` per call, asynchronous, with
-input shapes. Groups over NCCL have theirs, and beside each a `record_param_comms` that says in a trace what was called
-in which group, and one for each wait. Traces are written as Kineto writes them (torch 2.13), so that what reads its
-files reads these.
+thread, so on a rank `torch.autograd.profiler.profile` runs on the older one, and so does `torch.profiler.profile`,
+which is built on it. The group's operations are added as Gloo's own events: one `gloo:<operation>` per call,
+asynchronous, with input shapes. Groups over NCCL have theirs. Next to each of these, and for each wait, there is a
+`record_param_comms` that shows in a trace what was called in which group. Traces have Kineto's format (torch 2.13), so
+that tools which read its files can read these.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _autograd: Any = torch.autograd  # torch's stubs leave these out, or leave them 
 _legacy: Any = profiler_legacy
 _util: Any = profiler_util
 
-_USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what `record_function` marks, and what Gloo does
+_USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: the scope of `record_function`, and of Gloo's events
 
 # (name, shapes, called at, work)
 ProfiledCall = tuple[str, list[list[int]], int, "SimWork"]
 _PARAMETERS, _WAIT = "record_param_comms", "wait"
 _FUNCTION_SCOPE = 0  # at::RecordScope::FUNCTION
-# What ProcessGroupNCCL calls its operations there, where it is not what it calls their works.
+# ProcessGroupNCCL's names in traces, where they differ from the names of its works.
 _NAMES = {"all_reduce": "allreduce", "all_reduce_barrier": "barrier"}
 _TYPES = {
     torch.float32: "Float",
@@ -61,8 +61,8 @@ class ProfiledCalls:
 
     def __init__(self, process: SimProcess) -> None:
         self.calls: list[ProfiledCall] = []
-        self.metadata: dict[str, object] = {}  # that the trace gets
-        self.parameters: list[tuple[int, list[list[int]], dict[str, object]]] = []  # of NCCL: when, shapes, and what
+        self.metadata: dict[str, object] = {}  # added to the trace
+        self.parameters: list[tuple[int, list[list[int]], dict[str, object]]] = []  # of NCCL: when, shapes, values
         self.end = process.simulation.bus.listen(WorkIssued, self._on_issue)
         self._process = process
 
@@ -76,13 +76,13 @@ class ProfiledCalls:
                 self.parameters.append((now_ns, shapes, _parameters(event.name, work)))
 
     def note_wait(self, work: SimWork) -> None:
-        """The program waits for a work over NCCL."""
+        """Note that the program waits for a work over NCCL."""
         self.parameters.append((self._process.simulation.now_ns, [], _parameters(_WAIT, work)))
 
 
 def _parameters(name: str, work: SimWork) -> dict[str, object]:
-    """What a trace says of a call (`saveNcclMeta`)."""
-    kind = name.partition(" ")[0]  # of messages the peers stand behind
+    """The parameters of a call in a trace (`saveNcclMeta`)."""
+    kind = name.partition(" ")[0]  # a message's peers follow the name
     communicator: Any = work.member.communicator
     known = vars(work)
     ranks = list(communicator.ranks)
@@ -106,7 +106,7 @@ def _parameters(name: str, work: SimWork) -> dict[str, object]:
 
 
 def install(patches: Patches) -> None:
-    """Replace what starts, stops and reads Kineto in torch's profiler class."""
+    """Replace the functions that start, stop and read Kineto in torch's profiler class."""
     patches.wrap(profiler.profile, "_prepare_trace", _prepare)
     patches.wrap(profiler.profile, "_start_trace", _start)
     patches.wrap(profiler.profile, "__exit__", _exit)
@@ -188,7 +188,7 @@ def _exit(original: Callable[..., object]) -> Callable[..., object]:
                     input_shapes=shapes,
                     scope=_USER_SCOPE,
                     is_async=True,
-                    stack=[],  # which averages of events ask for
+                    stack=[],  # averages of events need it
                 )
             )
         reported: dict[int, dict[str, object]] = {}
@@ -218,7 +218,7 @@ def _exit(original: Callable[..., object]) -> Callable[..., object]:
 
 
 class _Results:
-    """What is asked of Kineto's results after the fact."""
+    """Answers what torch reads from Kineto's results afterwards."""
 
     def __init__(
         self, process: SimProcess, events: Any, metadata: dict[str, object], reported: dict[int, dict[str, object]]

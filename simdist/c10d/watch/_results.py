@@ -1,6 +1,6 @@
 """What operations leave in a rank's tensors, for comparing with another run: a listener of works that were waited for.
 
-What an operation may not have written is no result of it: memory that nobody has written differs from run to run.
+Tensors that an operation may not have written are no result of it: memory that was never written differs between runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["note_results"]
 
 
 def note_results(bus: Bus) -> None:
-    """Record a checksum over all that each work has left, once."""
+    """Record a checksum over the results of each work, once."""
     note = unseen(_note)
     bus.listen(WorkWaited, lambda event: note(event.work))
 

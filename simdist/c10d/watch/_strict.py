@@ -1,7 +1,7 @@
-"""What Gloo accepts in silence and a strict group refuses, with the line of code that did it.
+"""Calls that Gloo accepts silently and a strict group refuses, with the line of code that made them.
 
 Strided tensors (Gloo reduces the wrong memory), a NaN that a maximum or minimum may drop, a buffer that changes between
-`isend` and the moment it is read, work that nobody ever waited for, messages without a partner, groups left open.
+`isend` and the moment it is read, work that is never waited for, messages without a partner, groups left open.
 Disagreements between ranks are found where calls meet (`_collective`, `_mailbox`).
 """
 
@@ -28,7 +28,7 @@ __all__ = ["problems_at_end", "watch_strictly"]
 
 
 def watch_strictly(bus: Bus) -> None:
-    """Have all groups of a world be strict: refuse calls that Gloo would misread, and changed buffers of sends."""
+    """Make all groups of a world strict: refuse calls that Gloo would misread, and changed buffers of sends."""
     bus.intercept(OperationAdmitted, _on_admission)
     bus.listen(WorkIssued, _on_issue)
     bus.intercept(MessageRead, _on_read)
@@ -59,7 +59,7 @@ def _on_admission(event: OperationAdmitted) -> Verdict:
 
 
 def _on_issue(event: WorkIssued) -> None:
-    """Someone must wait for an asynchronous operation, unless torch itself issued it."""
+    """Note the call's site and a send's checksum: an asynchronous call must be waited for, unless torch issued it."""
     work = event.work
     if isinstance(work, P2PWork) and work.name == "send":
         work.posted_checksum = _checksum(work)
@@ -71,7 +71,7 @@ def _on_issue(event: WorkIssued) -> None:
 
 
 def _on_read(event: MessageRead) -> Verdict:
-    """Refuse a message whose buffer is no longer what was sent."""
+    """Refuse a message whose buffer has changed since the send."""
     work = event.send
     if work.posted_checksum in (None, _checksum(work)):
         return PASS
@@ -89,7 +89,7 @@ def _checksum(work: P2PWork) -> int:
 
 
 def problems_at_end(process: SimProcess) -> list[str]:
-    """One line for everything that a rank leaves undone when its program ends well."""
+    """Return one line for everything that a rank has left undone when its program ends without an error."""
     state = process.torch_state
     lines = [f"no rank waited for {work.describe()}, issued{site}" for work, site in state.unwaited.items()]
     for group in list(state.world.pg_map):
@@ -112,7 +112,7 @@ def _flattened(tensors: object) -> Iterator[torch.Tensor]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if the elements fill their memory without gaps or overlaps, in whatever order."""
+    """True if the elements fill their memory without gaps or overlaps, in any order."""
     if tensor.numel() == 0 or tensor.is_contiguous():
         return True
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
