@@ -4,24 +4,25 @@ Names that build groups and stores (`ProcessGroupGloo`, `TCPStore`, ...) are rep
 rank they make simulated ones, on every other thread the real ones. State that torch reads directly (the default dtype,
 the debug level) is swapped when the baton changes hands; `_world` and the C++ group registry are a thread's own.
 
-Three kinds of things, by how torch gets at them:
-- Names that Python looks up each time it makes something: replaced by classes whose metaclass asks who calls
-  (`class_on_ranks`). `isinstance` and attributes go through to the real class, so that code which only asks sees no
-  difference, the host's own included.
-- Variables that are read by any code that runs: swapped in `switch`, at each hand-over, and only where the two sides
-  differ, for that is hot.
-- What torch keeps per thread, or can be asked to (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
+Three kinds of state, by how torch reads them:
+- Names that Python looks up each time it makes something: replaced by classes whose metaclass checks who calls
+  (`class_on_ranks`). `isinstance` and attributes go through to the real class, so that code which only checks them sees
+  no difference, including the host's own.
+- Variables that any code reads: swapped in `switch`, at each hand-over, and only where the two sides differ, because
+  `switch` is hot.
+- State that torch keeps per thread, or can (`_set_thread_isolation_mode`): nothing has to be done at a hand-over.
 
 Invariants:
 - One world at a time is installed, `_present`; outside of `install` and `uninstall` nothing of torch is replaced. All
-  replacements are made through one `Patches`, so they are undone in the opposite order, whatever happened in between.
-- On a thread that is no rank everything is as without simdist, while a world runs too.
-- After a `switch` torch has the state of the process that holds the baton, or the host's if it holds it; the state of
-  all others is in their `RankState`. What a rank changes by torch's own functions is read back when it leaves.
+  replacements are made through one `Patches`, so they are undone in the opposite order in any case.
+- On a thread that is no rank everything is as without simdist, even while a world runs.
+- After a `switch` torch has the state of the process that holds the baton, or the host's if the host holds it; the
+  state of all others is in their `RankState`. Changes that a rank makes by torch's own functions are read back when it
+  leaves.
 - Classes for replaced names are made once in a process (`functools.cache`): worlds start by the thousand.
 
-Doubts: `_set_thread_isolation_mode` is private to torch. A C++ call of a rank that changes the debug level without our
-function is put right for the host at the end, not for the other ranks at the next hand-over.
+Doubts: `_set_thread_isolation_mode` is private to torch. If a rank changes the debug level by a C++ call without our
+function, the host's level is restored at the end, but other ranks see the change at the next hand-over.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class TorchState:
         self._backends = BackendTables()
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
-        self._flags: Any = ()  # what was set for all of torch before
+        self._flags: Any = ()  # the host's settings for all of torch
         self._forward: object = None  # the module whose forward pass the host was in
         self._has_devices = bool(network.cluster.devices_per_host)
         self._makers = Makers(network, backend=backend, strict=strict, values=values)
@@ -110,9 +111,9 @@ class TorchState:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def install(self, bus: Bus, *, flags_apart: bool = False) -> None:
-        """Make torch's names simulated on ranks; what is to be watched is heard of on the world's bus.
+        """Make torch's names simulated on ranks; watchers use the world's bus.
 
-        With `flags_apart` each rank has the settings for all of torch for itself.
+        With `flags_apart` each rank has its own settings for all of torch.
         """
         global _present
         self._flags = _flags.remember()
@@ -122,7 +123,7 @@ class TorchState:
         host.init_method = c10d_module._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
         self._debug_level = host.debug_level
-        self._host = host  # from here on there is something to take back
+        self._host = host  # from here on there is something to undo
         _present = self
         _makers.serve(self._makers)
         if flags_apart:
@@ -136,7 +137,7 @@ class TorchState:
         forget_warnings()
         c10d_bindings._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(group_world()))
-        self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, and nobody reads it
+        self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, but never reads it
         _functional_outputs.install(self._patches, has_devices=self._has_devices)
         self._patches.install(_ALWAYS)
         self._backends.install(self._patches, _makers.make_simulated_group, default=self._backend)
@@ -149,16 +150,16 @@ class TorchState:
             _nccl_names.install(self._patches, _makers.make_nccl_group)
 
     def uninstall(self) -> None:
-        """Put everything back, after an `install` that failed too.
+        """Put everything back, also after an `install` that failed.
 
         Raises:
-            BaseException: what the first step raised that failed; all others are taken.
+            BaseException: the error of the first step that failed; all others are taken too.
         """
         global _present
         if self._host is None:
             return
         _present = _memory.bus = None
-        _unseen.inference_tensors = False  # a world that has some finds them itself
+        _unseen.inference_tensors = False  # a world with inference tensors finds them itself
         _makers.serve(None)
         call_all(
             lambda: self._backends.load(None),
@@ -183,11 +184,11 @@ class TorchState:
 
     def _restore_debug_level(self) -> None:
         assert self._host is not None
-        if get_debug_level() != self._host.debug_level:  # a rank may have asked C++ itself
+        if get_debug_level() != self._host.debug_level:  # a rank may have called C++ directly
             _set_debug_level_of_torch(self._host.debug_level)
 
     def new_rank(self, debug: str | None = None) -> RankState:
-        """The state of a fresh process; `debug` is its TORCH_DISTRIBUTED_DEBUG, unless that is the host's own.
+        """Return the state of a fresh process; `debug` is its TORCH_DISTRIBUTED_DEBUG, unless that is the host's own.
 
         Raises:
             SimdistError: torch does not know such a debug level; a real process could not import it.
@@ -201,16 +202,16 @@ class TorchState:
         return RankState(level)
 
     def begin_thread(self, process: SimProcess) -> None:
-        """Called on a thread that a rank started: C++ keeps what functional collectives find by name for each thread.
+        """Register the rank's groups on a thread that it started: C++ keeps their names per thread.
 
-        It finds the groups that the rank has now, and not those that the rank makes later.
+        The thread finds the groups that the rank has now, and not those that the rank makes later.
         """
         if process.torch_state.world.seen_by:
             for group, name in list(group_world().pg_names.items()):
                 c10d_bindings._register_process_group(name, group)
 
     def begin_child(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
-        """Called by a rank that starts a process: a forked one knows the groups that its parent has."""
+        """Make a child process's state, on the rank that starts it: a forked one knows its parent's groups."""
         _workers.separate_workers()
         mine: RankState = parent.torch_state
         state = child.torch_state = RankState(mine.debug_level)
@@ -224,7 +225,7 @@ class TorchState:
     # -- switching -----------------------------------------------------------------------------------------------
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
-        """Swap what is process-wide: called by the kernel whenever another process gets the baton."""
+        """Swap the process-wide state: the kernel calls this whenever another process gets the baton."""
         variables = self._variables
         dtype = _get_default_dtype()
         if leaving is not None:
@@ -244,7 +245,7 @@ class TorchState:
             self._backends.load(state.backends)
 
     def set_debug_level(self, process: SimProcess, level: DebugLevel) -> None:
-        """The rank that runs asks for it."""
+        """Set the debug level of the rank that runs."""
         if process.torch_state is not None:
             process.torch_state.debug_level = level
             self._debug_level = level

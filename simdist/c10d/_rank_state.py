@@ -1,4 +1,4 @@
-"""What torch keeps per process, of one rank."""
+"""The state that torch keeps per process, for one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Making", "RankState"]
 
 
 class RankState:
-    """What torch keeps per process, of one rank."""
+    """The state that torch keeps per process, for one rank."""
 
     __slots__ = (
         "backends",
@@ -54,7 +54,7 @@ class RankState:
         "world",
     )
 
-    warned_of_options: None  # there once Gloo has been given the options of another backend
+    warned_of_options: None  # set once Gloo has been given the options of another backend
 
     def __init__(self, debug_level: DebugLevel) -> None:
         self.world = RankWorld()
@@ -63,14 +63,14 @@ class RankState:
         self.debug_level = debug_level
         self.backends: Tables | None = None  # the rank's own tables of `Backend`, once it has registered a backend
         self.futures: dict[SimFuture, None] = {}  # not done yet
-        self.failed: list[BaseException] = []  # what futures failed with that nobody has looked at
-        self.unwaited: dict[SimWork, object] = {}  # works nobody has waited for; to what a judge notes of their calls
+        self.failed: list[BaseException] = []  # errors of failed futures that the program has not read
+        self.unwaited: dict[SimWork, object] = {}  # works that were not waited for; with a judge's notes on their calls
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
-        self.stands_for_threads = False  # it is a thread of torch's threaded groups, which take what no process does
-        self.waits_in_cxx = 0  # how many calls of C++ are under way that wait for the futures they ask for
+        self.stands_for_threads = False  # a thread of torch's threaded groups, which take what no process does
+        self.waits_in_cxx = 0  # how many C++ calls are under way that wait for futures which they request
         self.graph_task = -1  # the autograd graph task that has our callback queued
         self.flight_record: FlightRecord | None = None  # from the first group on
-        self.nccl: RankNccl | None = None  # what NCCL keeps, from its first group on
+        self.nccl: RankNccl | None = None  # NCCL's state, from its first group on
         self.ranks_in_making: list[int] = []  # likewise, its members in the world; none of the default group
         self.group_in_making = ""  # its name, from when torch begins to make a group until it has its backend
         self.making: Making | None = None  # likewise, what else is known of it
@@ -84,9 +84,9 @@ class RankState:
 
 @dataclass(slots=True)
 class Making:
-    """A group that torch is making: what it passed to the function that makes it.
+    """A group that torch is making, with the arguments of the function that makes it.
 
-    `parts` are the backends by type of device, if there are several; none once the first has been asked for.
+    `parts` are the backends by type of device, if there are several; empty once the first has been made.
     """
 
     timeout: timedelta

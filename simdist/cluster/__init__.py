@@ -1,13 +1,13 @@
-"""Hosts, links and what a message costs on them.
+"""Hosts, links and the cost of messages on them.
 
 A cluster is a networkx graph of hosts with latency and bandwidth on its links, and a placement of ranks on hosts;
-`_topologies.py` makes the usual ones. The `Network` is the one owner of wire time: all that moves bytes is a flow on
-its links, and flows share them by max-min fairness. It also answers, for a pair of ranks and an instant, what the
-latency of a message is and whether it gets through at all; link faults are conditions that someone above adds to it.
-What a whole collective costs when nothing else is on the links, and what it has on each, is for the backends to say. A
+`_topologies.py` makes the usual ones. The `Network` alone decides how long wires are busy: everything that moves bytes
+is a flow on its links, and flows share them by max-min fairness. For a pair of ranks and an instant it also knows the
+latency of a message, and whether it gets through at all; link faults are conditions that a higher layer adds to it.
+The backends define what a whole collective costs when nothing else is on the links, and its load on each. A
 `Host` is a machine while a world lives: processes live on it, and it can go down and come back.
 
-Open `_graph.py` first, then `_wires.py` (who goes how fast, and when that is worked out) and `_filling.py` (how).
+Open `_graph.py` first, then `_wires.py` (the speeds of flows, and when they are computed) and `_filling.py` (how).
 Nothing here knows torch.
 """
 

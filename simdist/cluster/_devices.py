@@ -1,4 +1,4 @@
-"""How long a device computes: a roofline of what its data sheet says."""
+"""How long a device computes: a roofline from its data sheet."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["DEVICE_MODELS", "DeviceModel", "DeviceModelSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DeviceModel:
-    """What a kernel takes on its stream: the longer of its arithmetic and its traffic, but at least a launch.
+    """A kernel's time on its stream: the longer of its arithmetic and its traffic, but at least a launch.
 
-    `flops` is what matrix products, convolutions and attention reach per second in half precision, `flops_float32` and
-    `flops_float64` in those types (by default the same); `bytes_per_s` what every kernel reads and writes, and
-    `host_bytes_per_s` (by default the same) what copies from and to the host move. `launch_ns` is what a kernel takes
-    at least.
+    `flops` is the rate of matrix products, convolutions and attention per second in half precision, `flops_float32` and
+    `flops_float64` in those types (by default the same). `bytes_per_s` is the rate at which every kernel reads and
+    writes, and `host_bytes_per_s` (by default the same) that of copies from and to the host. `launch_ns` is the least
+    time of a kernel.
 
     Raises:
-        TopologyError: an argument is not what it has to be.
+        TopologyError: an argument is invalid.
 
     Example:
         >>> DeviceModel(flops=1e15, bytes_per_s=3_000_000_000_000, launch_ns=2_000).kernel_ns(0, 6_000_000)
@@ -60,17 +60,17 @@ class DeviceModel:
         return f"simdist.cluster.DeviceModel({', '.join(said)})"
 
     def kernel_ns(self, flops: float, size_bytes: int, *, element_bytes: int = 2) -> int:
-        """How long a kernel takes that computes and moves so much, on elements of a size."""
+        """The time of a kernel with so many operations and bytes, on elements of `element_bytes`."""
         rate = {8: self.flops_float64, 4: self.flops_float32}.get(element_bytes) or self.flops
         return max(self.launch_ns, round(flops * 1e9 / rate), round(size_bytes * 1e9 / self.bytes_per_s))
 
     def copy_ns(self, size_bytes: int) -> int:
-        """How long a copy from or to the host takes."""
+        """The time of a copy from or to the host."""
         return max(self.launch_ns, round(size_bytes * 1e9 / (self.host_bytes_per_s or self.bytes_per_s)))
 
 
-# From NVIDIA's data sheets of the SXM modules: dense figures of tensor cores (of TF32's in none: torch multiplies
-# matrices of float32 in full precision unless a flag says otherwise), memory, and half of what PCIe moves both ways. A
+# From NVIDIA's data sheets of the SXM modules: dense figures of tensor cores (never those of TF32: torch multiplies
+# matrices of float32 in full precision unless a flag is set), memory, and half of PCIe's rate in both directions. A
 # launch is in no data sheet.
 DEVICE_MODELS: Mapping[str, DeviceModel] = {
     "a100": DeviceModel(
@@ -102,7 +102,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceModelSpec(Spec):
-    """None, a `DeviceModel`, the name of one; or a table of its fields, in which `model` names one to start from."""
+    """None, a `DeviceModel`, the name of one; or a table of its fields, where `model` names one to start from."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> DeviceModel | None:
         if value is None or isinstance(value, DeviceModel):

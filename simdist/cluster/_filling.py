@@ -1,10 +1,10 @@
-"""Max-min fairness by progressive filling: how fast each of several flows goes that want the same links.
+"""Max-min fairness by progressive filling: the speeds of several flows that want the same links.
 
-All flows grow at the same rate in bytes; when a link is full, or a flow as fast as it is alone, the flows concerned
+All flows grow at the same rate in bytes. When a link is full, or a flow as fast as it is alone, the flows concerned
 stay as they are, and the others go on growing (Bertsekas and Gallager, Data Networks, 6.5.2; SimGrid's maxmin.cpp). A
-flow may put another share of its bytes on each of its links: a ring loads all alike, a star its centre most.
+flow may put a different share of its bytes on each of its links: a ring loads all equally, a star its centre most.
 
-A speed is a share of the speed that the flow has alone, so 1.0 is the exact number for a flow that nothing hinders.
+A speed is a share of the speed that the flow has alone, so 1.0 is the exact number for a flow that nothing slows down.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["fill"]
 
 _Link = TypeVar("_Link")
 
-_SAME = 1 + 1e-12  # levels that differ by rounding only are one
+_SAME = 1 + 1e-12  # levels that differ only by rounding are equal
 
 
 def fill(loads: Sequence[Mapping[_Link, float]], byte_ns: Sequence[float]) -> list[float]:
     """The speed of each flow, in (0, 1].
 
-    `loads[f][l]` is the share of link l's bandwidth that flow f takes when it goes at full speed, `byte_ns[f]` how long
-    one byte of it then takes.
+    `loads[f][l]` is the share of link l's bandwidth that flow f takes at full speed, `byte_ns[f]` the time of one byte
+    of it at that speed.
 
     Example:
         >>> fill([{"a": 1.0}, {"a": 1.0, "b": 1.0}, {"b": 0.25}], [1.0, 1.0, 1.0])

@@ -1,4 +1,4 @@
-"""What moves on a network, and what it moves over."""
+"""Flows on a network, and the links under them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Flow", "Link", "Load"]
 
 
 class Link:
-    """Something that bytes go through one way. `flows` has the share of it that each flow takes at full speed."""
+    """A thing through which bytes pass one way. `flows` has the share of it that each flow takes at full speed."""
 
     __slots__ = ("flows", "name")
 
@@ -28,14 +28,14 @@ Load = Mapping[Link, float]  # the share of each link's bandwidth that a flow ta
 class Flow:
     """Bytes on their way. Made by `Network.begin` and `Network.follow`."""
 
-    # What a flow that stays alone never needs stands here, and not in each flow: it is made for every collective.
+    # Defaults that a lone flow never changes are here, and not in each flow: one is made for every collective.
     since_ns = -1  # since when it has its speed; -1: since its entry
-    left_ns = 0.0  # to do then, at full speed
+    left_ns = 0.0  # the remaining time then, at full speed
     speed = 1.0
     asks: Callable[[], tuple[Load, int]] | None = None  # of a followed flow; see `_wires.py`
-    pace: Pace | None = None  # its speeds, once it had another one than the full
-    links: Load | None = None  # what it stands on; None: nobody else was there yet, or it is over
-    look_ns = -1  # the next moment at which its links are shared out because of it; -1: none is planned
+    pace: Pace | None = None  # its speeds, once it had another one than the full one
+    links: Load | None = None  # the links that it is on; None: no other flow was there yet, or it is over
+    look_ns = -1  # the next moment at which its links are shared out because of this flow; -1: none is planned
     sequence = -1  # in the order in which flows were put on links
 
     def __init__(
@@ -43,12 +43,12 @@ class Flow:
     ) -> None:
         self.entry_ns = entry_ns  # when its bytes begin to move
         self.end_ns = end_ns  # as far as is known
-        self.byte_ns = byte_ns  # of one byte at full speed, for fairness between flows
-        self.load = load  # asked once, when first somebody else is there
-        self.moved = moved  # called when the speed, and with it the end, is another one
+        self.byte_ns = byte_ns  # the time of one byte at full speed, for fairness between flows
+        self.load = load  # called once, when there is another flow for the first time
+        self.moved = moved  # called when the speed, and with it the end, changes
 
     def release(self) -> None:
-        """It is over, and its owner need not be kept: the network may remember it for long."""
+        """Drop the references to its owner: the flow is over, and the network may remember it for long."""
         self.moved, self.load = _do_nothing, None
 
 

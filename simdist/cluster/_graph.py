@@ -81,23 +81,23 @@ class Cluster:
     data takes `reduction_slowdown` times as long on every link, and a message's latency is
     `reduction_latency_slowdown` times as long: data is not only moved but added up, by a core that has to be free.
 
-    What is on its way at once shares the links. By default each rank has an interface of its own, out and in, as wide
-    as the path that its message takes. With `shared_links` every edge is one wire each way for all messages over it,
-    and a node with a `bandwidth` (a host's bus, a switch) takes no more than that in all. `ports[r]` is the node at
-    which rank r is attached, if that is not its host: a GPU, say.
+    Messages that are on their way at the same time share the links. By default each rank has an interface of its own,
+    out and in, as wide as the path that its message takes. With `shared_links` every edge is one wire each way for all
+    messages over it, and a node with a `bandwidth` (a host's bus, a switch) takes no more than that in all. `ports[r]`
+    is the node to which rank r is attached, if that is not its host: a GPU, for example.
 
     Each host has `devices_per_host` virtual CUDA devices of `device_memory_bytes` each, which its ranks find as
     "cuda:0" and so on; "ranks" is one for each rank on the host. By default there are none, unless the world's backend
-    is "nccl": a program that asks whether there is CUDA goes on as on the machine that simulates it, and would take
-    another path if there were; the error of one that insists says how to have some. What a device computes takes no
-    time, unless there is a `device_model`, which may be the name of one: "a100", "h100". NCCL adds up and costs what
-    one ring over all ranks does, or with an `nccl` model what it would choose itself.
+    is "nccl": with devices, a program that checks for CUDA would take another path. Without them, it goes on as on a
+    machine without CUDA, and the error of a program that requires CUDA explains how to have devices. Computations on a
+    device take no time, unless there is a `device_model`, which may be the name of one: "a100", "h100". NCCL adds up
+    and costs as one ring over all ranks does, or with an `nccl` model as NCCL would choose itself.
 
-    With a `jitter` times vary under the policies that draw.
+    With a `jitter` times vary under the policies that draw random numbers.
 
     Raises:
         TopologyError: a placement names no node, an edge lacks a cost, two hosts cannot reach each other, or an
-            argument is not what it has to be.
+            argument is invalid.
 
     Example:
         >>> cluster = build(8, hosts=2, latency_ns=20_000)
@@ -123,7 +123,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         problems = settle_fields(self)
-        if problems:  # nodes and links are looked at when there is a graph, and a placement
+        if problems:  # nodes and links are checked when there is a graph, and a placement
             raise TopologyError("; ".join(problems))
         problems = [
             f"rank {r} is placed on {brief(h)}, no such host"
@@ -184,7 +184,7 @@ class Cluster:
         return self.ports or self.placement
 
     def route(self, source: str, target: str) -> list[str]:
-        """The nodes from one to another, both included: the way of least latency."""
+        """The nodes from one to another, both included, on the path of least latency."""
         nodes: list[str] = nx.shortest_path(self.graph, source, target, weight="latency_ns")
         return nodes
 
@@ -199,7 +199,7 @@ class Cluster:
         return latency_ns, min([*(edge["bandwidth"] for edge in edges), *(widths if self.shared_links else ())])
 
 
-# What the arguments of `build` have to be, and the keys of [cluster] in a scenario.
+# The types of `build`'s arguments, and the keys of [cluster] in a scenario.
 BUILD: Mapping[str, Spec] = {
     "world_size": WORLD_SIZE,
     "hosts": Whole(least=1),
@@ -235,13 +235,13 @@ def build(
     nccl: NcclModel | None = None,
     jitter: Jitter | None = None,
 ) -> Cluster:
-    """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
+    """Return `hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
     Latency and bandwidth are those between two hosts; the `local_` ones those inside a host. For reductions and devices
-    see `Cluster`; `simdist calibrate` measures all of them but those between hosts.
+    see `Cluster`; `simdist calibrate` measures all of them except those between hosts.
 
     Raises:
-        TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
+        TopologyError: the ranks do not fill the hosts evenly, or an argument is invalid.
     """
     given = {
         "hosts": hosts,
@@ -292,7 +292,7 @@ def build(
         made_by=f"simdist.cluster.build({', '.join(words)})",
         devices_per_host=devices_per_host,
         device_memory_bytes=device_memory_bytes,
-        device_model=cast("DeviceModel | None", device_model),  # which `Cluster` makes of a name
+        device_model=cast("DeviceModel | None", device_model),  # `Cluster` looks up a name
         nccl=nccl,
         jitter=jitter,
     )

@@ -1,7 +1,7 @@
 """Hosts with lives: a machine goes down with everything that runs on it, and comes back empty.
 
-A host that loses power says goodbye to nobody. Its processes are gone at once, but no packet informs their peers: to
-them the host is as silent as behind a cut cable. Only when it is up again does it answer what still arrives for
+A host that loses power closes no connection. Its processes are gone at once, but no packet informs their peers: to
+them the host is as silent as behind a cut cable. Only when it is up again does it answer packets that still arrive for
 connections that it no longer knows, and the peers find them closed.
 """
 
@@ -17,11 +17,11 @@ __all__ = ["Host", "Resident"]
 
 
 class Resident(Protocol):
-    """What lives on a host and dies with it."""
+    """A process that lives on a host and dies with it."""
 
     @property
     def has_baton(self) -> bool:
-        """True if it is what runs now: `kill` does not return then."""
+        """True if it is running now: `kill` does not return then."""
         ...
 
     def kill(self, signal: int) -> None:
@@ -49,29 +49,29 @@ class Host:
         self.outcome: int | None = (
             None  # which of its outcomes a disk takes when the host goes down; None: one is drawn
         )
-        self.disks = "own"  # with what it comes back: "own", "empty" or "swapped"
-        self.skew_ns: Callable[[int], int] | None = None  # how wrong its wall clock is at a time; None: it is right
+        self.disks = "own"  # the disks with which it comes back: "own", "empty" or "swapped"
+        self.skew_ns: Callable[[int], int] | None = None  # the error of its wall clock at a time; None: it is right
         self.residents: list[Resident] = []
         self.listeners: list[Callable[[Host], None]] = []
         self._network = network
         self._silence: Condition | None = None  # between its ranks and all others, while it is down
 
     def skew_clock(self, skew_ns: Callable[[int], int]) -> None:
-        """Let its wall clock be wrong by `skew_ns(time_ns)` at each virtual time, in addition to what it was."""
+        """Add `skew_ns(time_ns)` at each virtual time to the error of its wall clock."""
         before = self.skew_ns
         self.skew_ns = skew_ns if before is None else lambda time_ns: before(time_ns) + skew_ns(time_ns)
 
     def crash(self, now_ns: int, *, outcome: int | None = None) -> None:
-        """Go down: its links are closed, and then all that lives on it ends at once. May be down already.
+        """Go down: its links are closed, and then all its residents end at once. May be down already.
 
-        `outcome` says which of the admissible outcomes its disk takes, if it has one, and None that one is drawn.
-        Called by one of its own residents this does not return.
+        `outcome` selects one of the admissible outcomes of its disk, if it has one; None draws one.
+        If one of its own residents calls this, it does not return.
         """
         if self.lose_power(now_ns, outcome=outcome):
             self.end_residents()
 
     def lose_power(self, now_ns: int, *, outcome: int | None = None) -> bool:
-        """The first half of a crash: links are closed and disks keep what they keep. False if it was down already."""
+        """The first half of a crash: closes links, and disks keep what they keep. False if it was down already."""
         if not self.up:
             return False
         self.up = False
@@ -84,15 +84,15 @@ class Host:
         return True
 
     def end_residents(self) -> None:
-        """The second half: all that lives on it ends; a resident that calls this does not get it back."""
+        """The second half of a crash: ends all residents; does not return to a resident that calls this."""
         residents, self.residents = self.residents, []
-        # The one that runs last: nothing is done after it.
+        # The running one is last: nothing is done after it.
         for resident in sorted(residents, key=_has_baton):
             resident.kill(signal.SIGKILL)
 
     @property
     def has_baton(self) -> bool:
-        """True if one of its residents is what runs now."""
+        """True if one of its residents is running now."""
         return any(resident.has_baton for resident in self.residents)
 
     def boot(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What takes another time in each run of a cluster, as on machines that do other things too."""
+"""Times that vary between the runs of a cluster, as on machines that do other things too."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Jitter(Described):
     Each rank begins up to `start_ns` late, in every life. An effect on a simulated disk takes up to `disk` times as
     long in addition, a kernel or copy of a virtual device up to `compute` times: with 0.5 up to 1.5 times as long as
     usual. Under "fifo", and in systematic searches, everything takes its usual time. Requests to stores, and messages
-    to any receiver, vary under these policies without a profile.
+    to any receiver, vary under these policies even without a jitter.
 
     Raises:
-        TopologyError: an argument is not what it has to be.
+        TopologyError: an argument is invalid.
 
     Example:
         >>> Jitter(start_ns=5_000_000, disk=2)

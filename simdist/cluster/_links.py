@@ -1,10 +1,10 @@
-"""The links of a cluster: over which of them a message goes from one rank to another.
+"""The links of a cluster that a message takes from one rank to another.
 
-Two readings of a cluster's graph. By default every rank has its costs to itself: one interface for what goes to other
+Two readings of a cluster's graph. By default every rank has its costs to itself: one interface for messages to other
 hosts and one for its own host, each out and in, as wide as the path that a message takes; the edges of the graph only
-show latency and bandwidth of the paths. That is what a calibration measures, with all ranks busy at once. In a cluster
+give latency and bandwidth of the paths. That is what a calibration measures, with all ranks busy at once. In a cluster
 with `shared_links` every edge is a wire each way, which all messages over it share, and every node that has a bandwidth
-(the bus of a host, the backplane of a switch) takes all that passes through it.
+(the bus of a host, the backplane of a switch) carries everything that passes through it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Links:
         self._routes: dict[tuple[int, int], tuple[tuple[Link, float], ...]] = {}
 
     def path(self, source: int, target: int) -> Path:
-        """The undisturbed way between two ranks."""
+        """The undisturbed path between two ranks."""
         ports = self._ends
         ends = ports[source], ports[target]
         path = self._paths.get(ends)
@@ -56,7 +56,7 @@ class Links:
         return found
 
     def busy_ns(self, traffic: Iterable[tuple[int, int, float]]) -> dict[Link, float]:
-        """For how long each link is busy with what goes between ranks: (source, target, bytes)."""
+        """How long each link is busy with the traffic between ranks: (source, target, bytes)."""
         busy: dict[Link, float] = {}
         for source, target, size in traffic:
             for link, byte_ns in self.route(source, target):
@@ -90,9 +90,9 @@ class Links:
 
 
 def shares(busy: Mapping[Link, float], wire_ns: float, *, heavy: bool = False) -> dict[Link, float]:
-    """The shares of links that a flow takes at full speed: it is busy on them for so long, and takes `wire_ns` alone.
+    """The shares of links that a flow takes at full speed: each link's busy time, divided by `wire_ns` alone.
 
-    Unless it may be `heavy`, no link has to give more than it has: what the closed form of a collective leaves out (all
-    that reaches the root of a reduce at once) costs nothing.
+    Unless the flow may be `heavy`, no share exceeds the whole link: traffic that the closed form of a collective leaves
+    out (all that reaches the root of a reduce at once) costs nothing.
     """
     return {link: amount / wire_ns if heavy else min(1.0, amount / wire_ns) for link, amount in busy.items() if amount}

@@ -1,4 +1,4 @@
-"""Models of a cluster that a scenario has a section for."""
+"""Models of a cluster that have a section in a scenario."""
 
 from __future__ import annotations
 

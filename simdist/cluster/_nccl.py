@@ -1,4 +1,4 @@
-"""What NCCL makes of a cluster's GPUs and links, if that is asked for: plain data, which NCCL's side reads."""
+"""NCCL's view of a cluster's GPUs and links, if it is wanted: plain data, which the NCCL backend reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["NcclModel"]
 class NcclModel(Described):
     """How NCCL adds up and what it costs: by its own tuning model, on a graph of channels.
 
-    `algorithm` and `protocol` are NCCL's own choice if they are "auto". `channels`, and what each is worth within a
-    host and between hosts, come from the cluster's links unless they are said. `gpu` and `cpu` are the generation of
-    the one and the maker of the other, `links` what is between the GPUs of a host.
+    `algorithm` and `protocol` are NCCL's own choice if they are "auto". `channels`, and the bandwidth of each within a
+    host and between hosts, come from the cluster's links unless they are given. `gpu` is the GPUs' generation, `cpu`
+    the CPUs' maker, `links` the connection between the GPUs of a host.
 
     Raises:
-        TopologyError: an argument is not what it has to be.
+        TopologyError: an argument is invalid.
 
     Example:
         >>> NcclModel(algorithm="tree", channels=2)

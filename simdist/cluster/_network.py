@@ -1,4 +1,4 @@
-"""The one owner of wire time: what is on its way, what it costs, and the conditions that faults put on messages."""
+"""The network alone decides wire time: flows under way, their cost, and the conditions that faults put on messages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Drawn = Callable[[int, int | None], int]
 """How much longer a message takes that leaves at a moment, the first number, under a condition that ends at the second
 (None: never). It may be asked any number of times, and always says the same."""
 
-# A message that finds the network closed again at so many openings in a row never gets through: cuts that open and
-# close in turn need not ever be open at once.
+# A message that finds the network closed again at this many openings in a row never gets through: cuts that open
+# and close in turn may never be open at the same time.
 _MOST_OPENINGS = 10_000
 
 
 class Clock(Protocol):
-    """What a network needs of a simulation."""
+    """The part of a simulation that a network needs."""
 
     now_ns: int
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Any:
-        """Call `action` at that moment; `cancel()` of what comes back withdraws it."""
+        """Call `action` at that moment; `cancel()` of the returned timer withdraws it."""
         ...
 
 
@@ -55,10 +55,10 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    side: dict[int, int]  # rank -> which side it is on; ranks on none reach everyone
+    side: dict[int, int]  # rank -> which side it is on; ranks on no side reach everyone
     start_ns: int
     until_ns: int | None
-    one_way: bool = False  # only what leaves the first side is cut off
+    one_way: bool = False  # only messages that leave the first side are cut off
     period_ns: int = 0  # closed, then open for the last `up_ns` of each period; 0: closed all the time
     up_ns: int = 0
 
@@ -105,8 +105,8 @@ def _active(condition: _Delay | _Limit | _Cut | _Hold, now_ns: int) -> bool:
 class Network:
     """A cluster, the flows on its links, and the conditions that faults put on it.
 
-    A caller that moves bytes says so with `begin`, or `follow`, and has the time that this takes when nobody else uses
-    the same links; `moved` is called when it turns out to be another. `clock` runs the flows; without one there are
+    A caller that moves bytes announces them with `begin`, or `follow`, with the time that they take when nothing else
+    uses the same links; the network calls `moved` when that time changes. `clock` runs the flows; without one there are
     none.
 
     Example:
@@ -121,7 +121,7 @@ class Network:
         self.clock = clock
         self._links = Links(cluster)
         self._wires = Wires()
-        self._timer: Any = None  # of the next change
+        self._timer: Any = None  # for the next change
         self._timer_ns: int | None = None
         self._delays: list[_Delay] = []
         self._limits: list[_Limit] = []
@@ -133,28 +133,28 @@ class Network:
     # -- flows -------------------------------------------------------------------------------------------------------
 
     def path(self, source: int, target: int) -> Path:
-        """The undisturbed way between two ranks."""
+        """The undisturbed path between two ranks."""
         return self._links.path(source, target)
 
     def busiest_ns(self, traffic: Iterable[tuple[int, int, float]]) -> float:
-        """For how long the busiest link is busy with what goes between ranks: (source, target, bytes)."""
+        """How long the busiest link is busy with the traffic between ranks: (source, target, bytes)."""
         return max(self._links.busy_ns(traffic).values(), default=0.0)
 
     def load(self, traffic: Iterable[tuple[int, int, float]]) -> Load:
-        """The share of each link that a flow takes at full speed, which has this between ranks: all of the fullest."""
+        """The share of each link that a flow with this traffic takes at full speed: all of the fullest link."""
         busy = self._links.busy_ns(traffic)
         return shares(busy, max(busy.values(), default=1.0))
 
     def followed_load(self, rates: Iterable[tuple[int, int, float]]) -> Load:
-        """The same for one that is followed and has these bytes per nanosecond under way at this moment.
+        """The load of a followed flow with these bytes per nanosecond under way at this moment.
 
-        Only where links are shared may it be more than a link has; it then gets slower by itself.
+        Only where links are shared may the load exceed a link's capacity; the flow then slows itself down.
         """
         return shares(self._links.busy_ns(rates), 1.0, heavy=self.cluster.shared_links)
 
     @property
     def quiet(self) -> bool:
-        """True if no bytes are on their way, and one flow alone takes no link over its width."""
+        """True if no bytes are on their way, and one flow alone exceeds no link's capacity."""
         clock = self.clock
         assert clock is not None
         return self._wires.is_quiet(clock.now_ns) and not self.cluster.shared_links
@@ -162,7 +162,7 @@ class Network:
     def begin(
         self, entry_ns: int, end_ns: int, byte_ns: float, load: Callable[[], Load], moved: Callable[[], None]
     ) -> Flow:
-        """Bytes move from `entry_ns` on, alone until `end_ns`, at `byte_ns` each; `load` is asked when it matters."""
+        """Begin a flow at `entry_ns`, which alone ends at `end_ns`, with `byte_ns` a byte; calls `load` if needed."""
         flow = Flow(entry_ns, end_ns, byte_ns, load, moved)
         if self._wires.begin(flow, self.clock.now_ns):  # type: ignore[union-attr]  # hot: not looked at twice
             self._set_timer()
@@ -176,9 +176,9 @@ class Network:
         moved: Callable[[], None],
         pace: Pace | None = None,
     ) -> Flow:
-        """Bytes whose messages somebody follows, as things stand until `end_ns`; `retime` says when that changes.
+        """Begin a flow whose messages are followed; under the present conditions it ends at `end_ns`, see `retime`.
 
-        `asks` says what they have on which links now, and until when. `pace` is how fast they went before.
+        `asks` returns its load by link now, and until when that holds. `pace` is how fast the messages went before.
         """
         clock = self.clock
         assert clock is not None
@@ -192,21 +192,21 @@ class Network:
         return flow
 
     def retime(self, flow: Flow, end_ns: int, *, same: bool = False) -> None:
-        """A followed flow ends at another moment; `same` if what it has on the links now is as it was."""
+        """Move the end of a followed flow; `same` if its load on the links now is unchanged."""
         clock = self.clock
         assert clock is not None
         self._wires.retime(flow, end_ns, clock.now_ns, same=same)
         self._set_timer()
 
     def withdraw(self, flow: Flow) -> None:
-        """What is left of a flow goes nowhere. Does nothing to one that is over."""
+        """Withdraw the rest of a flow. Does nothing to one that is over."""
         clock = self.clock
         assert clock is not None
         self._wires.withdraw(flow, clock.now_ns)
         self._set_timer()
 
     def close(self) -> None:
-        """The world is over: forget all listeners."""
+        """Drop all listeners: the world is over."""
         self.listeners.clear()
         self.clock = self._timer = self._timer_ns = None
         self._wires = Wires()
@@ -263,7 +263,7 @@ class Network:
         return bool(self._limits)
 
     def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
-        """When so many bytes are through that leave from `start_ns` on, and take until `end_ns` without a limit."""
+        """When so many bytes that start at `start_ns` are through; without a limit they take until `end_ns`."""
         limits = [each for each in self._limits if each.source == source and each.target == target]
         if not limits or not size_bytes:
             return end_ns
@@ -279,11 +279,11 @@ class Network:
         return max(end_ns, ends_ns(moment, left, self._rate(limits, moment, full)))
 
     def _rate(self, limits: Iterable[_Limit], now_ns: int, full: float) -> float:
-        """Bytes per nanosecond that get through now."""
+        """The bytes per nanosecond that get through now."""
         return min([full, *(each.bandwidth / 1e9 for each in limits if _active(each, now_ns))])
 
     def disturbed_after(self, now_ns: int) -> bool:
-        """True if a condition that is known lasts beyond this moment."""
+        """True if a known condition lasts beyond this moment."""
         return any(
             each.until_ns is None or each.until_ns > now_ns for each in (*self._barriers, *self._delays, *self._limits)
         )
@@ -302,9 +302,9 @@ class Network:
         until_ns: int | None = None,
         drawn_ns: Drawn | None = None,
     ) -> Condition:
-        """Make messages from `source` to `target` take `delay_ns` longer while the condition lasts, and what is drawn.
+        """Delay messages from `source` to `target` by `delay_ns`, and by a drawn time, while the condition lasts.
 
-        The caller that sends several messages from one rank to another keeps them in order.
+        A caller that sends several messages from one rank to another keeps them in order.
         """
         delay = _Delay(source, target, delay_ns, start_ns, until_ns, drawn_ns)
         self._delays.append(delay)
@@ -330,7 +330,7 @@ class Network:
     ) -> Condition:
         """Let nothing pass between ranks of different `groups` while the condition lasts.
 
-        If it is `one_way`, only what goes from the first group to the others does not pass. With a period it is closed
+        If it is `one_way`, only messages from the first group to the others are blocked. With a period it is closed
         at first, and open for the last `up_ns` of each period.
         """
         side = {rank: index for index, group in enumerate(groups) for rank in group}

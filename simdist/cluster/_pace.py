@@ -1,4 +1,4 @@
-"""How fast a flow went, and goes from now on."""
+"""The past and present speeds of a flow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_right
 
 __all__ = ["Pace", "ends_ns"]
 
-_ROUNDING = 1e-6  # ns by which a moment may be late without being in the next nanosecond
+_ROUNDING = 1e-6  # ns by which a moment may be late and still count as in this nanosecond
 
 
 class Pace:
@@ -27,7 +27,7 @@ class Pace:
         self._speeds: list[float] = []
 
     def change(self, now_ns: int, speed: float) -> None:
-        """It goes at this speed from now on. Moments only come in order; the last word at one of them counts."""
+        """Set the speed from now on. Moments must be in order; the last speed set at one moment counts."""
         if self._since_ns and self._since_ns[-1] == now_ns:
             self._speeds[-1] = speed
         else:

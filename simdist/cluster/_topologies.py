@@ -1,15 +1,15 @@
-"""Ready-made clusters whose links are shared, each with the constants that it takes if nothing is said.
+"""Ready-made clusters whose links are shared, each with its default constants.
 
 | topology | hosts and ranks | what is shared |
 |---|---|---|
 | `one_host` | all ranks on one host | the host's bus |
 | `switched` | hosts of equal size, one NIC each, on one switch | NICs, and the switch if it has a bandwidth |
 | `rail_optimised` | hosts with a NIC for each GPU; GPU g of each on rail g | NVLink ports, NICs, spine |
-| `fat_tree` | hosts with one NIC each on leaves, leaves on a core | NICs, and what a leaf has towards the core |
+| `fat_tree` | hosts with one NIC each on leaves, leaves on a core | NICs, and each leaf's links to the core |
 
-A core or spine is one node: its switches spread what passes evenly, which equal-cost paths do only on average. In
-`rail_optimised` what goes to another rail first crosses NVLink inside the host, as NCCL's PXN does, because that is the
-way of least latency; with `nvlink_latency_ns` above `spine_latency_ns` it goes through the spine.
+A core or spine is one node: its switches spread traffic evenly, which equal-cost paths do only on average. In
+`rail_optimised`, traffic to another rail first crosses NVLink inside the host, as NCCL's PXN does, because that is the
+path of least latency; with `nvlink_latency_ns` above `spine_latency_ns` it goes through the spine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HOP_LATENCY_NS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A way to make a cluster for a number of ranks: the function, and what each of its settings has to be."""
+    """A way to make a cluster for a number of ranks: the function, and the types of its settings."""
 
     make: Callable[..., Cluster]
     settings: Mapping[str, Spec]
@@ -60,7 +60,7 @@ def one_host(
     """All ranks on one host, each as wide as `local_bandwidth_bytes_per_s` and all together as wide as its bus.
 
     Raises:
-        TopologyError: an argument is not what it has to be.
+        TopologyError: an argument is invalid.
     """
     said = _given("one_host", world_size, {**_arguments(locals()), **common})
     graph = _graph()
@@ -83,7 +83,7 @@ def switched(
     """`hosts` machines with one NIC each behind a switch: all ranks of a host share its NIC, each way.
 
     Raises:
-        TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
+        TopologyError: the ranks do not fill the hosts evenly, or an argument is invalid.
     """
     said = _given("switched", world_size, {**_arguments(locals()), **common})
     graph = _graph()
@@ -108,11 +108,11 @@ def rail_optimised(
 ) -> Cluster:
     """Hosts with a NIC for each of their GPUs; rank r is GPU r modulo `gpus_per_host`, whose NIC is on that rail.
 
-    `latency_ns` and `bandwidth_bytes_per_s` are those between two hosts on one rail. A rail switch has as much towards
-    the spine as towards its NICs, divided by `oversubscription`.
+    `latency_ns` and `bandwidth_bytes_per_s` are those between two hosts on one rail. A rail switch has as much
+    bandwidth towards the spine as towards its NICs, divided by `oversubscription`.
 
     Raises:
-        TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
+        TopologyError: the ranks do not fill the hosts evenly, or an argument is invalid.
     """
     said = _given("rail_optimised", world_size, {**_arguments(locals()), **common})
     hosts = world_size // gpus_per_host
@@ -146,11 +146,11 @@ def fat_tree(
 ) -> Cluster:
     """Hosts with one NIC each, `hosts_per_leaf` on a leaf switch, and a core above the leaves.
 
-    `latency_ns` is that between two hosts of a leaf; the way over the core takes `core_latency_ns` more. A leaf has as
-    much towards the core as its hosts' NICs together, divided by `oversubscription`.
+    `latency_ns` is that between two hosts of a leaf; the path over the core takes `core_latency_ns` more. A leaf has as
+    much bandwidth towards the core as its hosts' NICs together, divided by `oversubscription`.
 
     Raises:
-        TopologyError: the ranks do not fill the hosts evenly, or an argument is not what it has to be.
+        TopologyError: the ranks do not fill the hosts evenly, or an argument is invalid.
     """
     said = _given("fat_tree", world_size, {**_arguments(locals()), **common})
     graph = _graph()
@@ -164,7 +164,7 @@ def fat_tree(
     return _cluster("fat_tree", said, graph, _blocks(world_size, hosts))
 
 
-# What every topology takes: how reductions, devices and NCCL are, and what varies.
+# The settings of every topology: reductions, devices, NCCL, and jitter.
 _COMMON = {name: BUILD[name] for name in BUILD if name.startswith(("reduction_", "device", "nccl", "jitter"))}
 _WIDTH, _SPAN = Bandwidth(), Duration()
 _LOCAL = {"local_latency_ns": _SPAN, "local_bandwidth_bytes_per_s": _WIDTH, "bus_bandwidth_bytes_per_s": Maybe(_WIDTH)}
@@ -172,7 +172,7 @@ _NICS = {"latency_ns": _SPAN, "bandwidth_bytes_per_s": _WIDTH}
 _HOSTS = {"hosts": BUILD["hosts"]}
 _OVER = {"oversubscription": Number(above=0)}
 
-# Each topology by its name, as a scenario has it. "uniform" is `build`: every pair of hosts alike, and nothing shared.
+# Each topology by its name in scenarios. "uniform" is `build`: every pair of hosts is alike, and nothing is shared.
 TOPOLOGIES: Mapping[str, Topology] = {
     "uniform": Topology(build, {name: spec for name, spec in BUILD.items() if name != "world_size"}),
     "one_host": Topology(one_host, {**_LOCAL, **_COMMON}),
@@ -210,10 +210,10 @@ _NEEDED = {"switched": ("hosts",), "fat_tree": ("hosts", "hosts_per_leaf")}
 
 
 def make(world_size: int, *, topology: str = "uniform", **settings: object) -> Cluster:
-    """A cluster of that topology, by the names that scenarios use.
+    """Return a cluster of that topology, by the names that scenarios use.
 
     Raises:
-        TopologyError: there is no such topology, or its settings are not what they have to be.
+        TopologyError: there is no such topology, or a setting is invalid.
     """
     if topology not in TOPOLOGIES:
         raise TopologyError(f"unknown topology {topology!r}{guess_or_list(topology, TOPOLOGIES)}")
@@ -225,7 +225,7 @@ def make(world_size: int, *, topology: str = "uniform", **settings: object) -> C
 
 
 def problems_of(topology: str, world_size: int, settings: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What is wrong with the settings of a topology: each with what, all at once."""
+    """The problems of a topology's settings, each with the setting's name, all at once."""
     specs = TOPOLOGIES[topology].settings
     problems = [
         (name, f"unknown setting of topology {topology!r}{guess_or_list(name, specs)}")
@@ -254,7 +254,7 @@ def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _given(topology: str, world_size: int, said: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a topology's function, if they are what they have to be and fit together."""
+    """The arguments of a topology's function, if they are valid and fit together."""
     problems = problems_of(topology, world_size, said)
     if problems:
         raise TopologyError("; ".join(f"{name}: {text}" for name, text in problems))
@@ -280,7 +280,7 @@ def _add_host(graph: Any, name: str, bus_bandwidth: int | None) -> None:
 
 
 def _join(graph: Any, a: str, b: str, latency_ns: int, bandwidth: int, *, second: bool) -> None:
-    """Half of a latency that two such links make; between a first and a second of them nothing is lost to rounding."""
+    """Add one of the two links that share a latency; a first and a second one lose nothing to rounding."""
     graph.add_edge(a, b, latency_ns=latency_ns // 2 if second else latency_ns - latency_ns // 2, bandwidth=bandwidth)
 
 

@@ -1,26 +1,27 @@
-"""Flows that share links: who goes how fast from when on, and when each ends.
+"""Flows that share links: their speeds, since when they have them, and when each flow ends.
 
-A plain state machine: flows in, and at each moment that it names (`due_ns`) those whose speed has changed. `Network`
-does the waiting, and the owners of the flows act on that.
+A plain state machine: it takes flows, and at each moment that it names (`due_ns`) returns those whose speed has
+changed. `Network` does the waiting, and the owners of the flows act on the changes.
 
-A flow waits for its latency without using anything, moves its bytes from `entry_ns` on, and is over at `end_ns`; that
-is when it ends as far as is known. Only others make it end at another time, so:
+A flow waits for its latency without using anything, moves its bytes from `entry_ns` on, and is over at `end_ns`, as far
+as is known. Only other flows make it end at another time, so:
 
-- Nobody has to say that a flow is over. A caller that meets one whose end has passed takes it off.
-- A flow that is the only one in the whole network is remembered and nothing else: its links are not even looked up.
+- No call is needed when a flow is over. A caller that meets one whose end has passed takes it off.
+- A flow that is the only one in the whole network is only remembered: its links are not even looked up.
   That is the case of every blocking collective of one group; it costs a comparison and two assignments.
-- A flow that begins where others are is put on its links. Its entry is a moment to share out if somebody is there, and
-  so is that of the one that was there alone. So is the next end among those that hang together by links.
-- What happens at one moment is shared out once, behind all else at that moment that was planned before.
+- A flow that begins where others are is put on its links. If there are other flows at its entry, links are shared out
+  then, and also at the entry of a flow that was there alone, and at the next end among flows that are connected by
+  links.
+- Changes at one moment are shared out once, after all else at that moment that was planned before.
 
-Invariants: `speed` is what the flow has had since `since_ns`, and `left_ns` what it had left then, at full speed. An
-end changes only if the speed does, so rounding never creeps in. Flows and links are always looked at in the order in
-which they came.
+Invariants: `speed` is the flow's speed since `since_ns`, and `left_ns` what it had left then, at full speed. An
+end changes only if the speed does, so rounding errors do not accumulate. Flows and links are always looked at in the
+order in which they were added.
 
-There are two kinds of flows. One knows its bytes: what is left of them decides when it ends. The other is *followed*:
-someone works out message by message what becomes of it, says what it has on which links at a moment and until when
-(`asks`), is given its speeds, and says when it ends. All its messages have the speed of the slowest of them: that is
-the one approximation here. It errs towards contention, and only where some of its links are shared and others are not.
+There are two kinds of flows. One knows its bytes: the bytes left decide when it ends. The other is *followed*:
+its owner works it out message by message, returns its load by link at a moment and until when that holds
+(`asks`), gets its speeds, and says when it ends. All its messages have the speed of the slowest of them: that is
+the only approximation here. It errs towards contention, and only where some of its links are shared and others are not.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ class Wires:
 
     def __init__(self) -> None:
         self._alone: Flow | None = None  # the only one; not on its links
-        self._quiet_ns = -1  # by then all that ever began is over, as far as is known
+        self._quiet_ns = -1  # when all flows so far are over, as far as is known
         self._occupied: dict[Link, None] = {}  # links that have or had flows
         self._events: list[tuple[int, int, Flow]] = []  # heap: when to look at which flow
         self._begun = 0
 
     @property
     def due_ns(self) -> int | None:
-        """When `change` has to be called next; None if nothing can change by itself."""
+        """When `change` has to be called next; None if nothing can change until another call."""
         return self._events[0][0] if self._events else None
 
     def is_quiet(self, now_ns: int) -> bool:
-        """True if all that ever began is over."""
+        """True if all flows that ever began are over."""
         return now_ns >= self._quiet_ns
 
     def begin(self, flow: Flow, now_ns: int, heavy: bool = False) -> bool:
-        """A flow is there from now on; a `heavy` one may be more than its links can take even alone.
+        """Begin a flow; a `heavy` one may exceed its links' capacity even alone.
 
-        Returns False if it is the only one, as the one before was: `due_ns` is None as it was.
+        Returns False if it is the only one, as the one before was: `due_ns` is still None.
         """
         if now_ns >= self._quiet_ns and not heavy:  # hot
             self._alone = flow
@@ -75,7 +76,7 @@ class Wires:
         return True
 
     def withdraw(self, flow: Flow, now_ns: int) -> None:
-        """A flow is there no longer, whatever it has left. Does nothing to one that is over."""
+        """Withdraw a flow, even if it has bytes left. Does nothing to one that is over."""
         if flow.end_ns <= now_ns:
             return
         flow.end_ns = now_ns
@@ -85,7 +86,7 @@ class Wires:
             self._look(flow, now_ns)
 
     def retime(self, flow: Flow, end_ns: int, now_ns: int, *, same: bool = False) -> None:
-        """A followed flow ends at another time; unless it has the `same` on its links as before, ask it again."""
+        """Move the end of a followed flow; unless it has the `same` load on its links as before, call `asks` again."""
         flow.end_ns = end_ns
         self._quiet_ns = max(self._quiet_ns, end_ns)
         if flow.links is not None:
@@ -93,12 +94,12 @@ class Wires:
             self._look(flow, min(end_ns, flow.asks()[1]) if same else now_ns)
 
     def change(self, now_ns: int) -> list[Flow]:
-        """Share out what has to be shared out now; returns the flows whose speed changed."""
-        concerned: list[Flow] = []  # those that begin or change now, and those that were beside them or beside an end
+        """Share out links that have to be shared out now; returns the flows whose speed changed."""
+        concerned: list[Flow] = []  # those that begin or change now, and the neighbours of these and of ended ones
         while self._events and self._events[0][0] <= now_ns:
             time_ns, _, flow = heapq.heappop(self._events)
             if flow.links is None or flow.look_ns != time_ns:
-                continue  # somebody took it off, or it is to be looked at at another moment
+                continue  # another caller took it off, or it is to be looked at at another moment
             flow.look_ns = -1
             if flow.end_ns <= now_ns:
                 concerned += self._take_off(flow)
@@ -145,7 +146,7 @@ class Wires:
                 if first.end_ns >= now_ns:
                     crowded = True
                     if len(link.flows) == 1 and first.entry_ns > now_ns:
-                        self._look(first, first.entry_ns)  # it was the first there, and nobody looked at it
+                        self._look(first, first.entry_ns)  # it was the first there, and no look was planned for it
                     break
                 self._take_off(first)
         self._stand(flow, load)
@@ -159,7 +160,7 @@ class Wires:
             self._occupied[link] = None
 
     def _take_off(self, flow: Flow) -> list[Flow]:
-        """Take a flow off its links; returns who is still there."""
+        """Take a flow off its links; returns the flows that are still there."""
         beside: list[Flow] = []
         for link in flow.links or ():
             link.flows.pop(flow, None)
@@ -168,13 +169,13 @@ class Wires:
         return beside
 
     def _look(self, flow: Flow, time_ns: int) -> None:
-        """Look at a flow at that moment, and not at the one that was planned before."""
+        """Plan to look at a flow at that moment, instead of the one that was planned before."""
         if flow.look_ns != time_ns:
             flow.look_ns = time_ns
             heapq.heappush(self._events, (time_ns, flow.sequence, flow))
 
     def _component(self, start: Flow, now_ns: int, concerned: list[Flow]) -> list[Flow]:
-        """The flows under way that hang together with `start`; who is beside an end on the way is `concerned` too."""
+        """The flows under way that links connect with `start`; neighbours of ended flows are added to `concerned`."""
         found: dict[Flow, None] = {start: None}
         ready = [start]
         seen: dict[Link, None] = {}
@@ -194,17 +195,17 @@ class Wires:
         return sorted(found, key=lambda flow: flow.sequence)
 
     def _share_out(self, component: list[Flow], now_ns: int) -> list[Flow]:
-        """Give each its speed, and note when to look again; returns those whose speed is another one."""
+        """Set the speed of each flow, and plan the next look; returns those whose speed has changed."""
         speeds = fill([flow.links or {} for flow in component], [flow.byte_ns for flow in component])
         moved = [flow for flow, speed in zip(component, speeds, strict=True) if self._set(flow, speed, now_ns)]
-        ending = [flow for flow in component if flow.asks is None]  # of the others the next look is known
+        ending = [flow for flow in component if flow.asks is None]  # of the followed ones the next look is known
         if ending and len(component) > 1:
             first = min(ending, key=lambda flow: flow.end_ns)
             self._look(first, first.end_ns)
         return moved
 
     def _set(self, flow: Flow, speed: float, now_ns: int) -> bool:
-        """Give a flow its speed from now on; True if that is another one."""
+        """Set the speed of a flow from now on; True if it has changed."""
         if speed == flow.speed:
             return False
         if flow.since_ns < 0:

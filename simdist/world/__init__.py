@@ -1,9 +1,9 @@
 """One world from start to end: the engine under `simdist.run`, `simdist.spawn`, scenarios and the pytest plugin.
 
 Open `_world.py` first: it puts together kernel, processes, collectives, faults and disks, runs them, and makes a result
-of what is left; `_spec.py` is what starts one. `_agent.py` is torchrun's agent on each host, `_torchrun.py` what it
-sets in the environment, `_spawn.py` what `simdist.spawn` returns. Programs say more with `_report.py` (state and
-samples) and `_assertions.py` (always and sometimes); `_observer.py` lets others look on in every world of a block.
+at the end; `_spec.py` has the settings that start one. `_agent.py` is torchrun's agent on each host, `_torchrun.py` the
+environment that torchrun sets, `_spawn.py` the result of `simdist.spawn`. Programs report more with `_report.py` (state
+and samples) and `_assertions.py` (always and sometimes); `_observer.py` lets observers watch every world of a block.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ __all__ = [
     "state",
 ]
 
-# Loaded on first use: who looks on needs no torch.
+# Loaded on first use: observers need no torch.
 _HOMES = {
     "SpawnContext": "_spawn",
     "World": "_world",

@@ -1,4 +1,4 @@
-"""What torchrun's agent does: watch the workers; when one fails stop all of them, and start them again or give up."""
+"""Torchrun's agent: watches the workers; when one fails it stops all of them, and starts them again or gives up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GRACE_NS", "MONITOR_NS", "Agent"]
 MONITOR_NS = 100_000_000  # torchrun's monitor interval (torch.distributed.run, --monitor-interval)
 RESTART_NS = 1_000_000_000  # a new rendezvous round and fresh processes
 GRACE_NS = 30_000_000_000  # from SIGTERM to SIGKILL, for a worker that handles it (torchelastic's MultiprocessContext)
-# Of a rendezvous (torchelastic's DynamicRendezvousHandler): from when enough nodes are there, and for them to come.
+# Of a rendezvous (torchelastic's DynamicRendezvousHandler): the last call once enough nodes are there, and the limit.
 _LAST_CALL_NS = 30_000_000_000
 _JOIN_NS = 600_000_000_000
 
@@ -28,9 +28,9 @@ class Agent:
     restart is left, as torchrun and `torch.multiprocessing.spawn` do. One that handles it has 30 s to end, then gets
     SIGKILL. A restart waits for every host to be up.
 
-    With `min_hosts` it waits for so long as a rendezvous does, and goes on with the hosts that are left if these are
-    enough, the first host, which serves the rendezvous, among them. One that comes back later is taken in: all workers
-    are stopped for a new round, which is no restart that `max_restarts` counts.
+    With `min_hosts` it waits only as long as a rendezvous does, and goes on with the hosts that are left if there are
+    enough of them, including the first host, which serves the rendezvous. A host that comes back later is taken in: all
+    workers are stopped for a new round, which does not count as a restart for `max_restarts`.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Agent:
         self._monitor_ns = monitor_ns
         self._grace_ns = grace_ns
         self._deadline: Timer | None = None  # of the present rendezvous
-        self._awaited: list[Host] = []  # what it waits for
-        self._joining = False  # a host has come back, and is the reason for the new round
+        self._awaited: list[Host] = []  # the hosts that it waits for
+        self._joining = False  # a host has come back, which is the reason for the new round
         self._life = 0
         self._workers: list[SimProcess] = []
         self._alarmed = False
         self.restarts = 0
 
     def watch(self, workers: list[SimProcess]) -> None:
-        """These are the workers of the present life."""
+        """Watch the workers of the present life."""
         self._workers = workers
         self._alarmed = False
         if self._max_restarts or self._stop_on_failure:
@@ -82,7 +82,7 @@ class Agent:
 
     def _react(self) -> None:
         for worker in self._workers:
-            # In this life's own terms they are stopped by the agent: no listener of ours may take it for a failure.
+            # The agent stops them in this life: no listener of the agent may take that for a failure.
             if signal.SIGTERM in worker.handlers:
                 worker.signal(signal.SIGTERM)
             else:
@@ -96,20 +96,20 @@ class Agent:
             self._go_on()
 
     def _on_stopped(self, deadline: Timer, worker: SimProcess) -> None:
-        """A worker that was asked to end has done so."""
+        """Go on when all workers have ended: one that was asked to end has done so."""
         if not any(each.running for each in self._workers):
             deadline.cancel()
             self._go_on()
 
     def _go_on(self) -> None:
-        """All workers have stopped."""
+        """Restart, or let the world end: all workers have stopped."""
         if self._joining or self.restarts < self._max_restarts:
             self._simulation.call_at(self._simulation.now_ns + RESTART_NS, self._rejoin)
         else:
             self._simulation.let_end()
 
     def _rejoin(self) -> None:
-        """The new rendezvous round is complete when every host is there, or enough are and the last call is over."""
+        """Complete the new rendezvous round: when every host is there, or enough are and the last call is over."""
         missing = [host for host in self._hosts if not host.up]
         if not missing:
             self._begin()
@@ -149,7 +149,7 @@ class Agent:
         self._begin()
 
     def _on_late(self, host: Host) -> None:
-        """A host is back that the present round does without."""
+        """Begin a new round: a host is back that the present round does without."""
         host.listeners.remove(self._on_late)
         if not self._alarmed and any(worker.running for worker in self._workers):
             self._alarmed = self._joining = True

@@ -1,4 +1,4 @@
-"""What a program says of itself while it runs: what always holds, and what a search should reach sometimes."""
+"""What a program asserts while it runs: conditions that always hold, and those that a search should reach sometimes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Assertions", "always", "assertions_of", "sometimes"]
 
 @dataclass(slots=True)
 class Assertions:
-    """What the ranks of one world have said."""
+    """The assertions of one world's ranks."""
 
     broken: dict[str, JudgeFinding] = field(default_factory=dict)  # by name, the first time
     reached: dict[str, bool] = field(default_factory=dict)  # by name, whether it ever held
 
 
 def assertions_of(extras: Extras) -> Assertions:
-    """Those of the world whose `extras` these are."""
+    """Return the assertions of the world with these `extras`."""
     return extras.setdefault(Assertions, Assertions())
 
 
 def always(name: str, condition: object) -> None:
-    """Say that `condition` holds whenever a rank passes here; a run in which it did not is not `ok`.
+    """Assert that `condition` holds whenever a rank passes here; a run in which it did not is not `ok`.
 
-    The program goes on; the first time is among the run's findings, with rank and line. Does nothing outside a
+    The program goes on; the first failure is among the run's findings, with rank and line. Does nothing outside a
     simulation.
     """
     process = current_process()
@@ -49,10 +49,10 @@ def always(name: str, condition: object) -> None:
 
 
 def sometimes(name: str, condition: object = True) -> None:
-    """Say that `condition` should hold at least once when a rank passes here, in some run of many.
+    """Assert that `condition` should hold at least once when a rank passes here, in some run of many.
 
-    `RunResult.sometimes` has for each name whether it did. One that never did shows that a search over faults, seeds or
-    schedules has not reached what it should. Does nothing outside a simulation.
+    `RunResult.sometimes` reports for each name whether it held. A name that never held shows that a search over faults,
+    seeds or schedules has not reached what it should. Does nothing outside a simulation.
     """
     runtime = current_runtime()
     if current_process() is None or runtime is None:

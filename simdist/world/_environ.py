@@ -1,4 +1,4 @@
-"""The environment that a rank begins with, encoded as Python keeps it: the host's, torchrun's, the user's."""
+"""A rank's first environment, encoded as Python keeps it: the host's, torchrun's and the user's variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["host_environ", "rank_environ", "shared_environ"]
 def shared_environ(
     spec: WorldSpec, base: Mapping[bytes, bytes], world_size: int, hosts: int, port: int, restarts: int
 ) -> dict[bytes, bytes]:
-    """What all ranks of a life find, over what is there on the host."""
+    """The environment of all ranks of a life, based on the host's."""
     said: Mapping[bytes, bytes] = {}
     if spec.torchrun:
         said = said_to_all(world_size, hosts, port, restarts, spec.max_restarts)
@@ -24,7 +24,7 @@ def shared_environ(
 
 
 def host_environ(spec: WorldSpec, base: Mapping[bytes, bytes], host: str) -> dict[bytes, bytes]:
-    """The variable in which shells and containers keep the machine's name, where the host has it."""
+    """The variable in which shells and containers keep the machine's name, if the host has it."""
     named = _HOSTNAME in base and "HOSTNAME" not in (spec.env or {})
     return encoded({"HOSTNAME": host}) if named else {}
 
@@ -32,7 +32,7 @@ def host_environ(spec: WorldSpec, base: Mapping[bytes, bytes], host: str) -> dic
 def rank_environ(
     spec: WorldSpec, life: int, rank: int, local_rank: int, local_size: int, host_index: int
 ) -> Mapping[bytes, bytes]:
-    """What a rank finds of its own."""
+    """The variables of one rank."""
     if not spec.torchrun:
         return {}
     said = said_to_rank(rank, local_rank, local_size, host_index)

@@ -1,8 +1,8 @@
-"""What a program finds in a world without devices: no GPU, whatever its machine has, and how to have virtual ones.
+"""A world without devices: programs find no GPU, even if their machine has one, and learn how to have virtual ones.
 
-A program that asks for a GPU and goes on without one does the same on every machine, and no rank begins CUDA in the
-process that called simdist. In doubt: where CUDA has begun before the world, C++ no longer asks whether it may, and a
-rank that names "cuda" all the same gets the GPU; so does one that pins memory without asking for a GPU first.
+A program that looks for a GPU and goes on without one does the same on every machine, and no rank initializes CUDA in
+the process that called simdist. Doubt: if CUDA was initialized before the world, C++ no longer checks whether it may.
+Then a rank that names "cuda" nevertheless gets the GPU, and so does one that pins memory without looking for a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simdist.values import text_of
 
 __all__ = ["explain", "without_devices"]
 
-# What torch says to those who want a device, or NCCL: a CPU build, and one for CUDA where there is no GPU (2.13, 2.14).
+# Torch's errors for programs that want a device, or NCCL: a CPU build, and a CUDA build without a GPU (2.13, 2.14).
 _WORDS = (
     *("Torch not compiled with CUDA enabled", "compiled without CUDA support", "requires CUDA support"),
     *("has no attribute '_cuda_", "has no attribute '_nccl_", "has no attribute 'ProcessGroupNCCL'"),
@@ -40,7 +40,7 @@ _WORDS = (
 
 
 def without_devices() -> Callable[[], None]:
-    """Let ranks see no GPU, where there is one, and make fake tensors of one on any thread; returns what undoes it."""
+    """Hide GPUs from ranks, and allow fake tensors of one on any thread; returns the function that undoes it."""
     patches = Patches()
     if is_built_for_cuda() and physical_gpus():
         patches.redirect(_of_cuda())
@@ -61,7 +61,7 @@ def _of_cuda() -> tuple[Replacement, ...]:
         "device_count": lambda: 0,
         "is_initialized": lambda: False,
         "_lazy_init": _refuse,
-        "_lazy_call": lambda *_, **__: None,  # what is to be done once CUDA has begun, such as seeding its generators
+        "_lazy_call": lambda *_, **__: None,  # callbacks for once CUDA has begun, such as seeding its generators
     }
     return tuple(Replacement(torch.cuda, name, on_ranks(answer)) for name, answer in answers.items())
 
@@ -75,7 +75,7 @@ def _refuse_nccl(*_: object, **__: object) -> NoReturn:
 
 
 def explain(error: BaseException, launched: bool) -> None:
-    """Add to an error that ended a rank how its world would have had devices, if it is for want of them.
+    """Add a note on how its world can have devices to an error that ended a rank, if it failed for lack of them.
 
     `launched` worlds are those of `simdist launch`.
     """

@@ -1,6 +1,6 @@
-"""Those who watch worlds from inside: each world shows them its bus when it is made, and they listen there.
+"""Observers that watch worlds from inside: each world passes them its bus when it is made, and they listen there.
 
-Nobody does unless asked to: a world looks once, when it is made, whether there is anyone.
+By default there are none: a world checks once, when it is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Observer", "WorldEnded", "observed_by", "observers"]
 
 @dataclass(frozen=True, slots=True)
 class WorldEnded:
-    """Reported: a world is gone, with this result."""
+    """Reported: a world has ended, with this result."""
 
     result: RunResult
 
@@ -27,7 +27,7 @@ class Observer(Protocol):
     """Listens to worlds. It must change nothing in them."""
 
     def world_begins(self, bus: Bus) -> None:
-        """A world is there; nothing has happened in it yet."""
+        """Listen to a new world, in which nothing has happened yet."""
         ...
 
 
@@ -37,7 +37,7 @@ _watching: list[Observer] = []
 
 @contextmanager
 def observed_by(observer: _Any) -> Iterator[_Any]:
-    """Have every world that is made inside watched by `observer`."""
+    """Let `observer` watch every world that is made inside this context."""
     _watching.append(observer)
     try:
         yield observer
@@ -46,5 +46,5 @@ def observed_by(observer: _Any) -> Iterator[_Any]:
 
 
 def observers() -> tuple[Observer, ...]:
-    """Who watches worlds that are made now."""
+    """The observers of worlds that are made now."""
     return tuple(_watching)

@@ -1,4 +1,4 @@
-"""What a world's ranks came to: for its result, and on stderr."""
+"""How a world's ranks ended: for its result, and on stderr."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def standing_frames(tasks: Iterable[Task]) -> dict[int, FrameType]:
-    """The innermost frame of each task's thread that goes on no more, by the thread's number.
+    """The innermost frame of each task's thread that does not go on, by the thread's number.
 
-    What their functions hold lives as long as these. Give them up on a thread of the host: on their own threads, which
-    are ended, no finalizer could wait for anything.
+    These frames keep their functions' objects alive. Drop them on a thread of the host: on their own threads, which
+    have ended, no finalizer could wait for anything.
     """
     idents = [task.ident for task in tasks if task.started and task.state is not TaskState.DONE]
     if not idents:
@@ -47,7 +47,7 @@ def standing_frames(tasks: Iterable[Task]) -> dict[int, FrameType]:
 def rank_results(
     lives: Sequence[Sequence[SimProcess]], now_ns: int, frames: Mapping[int, FrameType]
 ) -> tuple[RankResult, ...]:
-    """What each rank of the last life came to at `now_ns`; `frames` are where those stand that hang."""
+    """Return how each rank of the last life ended at `now_ns`; `frames` are where hanging ranks are stuck."""
     operations: Counter[int] = Counter()
     for life in lives:
         for process in life:
@@ -82,7 +82,7 @@ def _result_of(process: SimProcess, operations: int, now_ns: int, frame: FrameTy
 
 
 def _waiting(process: SimProcess) -> str:
-    """What a process that has not ended waits for."""
+    """The wait of a process that has not ended."""
     task = process.main
     if not process.running or task is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a program reports of its training, for expectations: its state, and the samples that it uses."""
+"""A program's reports on its training, for expectations: its state, and the samples that it uses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["samples", "state"]
 def state(**parts: object) -> None:
     """Report the rank's state at the end of a step, as in `state(model=model, optimizer=optimizer)`.
 
-    A part is a tensor, a generator, whatever has a `state_dict` (a module, an optimizer, a gradient scaler), a dict or
-    a list of these, or a plain value. A hash of each tensor is kept, so that expectations can say which one differs:
-    `equal_states` between ranks, `same_states_as_without_faults` from the undisturbed run. Does nothing outside a
-    simulation.
+    A part is a tensor, a generator, an object with a `state_dict` (a module, an optimizer, a gradient scaler), a dict
+    or a list of these, or a plain value. A hash of each tensor is kept, so that expectations can report which one
+    differs: `equal_states` between ranks, `same_states_as_without_faults` from the undisturbed run. Does nothing
+    outside a simulation.
     """
     process = current_process()
     if process is None:
@@ -63,7 +63,7 @@ def _hash(value: object) -> str:
     if isinstance(value, torch.Generator):
         value = value.get_state()
     if isinstance(value, torch.Tensor):
-        part: torch.Tensor = getattr(value, "_local_tensor", value)  # of a DTensor, this rank's part
+        part: torch.Tensor = getattr(value, "_local_tensor", value)  # this rank's part of a DTensor
         plain = part.detach().cpu().contiguous()
         data = f"{plain.dtype} {tuple(plain.shape)} ".encode() + bytes(plain.reshape(-1).view(torch.uint8).numpy())
     else:

@@ -20,9 +20,9 @@ _FIRST_PID = 1000
 
 
 class SpawnContext:
-    """A world that has not run yet. `result` is what became of it, once it has.
+    """A world that has not run yet. `result` is its result, once it has.
 
-    What the processes print appears, line by line, in the streams of the process that joins them.
+    The output of the processes appears, line by line, in the streams of the process that joins them.
     """
 
     def __init__(self, spec: WorldSpec) -> None:
@@ -38,8 +38,8 @@ class SpawnContext:
 
         Raises:
             ProcessRaisedException: a process raised.
-            ProcessExitedException: a process left with another code than 0.
-            RunFailedError: all did well, but a fault never struck that is not optional.
+            ProcessExitedException: a process exited with another code than 0.
+            RunFailedError: all did well, but a fault that is not optional never struck.
         """
         if self.result is None:
             self.result = World(replace(self._spec, echo=_to_streams())).run()
@@ -57,7 +57,7 @@ def _to_streams() -> Callable[[int, int, str, str], None]:
 
     def echo(rank: int, time_ns: int, name: str, line: str) -> None:
         stream = streams[name]
-        if stream is not None:  # as it is for a program without a console
+        if stream is not None:  # None for a program without a console
             stream.write(f"{line}\n")
             stream.flush()
 

@@ -1,4 +1,4 @@
-"""What starts a world has to say: the settings of a run, and what its starter adds."""
+"""The settings that start a world: those of a run, and those that its starter adds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["WorldSpec"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec(RunSettings):
-    """A run's settings, and what its starter adds. `call` is called as `call(rank)` on each rank.
+    """A run's settings, and those that its starter adds. `call` is called as `call(rank)` on each rank.
 
     Raises:
-        ArgumentError, FaultError, TopologyError: a setting is not what it has to be, or they do not fit together.
+        ArgumentError, FaultError, TopologyError: a setting is invalid, or settings do not fit together.
     """
 
     call: Callable[[int], object]
     # More environment, by life, rank, local rank and number of the host.
     rank_env: Callable[[int, int, int, int], Mapping[str, str]] | None = None
-    monitor_ns: int = MONITOR_NS  # how often the agent looks after its workers
+    monitor_ns: int = MONITOR_NS  # how often the agent checks its workers
     grace_ns: int = GRACE_NS  # from SIGTERM to SIGKILL
     stop_on_failure: bool = False
     torchrun: bool = True  # set the environment that torchrun sets
     replay: str = ""
-    echo_last_lines: bool = False  # `echo` gets a last line without an end, too, when its process has ended
-    prints_exceptions: bool = True  # a rank prints the exception it ends with; mp.spawn's hand it to their parent
+    echo_last_lines: bool = False  # `echo` also gets a last line without an end, when its process has ended
+    prints_exceptions: bool = True  # a rank prints the exception that ends it; mp.spawn's pass it to their parent
     # Called before the threads end, with the innermost frame of each rank that hangs or was killed.
     on_frames: Callable[[Mapping[int, FrameType]], None] | None = None
-    # Runs in a process of its own on the first host while the ranks do: what has launched them, and talks to them.
+    # Runs in a process of its own on the first host while the ranks run: it launched them, and communicates with them.
     launcher: Callable[[], None] | None = None
     checked: bool = False  # its maker has checked the settings
 

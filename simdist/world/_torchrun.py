@@ -1,6 +1,6 @@
 """The environment that torchrun gives to its workers, encoded as `os.environ` keeps it.
 
-Remembered, because worlds start by the thousand: nobody may change what is returned.
+Cached, because worlds start by the thousand: the results must not be changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AGENT_HOST = "127.0.0.1"  # of the launcher's store
 
 @functools.lru_cache(maxsize=64)
 def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_restarts: int) -> Mapping[bytes, bytes]:
-    """What each rank of a life finds."""
+    """The variables of each rank of a life."""
     size = str(world_size)
     return encoded(
         {
@@ -39,7 +39,7 @@ def said_to_all(world_size: int, hosts: int, port: int, restarts: int, max_resta
 
 @functools.lru_cache(maxsize=4096)
 def said_to_rank(rank: int, local_rank: int, local_size: int, host_index: int) -> Mapping[bytes, bytes]:
-    """What one rank finds besides."""
+    """The additional variables of one rank."""
     return encoded(
         {
             "RANK": str(rank),

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["World"]
 
 _AGENT_PORT = 29500
-_FREE_PORTS = 45_000  # later lives have theirs from here: ports next to the known one are often the program's own
+_FREE_PORTS = 45_000  # later lives have ports from here: ports next to the known one are often the program's own
 _FIRST_PID = 1000
 _AGENT_PID = 500  # of the launcher's agent, on each host
 _NO_RANK = -1  # the launcher's own
@@ -77,7 +77,7 @@ def _one_host(world_size: int) -> Cluster:
 
 
 def _do_nothing() -> None:
-    """In place of a method of a world that has ended."""
+    """Replaces a method of a world that has ended."""
 
 
 def _leave_store(runs: bool) -> None:
@@ -85,7 +85,7 @@ def _leave_store(runs: bool) -> None:
 
 
 def _prepare_thread(process: SimProcess) -> None:
-    """What torch keeps for each thread, and has to be as in a process of one core."""
+    """Set torch's per-thread settings as in a process of one core."""
     set_backward_threads(False)  # as `torch.autograd.set_multithreading_enabled` does
     torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
 
@@ -107,7 +107,7 @@ class World:
         self._slots.add(self._torch.switch)
         self._devices: DeviceState | None = None
         if self._cluster.devices_per_host:
-            from simdist.device import DeviceState  # which other worlds do not need
+            from simdist.device import DeviceState  # other worlds do not need it
 
             judged = False
             if spec.judges:
@@ -151,19 +151,19 @@ class World:
         self._disk: Disks | None = None
         self._court: Court | None = None
         self._store: StoreServer | None = None  # the agent's, of the present life
-        self._port = _AGENT_PORT  # that ranks find in MASTER_PORT
+        self._port = _AGENT_PORT  # the port in the ranks' MASTER_PORT
         self._store_runs = True  # False: it does not answer
         self._lives: list[list[SimProcess]] = []
         self._launcher: SimProcess | None = None
         self._leaked: list[str] = []
         self._standing: dict[int, FrameType] = {}  # frames of threads that hang, until these have ended
-        self._finished: RunResult | None = None  # reported when the world is gone
+        self._finished: RunResult | None = None  # reported when the world has ended
         self._undo = Undoing()
         self._base_environ: dict[bytes, bytes] = {}
-        self._ignored: Sequence[int] = ()  # signals, by this process when the world began
+        self._ignored: Sequence[int] = ()  # signals that this process ignored when the world began
 
     def _begin_rounds(self) -> None:
-        """Others see from now on when garbage closes a pipe, a socket or what else a rank holds."""
+        """Collect garbage in rounds from now on: others see when garbage closes a rank's pipe, socket or the like."""
         if not self._in_rounds:
             self._in_rounds = True
             leave_to_rounds()
@@ -189,7 +189,7 @@ class World:
         return result
 
     def start(self) -> None:
-        """Make the world, every rank ready at virtual time 0. It is there until `close`.
+        """Make the world, with every rank ready at virtual time 0. It exists until `close`.
 
         Raises:
             SimdistError: another world is active in this process.
@@ -209,7 +209,7 @@ class World:
             self._runtime.cores = os.sched_getaffinity(0)
         undo.enter(one_core())
         undo.enter(collector_of(self._spec.world_size, in_rounds=self._in_rounds))
-        undo.add(self._cut_cycles)  # before the collector looks again: it would go through all that is freed here
+        undo.add(self._cut_cycles)  # before the collector runs again: it would traverse all that is freed here
         self._runtime.in_child = self._leave_to_parent
         undo.add(self._runtime.deactivate)
         self._runtime.activate(self._spec.call)
@@ -232,7 +232,7 @@ class World:
             undo.add(without_devices())
         undo.add(self._end_threads)
         if self._spec.judges:
-            from simdist.judges import Court  # which other worlds do not need
+            from simdist.judges import Court  # other worlds do not need it
 
             bus, spec = self._simulation.bus, self._spec
             self._court = Court(spec.judges, bus, spec.world_size, strict=self._strict, values=spec.values)
@@ -273,7 +273,7 @@ class World:
             self._start_launcher(launcher)
 
     def advance(self, until_ns: int) -> bool:
-        """Run all that happens up to virtual time `until_ns`, that instant included, and hand the baton back.
+        """Run all events up to virtual time `until_ns`, including that instant, and hand the baton back.
 
         Between two calls this thread sees its own process: environment, streams, generators. Returns False if the
         world has ended.
@@ -310,7 +310,7 @@ class World:
         return result
 
     def close(self) -> None:
-        """End what still runs, every effect refused, and put everything in the host process back. May be repeated.
+        """End what still runs, refusing every effect, and restore the host process. May be repeated.
 
         Raises:
             InternalError: a thread did not end.
@@ -342,23 +342,23 @@ class World:
         return self._hosts
 
     def _on_first_host(self, host: Host) -> None:
-        """The launcher's store is served by the first host, and goes with it."""
+        """Lose the launcher's store, which the first host serves, when that host goes down."""
         if not host.up:
             self._lose_store()
 
     @property
     def runtime(self) -> Runtime:
-        """Who is running, and what is patched."""
+        """The state of the running process, and the patches."""
         return self._runtime
 
     @property
     def injector(self) -> Injector:
-        """Injects the faults; there from `start` on."""
+        """Injects the faults; exists from `start` on."""
         assert self._injector is not None
         return self._injector
 
     def _require_no_escape(self) -> None:
-        """What escapes from `_main` is no rank's failure: it would look as if the rank hung."""
+        """Raise if an error escaped from `_main`: that is no rank's failure, and would look as if the rank hung."""
         for task in self._simulation.tasks:
             if task.error is not None:
                 raise InternalError(f"{task.name} ended with {task.error!r}") from task.error
@@ -376,7 +376,7 @@ class World:
                 self._store.stop()
 
     def _keep_store(self) -> bool:
-        """Hand the launcher's store on to the life that begins, if a fault says so; False: that has one of its own."""
+        """Keep the launcher's store for the life that begins, if a fault demands it; False: that life makes its own."""
         store, injector = self._store, self._injector
         if store is None or store.gone or injector is None or not injector.keeps_store():
             return False
@@ -388,7 +388,7 @@ class World:
             self._leaked = self._simulation.close()
 
     def _leave_to_parent(self) -> None:
-        """In a process that was forked from this one: put everything back, so that it may run worlds of its own."""
+        """In a process that was forked from this one: restore everything, so that it may run worlds of its own."""
         self._simulation.forget(
             SimdistError("this process was forked while a simulated world ran; the world goes on in its parent only")
         )
@@ -401,7 +401,7 @@ class World:
     # -- lives ---------------------------------------------------------------------------------------------------
 
     def _start_life(self, life: int) -> None:
-        """Begin with the hosts that are up: ranks are numbered over these, in the order of their places."""
+        """Begin a life on the hosts that are up: their ranks are numbered in the order of their places."""
         simulation = self._simulation
         placement = self._cluster.placement
         processes = []
@@ -461,7 +461,7 @@ class World:
         self._injector.start_life(life, dict(enumerate(processes)))
 
     def _start_launcher(self, function: Callable[[], None]) -> None:
-        """It is no rank: it has no result, and nothing is recorded of it."""
+        """Start the launcher's process. It is no rank: it has no result, and nothing is recorded of it."""
         host = self._hosts[self._cluster.hosts[0]]
         process = SimProcess(
             self._simulation,
@@ -493,7 +493,7 @@ class World:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
 
     def _main(self, process: SimProcess, late_ns: int) -> None:
-        """A rank's life, which begins so late: the user's function, and how a process ends after it."""
+        """A rank's life, which begins `late_ns` late: the user's function, and how its process ends after it."""
         _prepare_thread(process)
         trace_main_thread()
         if late_ns:
@@ -574,7 +574,7 @@ class World:
         return court.findings(Ending(events, statuses))
 
     def _cut_cycles(self) -> None:
-        """Processes, tasks and groups refer to each other; without this a finished world waits for the collector."""
+        """Cut the cycles between processes, tasks and groups; otherwise a finished world waits for the collector."""
         for life in self._lives:
             for process in life:
                 process.tasks.clear()
