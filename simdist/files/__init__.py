@@ -1,10 +1,10 @@
-"""Files of ranks: what programs call, and the simulated disk that they meet there.
+"""Files of ranks: the functions that programs call, and the simulated disk under them.
 
-`simdist.storage` knows what a disk keeps; this connects it with a real folder and with what code on a rank calls:
-`open`, `os.*` and all that rests on them (pathlib, shutil, tempfile, zipfile), and `torch.save`. C code meets real
-files. What it changes there can't be announced before it happens; it is found when the file is next looked at (when it
-is synced, renamed, opened, closed, or when power is lost), becomes an effect "unseen", and counts as written then.
-Where the system allows, the syncs of libraries that sync for themselves are seen.
+`simdist.storage` knows what a disk keeps. This package connects it with a real folder and with the functions that a
+rank calls: `open`, `os.*` and all that rests on them (pathlib, shutil, tempfile, zipfile), and `torch.save`. C code
+uses the real files. Its changes cannot be announced before they happen. They are found when the file is next looked at
+(when it is synced, renamed, opened, closed, or when power is lost), become an effect "unseen", and count as written
+then. Where the system allows, the syncs of libraries that sync for themselves are noticed.
 
 | how a file is made durable | seen as |
 |---|---|
@@ -18,17 +18,17 @@ Where the system allows, the syncs of libraries that sync for themselves are see
 | a library's own threads; system calls made by hand (3) | nothing |
 
 (1) Of the whole file; Linux waits for the bytes that were written, or lie in the range. (2) On Linux, x86-64 and
-aarch64, of libraries that can sync; not announced, so that no fault strikes within. (3) The report names what was
-written so.
+aarch64, of libraries that can sync; not announced, so that no fault strikes within. (3) The report names files that
+were written in this way.
 
-Nothing of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
+None of this is installed in a world without a disk, and in one with a disk paths elsewhere stay as they are.
 
-Open `_mounted.py` first: how an effect is processed. `_by_path.py`, `_by_descriptor.py` and `_listings.py` are the
-functions of `os`, `_opening.py` is `open`, `_raw.py` what is below it, `_torch.py` `torch.save`, `_present.py` where a
-path leads, `_watched.py` what was not seen, `_by_c_code.py` what libraries' C code asks of the system, `_left.py` what
-a crash has left, `_looks.py` what nobody has looked at, `_spill.py` where many bytes lie that are not synced,
-`_clients.py` what each host sees of a shared disk, `_old_times.py` which times of files a crash brings back. Stores to
-a mapping are noticed when it is flushed.
+Open `_mounted.py` first: how an effect is processed. `_by_path.py`, `_by_descriptor.py` and `_listings.py` replace the
+functions of `os`, `_opening.py` `open`, `_raw.py` the layer below it, `_torch.py` `torch.save`. `_present.py` finds
+where a path leads, `_watched.py` finds unseen changes, `_by_c_code.py` has the system calls of libraries' C code,
+`_left.py` what a crash has left, `_looks.py` the files at which no program has looked, `_spill.py` the place of many
+bytes that are not synced, `_clients.py` the view of each host on a shared disk, `_old_times.py` the times of files that
+a crash brings back. Stores to a mapping are noticed when it is flushed.
 """
 
 from simdist.files._by_c_code import reaches_c_code

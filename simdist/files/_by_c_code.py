@@ -1,18 +1,18 @@
-"""What libraries' own C code asks the system to do with its files: SQLite, LMDB and others that sync for themselves.
+"""System calls of libraries' own C code for its files: SQLite, LMDB and others that sync for themselves.
 
-The calls of libraries that know how to sync are led here, and those that ranks look up by `ctypes`. When they sync,
-what they and others have changed is taken in first, then the file is durable, as if Python code had called `os.fsync`.
-Their `open`, `rename` and `unlink` are seen so that what was durable before is known. Such calls are recorded and not
-announced: C code can't be stopped in the middle, so that no fault strikes between two of them, only before and after
-the whole. Writes are found by their result, except for files that are open with O_SYNC or O_DSYNC, where each is a
-sync.
+The calls of libraries that can sync are redirected here, and those that ranks look up by `ctypes`. When they sync, the
+changes of their own and of others are taken in first, then the file is durable, as if Python code had called
+`os.fsync`. Their `open`, `rename` and `unlink` are noticed so that the previous durable content is known. These calls
+are recorded and not announced: C code cannot be stopped in the middle, so that no fault strikes between two of them,
+only before and after the whole. Writes are found by their result, except for files that are open with O_SYNC or
+O_DSYNC, where each is a sync.
 
-Only calls on a rank's own threads count. `reaches_c_code` says whether all this works here.
+Only calls on a rank's own threads count. `reaches_c_code` returns whether all this works here.
 
 Invariant: while no world with a disk lives, the slots hold what they held before.
 
-In doubt: a thread of a library that opens or syncs a file waits for the GIL in here; a library that waits for such a
-thread and keeps the GIL would wait for ever. None is known that does.
+Doubt: a thread of a library that opens or syncs a file waits for the GIL in here. A library that waits for its thread
+while it keeps the GIL would wait forever. No library is known that does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from simdist.process import Patches, current_process
 
 __all__ = ["install", "reaches_c_code"]
 
-# Of the C library: what each gives, then what it takes. Their last arguments may be left out.
+# Functions of the C library: the type of the result, then those of the arguments. The last ones may be left out.
 _SYNCS = {
     "fsync": "int int",
     "fdatasync": "int int",
@@ -70,15 +70,15 @@ _WRITES = {
 _ALL = _SYNCS | _NAMES | _WRITES
 _MS_SYNC = 4
 _SYNCED_WRITES = os.O_SYNC | getattr(os, "O_DSYNC", 0) if hasattr(os, "O_SYNC") else 0
-# Python's own calls are seen as Python's, and torch never syncs.
+# Python's own calls are handled as Python's, and torch never syncs.
 _LEFT_OUT = ("libpython", "python", "mmap.", "libtorch", "libc10", "libc.so", "ld-linux", "libpthread")
 
-_slots: dict[Slot, int] = {}  # that hold something else now, and what they held
+_slots: dict[Slot, int] = {}  # redirected slots, and their former content
 _synced: dict[int, tuple[MountedDisk, int]] = {}  # open with O_SYNC or O_DSYNC, by descriptor: the inode's number
 
 
 def install(patches: Patches) -> None:
-    """Notice such calls, also of libraries that are loaded later."""
+    """Notice these calls, also of libraries that are loaded later."""
     patches.on_undo(_undo)
     if not reaches_c_code():
         return
@@ -90,7 +90,7 @@ def install(patches: Patches) -> None:
 
 @functools.cache
 def reaches_c_code() -> bool:
-    """True if calls of C code can be seen on this machine."""
+    """True if calls of C code can be noticed on this machine."""
     return bool(slots_of(("fsync",), without=("libtorch",))) and set(_SYNCS) <= _known()
 
 
@@ -99,7 +99,7 @@ _Real = Callable[..., int]
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """The functions that the C library has: not all have the same."""
+    """The functions that the C library has: not all versions have the same."""
     return frozenset(name for name in _ALL if hasattr(c_library(), name))
 
 
@@ -124,7 +124,7 @@ def _undo() -> None:
 
 
 def _reach(*, writes: bool = False) -> None:
-    """Lead the calls here of every library that can sync."""
+    """Redirect the calls of every library that can sync."""
     slots = slots_of(tuple(_ALL), without=_LEFT_OUT)
     able = {slot.library for slot in slots if slot.name in _SYNCS and slot.library}
     wanted = _known().difference(() if writes or _synced else _WRITES)
@@ -135,7 +135,7 @@ def _reach(*, writes: bool = False) -> None:
 def _looked_up(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def look_up(library: ForeignLibrary, name: str) -> object:
-        """A function that a rank calls by `ctypes`: likewise, if it is the C library's."""
+        """Redirect a function that a rank calls by `ctypes`, too, if it is the C library's."""
         found = original(library, name)
         if (
             (name not in _SYNCS and name not in _NAMES)
@@ -152,7 +152,7 @@ def _looked_up(original: Callable[..., object]) -> Callable[..., object]:
 
 @functools.cache
 def _function(name: str) -> LedFunction:
-    """What C code calls in place of a function."""
+    """Return the function that C code calls in place of the function `name`."""
     stands_in = _STANDS_IN[name]
 
     def lead(real: _Real) -> Callable[..., object]:
@@ -167,7 +167,7 @@ def _function(name: str) -> LedFunction:
 
 
 def _then(real: _Real, args: tuple[object, ...], note: Callable[[], None]) -> int:
-    """Call the function, then note what it did; the caller finds its result and its error number."""
+    """Call the function, then `note` what it did; preserves its result and its error number for the caller."""
     result = real(*args)
     number = error_number()
     if result != -1:
@@ -185,7 +185,7 @@ def _fsync(real: _Real, fd: int, *, data_only: bool = False) -> int:
         return real(fd)
     disk, file = found
     disk.synced_unseen(file.process, file.inode, file.path, data_only=data_only)
-    return 0  # nobody cuts the real one's power
+    return 0  # the real file loses no power
 
 
 def _fdatasync(real: _Real, fd: int) -> int:
@@ -266,7 +266,7 @@ def _opened(real: _Real, args: tuple[object, ...], place: Spot | None, flags: in
 
 
 def _keep(place: Spot) -> None:
-    """What is durable of a file is kept before C code may change it."""
+    """Keep the durable content of a file before C code may change it."""
     inode = place.disk.find(place.place)
     if inode is not None:
         place.disk.pin(inode, place.place)
@@ -287,7 +287,7 @@ def _renamed(real: _Real, args: tuple[object, ...], *named: Spot | None) -> int:
         _keep(place)
 
     def note() -> None:
-        for place in reversed(places):  # the new name first: then the old one is gone by it
+        for place in reversed(places):  # the new name first: that also removes the old one
             place.disk.find(place.place)
 
     return _then(real, args, note)
@@ -316,7 +316,7 @@ def _write(real: _Real, fd: int, *args: object) -> int:
     def note() -> None:
         found = reached(fd)
         if found is None or (found[0], found[1].inode.number) != known or not flags_of(fd) & _SYNCED_WRITES:
-            del _synced[fd]  # the number is another file's by now
+            del _synced[fd]  # another file has this number by now
             return
         disk, file = found
         opened = OpenFile.with_flags(file.inode, file.process, file.path, flags_of(fd))

@@ -1,6 +1,6 @@
-"""What ranks call with a descriptor: `os.write`, `os.fsync` and their like; and `os.sync`.
+"""Functions that ranks call with a descriptor: `os.write`, `os.fsync` and the like; and `os.sync`.
 
-Each replacement asks where the descriptor leads. Elsewhere, and for code on no rank, the original is called.
+Each replacement checks where the descriptor leads. Elsewhere, and for code on no rank, it calls the original.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike, ReadableBuffer
 
 __all__ = ["BY_DESCRIPTOR", "BY_NAME", "OF_FCNTL"]
-_At = int | None  # an offset, or where the file stands
+_At = int | None  # an offset, or None for the file's position
 
 
 def _ftruncate(original: Callable[..., object]) -> Callable[..., object]:
@@ -83,7 +83,7 @@ def _write(original: Callable[..., int]) -> Callable[..., int]:
         disk, file = found
         offset = file.inode.size if file.appends else os.lseek(fd, 0, os.SEEK_CUR)
         content = bytes(data)
-        # Handed on as it is, if all of it is written: O_DIRECT wants memory that is aligned.
+        # If all of it is written, the object itself is passed on: O_DIRECT needs aligned memory.
         return disk.write(file, offset, content, lambda part: original(fd, data if part is content else part))
 
     return write
@@ -136,7 +136,7 @@ def _posix_fallocate(original: Callable[..., object]) -> Callable[..., object]:
     def posix_fallocate(fd: int, offset: int, length: int) -> None:
         found = reached(fd)
         if found is None or offset < 0 or length <= 0 or offset + length <= found[1].inode.size:
-            original(fd, offset, length)  # no byte and no size is another one
+            original(fd, offset, length)  # changes neither bytes nor size
         else:
             disk, file = found
             whole = file.process, file.inode, file.path, offset + length, lambda: original(fd, offset, length)
@@ -194,7 +194,7 @@ _CLONES = (0x40049409, 0x4020940D)  # FICLONE and FICLONERANGE of linux/fs.h
 
 
 def _ioctl(original: Callable[..., object]) -> Callable[..., object]:
-    """Disks share no blocks between files: who asks for that, as `Path.copy` of Python 3.14 does, copies then."""
+    """Refuse to share blocks between files; callers such as `Path.copy` of Python 3.14 then copy."""
 
     @functools.wraps(original)
     def ioctl(fd: FileDescriptorLike, request: int, *args: object) -> object:
@@ -220,7 +220,7 @@ BY_DESCRIPTOR: tuple[tuple[str, Make], ...] = (
 )
 """What stands in for functions of `os`, by name."""
 
-# By name only: the function objects themselves are somebody else's to redirect, once a rank polls.
+# By name only: another component redirects the function objects themselves, once a rank polls.
 BY_NAME: tuple[tuple[str, Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
 """Likewise, but only for who looks them up in `os`."""
 

@@ -1,6 +1,6 @@
-"""What ranks call with a path: `os.open`, `os.mkdir`, `os.rename` and their like.
+"""Functions that ranks call with a path: `os.open`, `os.mkdir`, `os.rename` and the like.
 
-Each replacement asks where the path leads. Elsewhere, and for code on no rank, the original is called.
+Each replacement checks where the path leads. Elsewhere, and for code on no rank, it calls the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, Any]]]
 
 
 def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
-    """Open what is at a place on a disk; the descriptor, which `act` gives."""
+    """Open the file at a place on a disk; returns the descriptor that `act` returns."""
     disk, process, place, real = found.disk, found.process, found.place, found.real
     there = is_there(real)
 
@@ -58,7 +58,7 @@ def open_file(found: Spot, flags: int, act: Callable[[], int]) -> int:
 
 
 def open_unnamed(found: Spot, flags: int, act: Callable[[], int]) -> int:
-    """Open a file without a name in a folder on a disk (O_TMPFILE); the descriptor, which `act` gives."""
+    """Open a file without a name in a folder on a disk (O_TMPFILE); returns the descriptor that `act` returns."""
     disk, process, place = found.disk, found.process, found.place
 
     def create(_: float) -> int:
@@ -75,7 +75,7 @@ def open_unnamed(found: Spot, flags: int, act: Callable[[], int]) -> int:
 
 
 def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: object) -> int:
-    """Open what the rank's host sees at a place, which the rank calls `name`; the descriptor."""
+    """Open what the rank's host sees at a place, which the rank calls `name`; returns the descriptor."""
     clients = found.disk.clients
     if clients is None:
         return open_file(found, flags, act)
@@ -87,7 +87,7 @@ def open_to_read(found: Spot, flags: int, act: Callable[[], int], name: object) 
 
 
 def is_hidden(found: Spot) -> bool:
-    """True if the rank's host does not see what is there yet."""
+    """True if the rank's host does not see the name there yet."""
     clients = found.disk.clients
     return clients is not None and clients.hides(found.process, found.place, there=is_there(found.real))
 
@@ -239,7 +239,7 @@ def _link_of_descriptor(
     target: Spot,
     options: dict[str, int | None],
 ) -> bool:
-    """Name a file on the disk by one of its descriptors (linkat with AT_SYMLINK_FOLLOW); False if it is none."""
+    """Name a file on the disk by one of its descriptors (linkat with AT_SYMLINK_FOLLOW); False if `src` is none."""
     matched = _DESCRIPTOR.fullmatch(os.fsdecode(src)) if isinstance(src, (str, bytes, os.PathLike)) else None
     found = None if matched is None else reached(int(matched[1] or matched[2]))
     if found is None or found[0] is not target.disk or not target.place:
@@ -280,7 +280,7 @@ def _utime(original: Callable[..., object]) -> Callable[..., object]:
         inode = found.disk.find(found.place) if found is not None and found.place else None
         original(path, *args, **kwargs)
         if found is not None and inode is not None:
-            found.disk.remember(inode, found.real)  # another time is no other content
+            found.disk.remember(inode, found.real)  # a new time does not change the content
 
     return utime
 
@@ -302,7 +302,7 @@ def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_r
 
 
 def _served(found: Spot, said: os.stat_result) -> os.stat_result:
-    """What the rank's host knows of a file that another one writes: the size that the server knows."""
+    """Correct the stat result of a file that another host writes: the size is the one that the server knows."""
     clients = found.disk.clients
     inode = found.disk.find(found.place) if clients is not None and found.place else None
     data = None if clients is None or inode is None else clients.served(found.process, inode)

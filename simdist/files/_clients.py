@@ -1,10 +1,10 @@
-"""What hosts see of a file server's disk: each has a client, and caches.
+"""The hosts' views of a file server's disk: each host has a client with caches.
 
-Close-to-open: what a host writes is the server's once the file is closed or synced, and a client that opens it then
-sees it; another host that opens the file before sees the server's bytes. Late names: a host that has looked for a name
-in vain, or has read a folder, goes on without what another host puts there for `names_late_ns`; what it does itself it
-sees. Silly rename: a file that loses its name while a process of the host has it open gets another one, `.nfs...`,
-until the last of them closes it. When the host dies the file stays.
+Close-to-open: the server gets a host's writes when the file is closed or synced, and a client that opens the file then
+sees them; another host that opens the file before sees the server's bytes. Late names: a host that has looked for a
+name in vain, or has read a folder, does not see what another host puts there for `names_late_ns`; it sees its own
+changes. Silly rename: a file that loses its name while a process of the host has it open gets another one, `.nfs...`,
+until the last of them closes it. If the host dies, that file stays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Clients:
         self._simulation = simulation
         self._writers = writers
         self._readers: list[tuple[weakref.ref[IOBase], SimProcess, Inode]] = []
-        self._missed: dict[tuple[str, str], int] = {}  # by host and place: when it was looked for in vain
+        self._missed: dict[tuple[str, str], int] = {}  # by host and place: time of a look-up in vain
         self._listed: dict[tuple[str, str], tuple[int, set[str]]] = {}  # by host and folder: when, and the names
         self._silly: dict[str, tuple[Inode, SimProcess]] = {}
         self._count = 0
@@ -48,14 +48,14 @@ class Clients:
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def served(self, process: SimProcess, inode: Inode) -> bytes | None:
-        """What the server has of a file, if that is not what its writers on other hosts have; else None."""
+        """The server's bytes of a file, if its writers on other hosts have others; else None."""
         if inode.kind != "file" or not inode.changes:
             return None
         hosts = [each.process.host for each in self._writers() if each.inode is inode]
         return None if process.host in hosts or not hosts else bytes(inode.base.data)
 
     def reads(self, process: SimProcess, inode: Inode, file: IOBase) -> None:
-        """A process has a file open for reading, until `file` is closed."""
+        """Note that a process has a file open for reading, until `file` is closed."""
         self._readers = [each for each in self._readers if self._reads(each)]
         self._readers.append((weakref.ref(file), process, inode))
 
@@ -67,7 +67,7 @@ class Clients:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def hides(self, process: SimProcess, place: str, *, there: bool) -> bool:
-        """True if a name that is on the server's disk is not for this host yet. Let it know if it was not there."""
+        """True if this host does not see a name on the server's disk yet. Remembers a name that was not `there`."""
         if not self.names_late_ns or not place:
             return False
         key, now = (process.host.name, place), self._simulation.now_ns
@@ -80,7 +80,7 @@ class Clients:
         return False
 
     def listed(self, process: SimProcess, folder: str, names: list[str]) -> list[str]:
-        """Which of the names in a folder this host sees: those that are gone it does not see either."""
+        """The names in a folder that this host sees; names that are gone are never among them."""
         if not self.names_late_ns:
             return names
         key, now = (process.host.name, folder), self._simulation.now_ns
@@ -90,7 +90,7 @@ class Clients:
         return [name for name in names if name in known[1]]
 
     def made(self, process: SimProcess, place: str) -> None:
-        """The host itself has put something there."""
+        """Note that the host itself has put something there."""
         self._missed.pop((process.host.name, place), None)
         folder, _, name = place.rpartition("/")
         known = self._listed.get((process.host.name, folder))
@@ -98,7 +98,7 @@ class Clients:
             known[1].add(name)
 
     def forget(self, host: str) -> None:
-        """A host has gone down, with its caches and all that its processes had open."""
+        """Forget a host that has gone down, with its caches and its processes' open files."""
         self._missed = {key: when for key, when in self._missed.items() if key[0] != host}
         self._listed = {key: when for key, when in self._listed.items() if key[0] != host}
         self._silly = {place: each for place, each in self._silly.items() if each[1].host.name != host}
@@ -122,7 +122,7 @@ class Clients:
         return writing or reading
 
     def closed(self) -> list[tuple[SimProcess, str]]:
-        """The silly names of files that nobody has open any more, and whose they were."""
+        """The silly names of files that no process has open any more, and the processes that removed them."""
         gone = []
         for place, (inode, process) in list(self._silly.items()):
             if not self._is_open(process, inode):

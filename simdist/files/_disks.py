@@ -1,4 +1,4 @@
-"""The disks of a world: the one that all ranks see, and those that hosts have of their own."""
+"""The disks of a world: the one that all ranks see, and the hosts' own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Disks"]
 class Disks:
     """All disks of a mount.
 
-    `leave` flushes the files of a process that ends by itself, `watch` has looks of ranks reported.
+    `leave` flushes the files of a process that ends on its own; `watch` makes ranks' looks known.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Disks:
         self._watch = watch
         self._hosts = tuple(hosts)
         self._shared = MountedDisk(mount, simulation, self._hosts, times, seed=seed)
-        self._moving = False  # disks are replaced
+        self._moving = False  # disks are being replaced
         self._local: dict[str, MountedDisk] = {}
         for host in self._hosts:
             if mount.local is not None:
@@ -53,37 +53,37 @@ class Disks:
         yield from self._local.values()
 
     def of(self, host: Host) -> Iterator[MountedDisk]:
-        """Those that the ranks of a host see."""
+        """The disks that the ranks of a host see."""
         yield self._shared
         if self._local:
             yield self._local[host.name]
 
     @property
     def has_clients(self) -> bool:
-        """True if hosts see a file server's disk, each in its own way."""
+        """True if each host has its own view of a file server's disk."""
         return self._shared.clients is not None
 
     def environ_of(self, host: str) -> Mapping[str, str]:
-        """What a rank finds in its environment: where the disk of its host is."""
+        """The variable of a rank's environment that names the disk of its host."""
         return {"SIMDIST_LOCAL_DISK": self._local[host].folder} if self._local else {}
 
     def leave(self, process: SimProcess) -> None:
-        """A process ends by itself: its files are flushed, and what nobody has looked at is noticed."""
+        """Flush the files of a process that ends on its own, and notice changes that were not looked at."""
         self._leave(process)
         for disk in self.of(process.host):
             disk.forget_closed()
             disk.scan()
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """Close the spill files: no process writes any more."""
         for disk in self:
             disk.spill.close()
 
     def note_looks(self) -> Looks | None:
-        """Note from now on who looks at which of the files that there are, until the world ends.
+        """Note from now on which of the existing files are looked at, until the world ends.
 
-        None where it can't be noted: the system does not report it, effects take time, in which others could look, or
-        hosts see what is on the disk each in its own way.
+        None where it cannot be noted: the system does not report it, effects take time, so that others could look
+        meanwhile, or each host has its own view of the disk.
         """
         if self.has_clients or any(disk.takes_time for disk in self):
             return None
@@ -98,7 +98,7 @@ class Disks:
 
     @property
     def busy(self) -> bool:
-        """True if what is done now is no rank's doing."""
+        """True if no rank causes what is done now."""
         return self._moving or any(disk.busy for disk in self)
 
     @property
@@ -129,7 +129,7 @@ class Disks:
         self._moving = False
 
     def _swap(self) -> None:
-        """Each host gets the disk of the one before it."""
+        """Give each host the disk of the one before it."""
         disks = [(disk, disk.folder) for disk in self._local.values()]
         for _, folder in disks:
             Path(folder).rename(f"{folder}.away")

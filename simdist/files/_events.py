@@ -1,4 +1,4 @@
-"""What is announced before a disk changes."""
+"""The event that is announced before a disk changes."""
 
 from __future__ import annotations
 

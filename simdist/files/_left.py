@@ -12,7 +12,7 @@ __all__ = ["put_back", "words_of"]
 
 
 def words_of(disk: Disk, before: Image, after: Image) -> Iterator[tuple[str, str]]:
-    """Each path that is not as the host saw it, and in which way."""
+    """Each path that differs from what the host saw, and how it differs."""
     had, has = before.paths, after.paths
     for path in sorted({*had, *has}):
         old, new = had.get(path), has.get(path)
@@ -51,7 +51,7 @@ def _difference(disk: Disk, old: FileState, new: FileState) -> str:
 
 
 def put_back(disk: Disk, before: Image, after: Image, folder: str) -> None:
-    """Make the real folder what the disk is after the crash; files that are as they were stay untouched."""
+    """Make the real folder equal to the disk after the crash; unchanged files stay untouched."""
     had, has = before.paths, after.paths
     changed = {path: disk.content(state) for path, state in after.nodes if had.get(path) != state}
     for path, _ in reversed(before.nodes):

@@ -1,4 +1,4 @@
-"""What ranks find in a folder on a disk, in one order on every machine."""
+"""The content of folders on a disk, in the same order on every machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LISTINGS"]
 
 
 class _Entries:
-    """What `os.scandir` gives, by name: the order of real folders differs from one machine to the next."""
+    """The entries of `os.scandir`, sorted by name: the order of real folders differs between machines."""
 
     def __init__(self, path: StrOrBytesPath | int, found: Any) -> None:
         with found:
@@ -36,7 +36,7 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Give nothing more."""
+        """End the iteration."""
         self._entries = iter(())
 
 
@@ -45,7 +45,7 @@ def _is_here(path: StrOrBytesPath | int) -> bool:
 
 
 def _seen(path: StrOrBytesPath | int, names: list[str]) -> list[str]:
-    """Those of the names in a folder that the rank's host sees."""
+    """The names in a folder that the rank's host sees."""
     found = None if isinstance(path, int) else spot(path, follow=True)
     if found is None or found.disk.clients is None:
         return names
@@ -53,7 +53,7 @@ def _seen(path: StrOrBytesPath | int, names: list[str]) -> list[str]:
 
 
 def _look(path: StrOrBytesPath | int) -> None:
-    """An entry says how large its file is."""
+    """Count a listing as a look at all files below: an entry shows its file's size."""
     if isinstance(path, int):
         there = opened(path)
         disk, place = (None, "") if there is None else (there[0], there[1].path)
@@ -65,7 +65,7 @@ def _look(path: StrOrBytesPath | int) -> None:
 
 
 def _tidied(path: StrOrBytesPath | int) -> bool:
-    """True if the folder is on a disk; what nobody has open any more is gone from it then."""
+    """True if the folder is on a disk; first removes silly names that no process has open any more."""
     found = None if isinstance(path, int) else spot(path, follow=True)
     if found is not None:
         found.disk.forget_closed()

@@ -1,9 +1,9 @@
-"""Which files have been overwritten before anybody looked at them, since somebody has begun to note it.
+"""Which files were overwritten before anything looked at them, since the noting began.
 
-What such a file held can have made no difference to anybody. A file is looked at by what opens it, C code and other
-programs included (the system reports them, by inotify), and by `os.stat`, `os.scandir`, a rename or a link on a rank;
-it is overwritten when it is emptied, replaced or removed by a call that can be seen. Whatever else happens to a file
-counts as a look. Not noticed is C code that asks for the size of a file which it does not open.
+The content of these files cannot have made a difference. A file is looked at by everything that opens it, including C
+code and other programs (the system reports them, by inotify), and by `os.stat`, `os.scandir`, a rename or a link on a
+rank. It is overwritten when it is emptied, replaced or removed by a call that can be noticed. Everything else that
+happens to a file counts as a look. C code that reads the size of a file without opening it is not noticed.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ _OPENED = 0x20 | 0x40  # IN_OPEN, IN_MOVED_FROM
 _OVERFLOW = 0x4000
 _EVENT = struct.Struct("iIII")  # folder, what, cookie, bytes of the name
 
-_inotify = -1  # one for all worlds until `Looks.end`: to close one takes the system longer than a world lives
+_inotify = -1  # one for all worlds until `Looks.end`: closing one takes the system longer than a world lives
 
 
 class Looks:
-    """Notes from now on. `files` are the real files that there are, each with the name that it goes by.
+    """Notes looks from now on. `files` are the existing real files, each with its name in reports.
 
     Raises:
-        OSError: the system does not report who opens files.
+        OSError: the system does not report which files are opened.
     """
 
     def __init__(self, files: Iterable[tuple[str, str]]) -> None:
-        self._left = {real: name for real, name in files if os.lstat(real).st_nlink == 1}  # that nobody has looked at
+        self._left = {real: name for real, name in files if os.lstat(real).st_nlink == 1}  # not looked at yet
         self._folders = {_watched(folder): folder for folder in dict.fromkeys(map(os.path.dirname, self._left))}
-        self.unread: list[str] = []  # that have been overwritten before anybody looked at them
+        self.unread: list[str] = []  # overwritten before anything looked at them
 
     @staticmethod
     def end() -> None:
-        """Nobody notes anything any more: have the system report nothing."""
+        """Let the system report nothing more: nothing is noted any more."""
         global _inotify
         if _inotify >= 0:
             original(os.close)(_inotify)
             _inotify = -1
 
     def at(self, real: str) -> None:
-        """Somebody looks at a file."""
+        """Note a look at a file."""
         self._left.pop(real, None)
 
     def below(self, real: str) -> None:
-        """Somebody looks at a file, or at all that is in a folder."""
+        """Note a look at a file, or at everything in a folder."""
         for each in [each for each in self._left if each == real or each.startswith(f"{real}/")]:
             del self._left[each]
 
     def overwrites(self, real: str) -> None:
-        """A file is about to lose what it holds."""
+        """Note that a file is about to lose its content."""
         if real in self._left:
             self._hear()
             name = self._left.pop(real, None)
@@ -62,7 +62,7 @@ class Looks:
                 self.unread.append(name)
 
     def _hear(self) -> None:
-        """Take in who has opened what."""
+        """Read the system's reports of opened files."""
         while True:
             try:
                 data = original(os.read)(_inotify, 65_536)

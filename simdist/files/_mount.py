@@ -1,4 +1,4 @@
-"""A disk comes into a world."""
+"""Mounting a disk in a world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOKS = tuple(Replacement(os, name, make) for name, make in LOOKS)
 
 
 def mount(what: Mount, runtime: Runtime, hosts: Iterable[Host], *, seed: int, jitter: float = 0.0) -> Disks:
-    """Put a disk at its folder, for all ranks, and those of hosts, until the runtime's patches are undone.
+    """Mount a disk at its folder, for all ranks, and the hosts' own, until the runtime's patches are undone.
 
     `jitter` is how much effects vary, as a share of their time.
     """

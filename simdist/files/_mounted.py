@@ -48,7 +48,7 @@ class _Payload:
 class OpenFile:
     """A file that a rank has open for writing, or a folder.
 
-    `syncs` says what each write to it waits for: "data" (O_DSYNC), "all" (O_SYNC), or nothing.
+    `syncs` is what each write to it waits for: "data" (O_DSYNC), "all" (O_SYNC), or nothing.
     """
 
     inode: Inode
@@ -59,7 +59,7 @@ class OpenFile:
 
     @classmethod
     def with_flags(cls, inode: Inode, process: SimProcess, path: str, flags: int) -> OpenFile:
-        """Opened with these flags of open(2)."""
+        """Return the file as opened with these flags of open(2)."""
         syncs: Literal["", "data", "all"] = ""
         if flags & _SYNC == _SYNC:  # on Linux O_DSYNC is one of its bits
             syncs = "all"
@@ -69,7 +69,7 @@ class OpenFile:
 
     @property
     def cut_off(self) -> bool:
-        """True if the process has ended, or its world: what it still holds in buffers is lost."""
+        """True if the process has ended, or its world: the content of its buffers is lost."""
         task = self.process.simulation.current
         return not self.process.running or task is None or task.doomed
 
@@ -77,7 +77,7 @@ class OpenFile:
 class MountedDisk(WatchedFolder):
     """A disk at a real folder, for the length of a world.
 
-    `outcome` says which of the outcomes the next crash leaves, counted from 0, the most suspicious first; None: the
+    `outcome` selects the outcome that the next crash leaves, counted from 0, the most suspicious first; None: the
     seed draws one.
     """
 
@@ -101,16 +101,16 @@ class MountedDisk(WatchedFolder):
         self._serial = f" of {owner}" if owner else ""
         self._crashes = 0
         self.jitter = 0.0  # by how much effects vary, as a share of their time
-        self.busy = False  # what is done now is no rank's doing
-        self.looks: Looks | None = None  # who looks at what, if that is noted
-        self.clients: Clients | None = None  # what each host sees of a file server's disk; None: all see the same
+        self.busy = False  # no rank causes what is done now
+        self.looks: Looks | None = None  # which files are looked at, if that is noted
+        self.clients: Clients | None = None  # each host's view of a file server's disk; None: all see the same
         if mount.profile == "nfs" and not owner:
             self.clients = Clients(self.disk, simulation, lambda: list(self.open.values()), mount.names_late_ns)
 
     # -- paths -------------------------------------------------------------------------------------------------------
 
     def place_of(self, path: StrOrBytesPath, folder: int | None = None, *, follow: bool = False) -> str | None:
-        """Where on the disk a path leads, "" for the disk itself; None if it leads elsewhere.
+        """The place on the disk to which a path leads, "" for the disk itself; None if it leads elsewhere.
 
         `folder` is the descriptor that it is relative to. With `follow` a link at its end is followed.
         """
@@ -135,7 +135,7 @@ class MountedDisk(WatchedFolder):
         return full[len(self.folder) + 1 :] if full.startswith(f"{self.folder}/") else None
 
     def place_of_descriptor(self, number: int) -> str | None:
-        """Where on the disk the file is to which a descriptor leads; None if it is elsewhere, or has no name."""
+        """The place on the disk of the file to which a descriptor leads; None if it is elsewhere, or has no name."""
         try:
             said = original(os.fstat)(number)
         except OSError:
@@ -144,7 +144,7 @@ class MountedDisk(WatchedFolder):
             return None
         try:
             real = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:  # a system without /proc: its number says which file it is
+        except OSError:  # a system without /proc: the inode number identifies the file
             return next((path for path, _, _ in self._walk() if self._real_number(path) == said.st_ino), None)
         if real != self.folder and not real.startswith(f"{self.folder}/"):
             return None
@@ -152,7 +152,7 @@ class MountedDisk(WatchedFolder):
         return place if self._real_number(place) == said.st_ino else None
 
     def real_of(self, inode: Inode) -> str | None:
-        """A real path at which a file can be read, through a descriptor that has it open if it has no name."""
+        """A real path at which a file can be read; through a descriptor that has it open if it has no name."""
         real = super().real_of(inode)
         if real is None and inode.kind == "file":
             number = next((number for number, each in self.open.items() if each.inode is inode), None)
@@ -165,7 +165,7 @@ class MountedDisk(WatchedFolder):
         return self._mount.latency_ns > 0
 
     def pin(self, inode: Inode, place: str | None = None) -> None:
-        """Keep what is durable of a file, and its times; called before it changes, or loses the name `place`."""
+        """Keep a file's durable content and its times; called before it changes, or loses the name `place`."""
         if place is not None or not inode.changes:
             real = self.real_of(inode) if place is None else self.real(place)
             if real is not None:
@@ -188,10 +188,10 @@ class MountedDisk(WatchedFolder):
         payload: _Payload | None = None,
         takes: Collection[str] = (),
     ) -> _T | None:
-        """Change the disk: announce it, let time pass, do it. What `act` returns, or None if a verdict drops it.
+        """Change the disk: announce it, let time pass, do it. Returns `act`'s result, or None if a verdict drops it.
 
         `act` does it to the real file and to the model; called with 0.5, it does half of it. `waits_for` are bytes
-        that have to be written first. `takes` is what else a verdict may want of it; see `carry_out`.
+        that have to be written first. `takes` are further fields of a verdict that it supports; see `carry_out`.
         """
         simulation = self._simulation
         simulation.check()
@@ -202,7 +202,7 @@ class MountedDisk(WatchedFolder):
             try:
                 left = carry_out(process, verdict, effect, yields=True, takes=takes)
                 break
-            except InterruptedError:  # Python calls again (PEP 475), but for what Linux never interrupts
+            except InterruptedError:  # Python calls again (PEP 475), except for effects that Linux never interrupts
                 if effect not in _AGAIN:
                     raise
         duration_ns = self._mount.latency_ns
@@ -261,7 +261,7 @@ class MountedDisk(WatchedFolder):
         self._simulation.sleep(0)
 
     def keep_open(self, process: SimProcess, place: str, inode: Inode) -> bool:
-        """Give a file that a process of the host has open another name; False if none has."""
+        """Give another name to a file that a process of the host has open; False if none has."""
         to = None if self.clients is None else self.clients.silly_name(process, place, inode)
         if to is None:
             return False
@@ -276,7 +276,7 @@ class MountedDisk(WatchedFolder):
                 opened.path = to
 
     def forget_closed(self) -> None:
-        """Files without a name go when nobody has them open any more."""
+        """Remove files without a name that no process has open any more."""
         for process, place in [] if self.clients is None else self.clients.closed():
             if self.disk.find(place) is not None:
                 original(os.unlink)(self.real(place))
@@ -293,7 +293,7 @@ class MountedDisk(WatchedFolder):
         *,
         syncs: Literal["", "data", "all"] = "",
     ) -> int:
-        """Write bytes; how many were written. `act` writes to the real file.
+        """Write bytes; returns how many were written. `act` writes to the real file.
 
         A write that waits until it is durable, by `syncs` or as its file was opened, is a write and a sync.
         """
@@ -333,7 +333,7 @@ class MountedDisk(WatchedFolder):
         *,
         allocates: bool = False,
     ) -> _T | None:
-        """Set a file's size; with `allocates` it has its place on the disk up to there."""
+        """Set a file's size; with `allocates` its space on the disk is allocated up to there."""
 
         def resize(_: float) -> _T:
             self.look(inode)
@@ -352,7 +352,7 @@ class MountedDisk(WatchedFolder):
         self.look(inode)
 
         def sync(_: float) -> None:
-            # Nothing is done to the real one: nobody cuts its power.
+            # The real file is not synced: it loses no power.
             if inode.kind == "folder":
                 self.disk.sync_folder(inode)
             elif not self._is_dirty_elsewhere(process, inode):
@@ -367,7 +367,7 @@ class MountedDisk(WatchedFolder):
             raise
 
     def close(self, number: int) -> None:
-        """A descriptor is about to be closed."""
+        """Note that a descriptor is about to be closed."""
         opened = self.open.pop(number)
         inode = opened.inode
         self.changes += 1
@@ -379,14 +379,14 @@ class MountedDisk(WatchedFolder):
             self.forget_closed()
 
     def sync_mapped(self, process: SimProcess, device: int, number: int) -> bool:
-        """Make durable the file of which a mapping was flushed, by its device and number; False if it is elsewhere."""
+        """Make a file durable whose mapping was flushed, by its device and number; False if it is elsewhere."""
         found = self.mapped(device, number)
         if found is not None:
             self.sync(process, *found, data_only=True, act=lambda: None)
         return found is not None
 
     def mapped(self, device: int, number: int) -> tuple[Inode, str] | None:
-        """The file with a device and a number, with its path, and what was stored to it; None if it is elsewhere."""
+        """The file with a device and a number, and its path, after taking in stores to it; None if it is elsewhere."""
         if device != self.device:
             return None
         inode = self.inode_of_real(number)
@@ -396,11 +396,11 @@ class MountedDisk(WatchedFolder):
         path = "" if inode is None else next(iter(self.disk.paths_of(inode)), "")
         if inode is None or not path:
             return None
-        self.look(inode, closely=True)  # some file systems note no time of a store
+        self.look(inode, closely=True)  # some file systems keep no time of a store
         return inode, path
 
     def synced_unseen(self, process: SimProcess, inode: Inode | None, path: str, *, data_only: bool = False) -> None:
-        """Code that nobody can stop has made a file or a folder durable, or with None everything."""
+        """Make a file or folder durable, or everything for None: code that cannot be stopped has synced it."""
         self.scan()
         self.changes += 1
         if inode is None:
@@ -409,12 +409,12 @@ class MountedDisk(WatchedFolder):
             self.disk.sync_folder(inode)
         elif not self._is_dirty_elsewhere(process, inode):
             self.disk.sync_file(inode, data_only=data_only)
-            self.pin(inode)  # what writes to it next can't be seen either
+            self.pin(inode)  # the next write to it cannot be noticed either
         whole = "sync" if inode is None else "fsync_dir" if inode.kind == "folder" else "fsync"
         self._report(process, "fdatasync" if data_only and whole == "fsync" else whole, path, 0, 0)
 
     def sync_changed(self, process: SimProcess) -> None:
-        """Make durable what has changed without a call that could be seen: some mapping was flushed."""
+        """Make changes durable that no noticed call made: some mapping was flushed."""
         known = dict(self._known)
         self.scan()
         for number, state in self._known.items():
@@ -437,19 +437,19 @@ class MountedDisk(WatchedFolder):
         if self.clients is None:
             self.disk.sync()
             return
-        for path, _ in self.disk.now().nodes:  # names are the server's already
+        for path, _ in self.disk.now().nodes:  # the server has the names already
             inode = self.disk.find(path)
             if inode is not None and inode.changes and not self._is_dirty_elsewhere(process, inode):
                 self.disk.sync_file(inode)
 
     def _is_dirty_elsewhere(self, process: SimProcess, inode: Inode) -> bool:
-        """True for bytes of a file that a client on another host has not sent: a sync here does not send them."""
+        """True if a client on another host has unsent bytes of a file: a sync here does not send them."""
         return self.clients is not None and self.clients.served(process, inode) is not None
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 
     def lose(self, host: Host) -> None:
-        """A host has gone down."""
+        """Lose what a crash of this host loses: it has gone down."""
         self.busy = True
         if self.clients is not None:
             self.clients.forget(host.name)
@@ -492,7 +492,7 @@ class MountedDisk(WatchedFolder):
         return image
 
     def _lose_client(self, host: Host) -> None:
-        """A host is gone, its server is not: what it had not sent is lost. Files that were closed are safe."""
+        """Lose a host's unsent bytes, while its server stays up. Files that were closed are safe."""
         draw = self._draws()
         for opened in list(self.open.values()):
             inode = opened.inode
@@ -519,7 +519,7 @@ class MountedDisk(WatchedFolder):
             del self.open[number]
 
     def wipe(self) -> None:
-        """It is gone with its machine, and there is an empty one in its place."""
+        """Replace the disk by an empty one: it is gone with its machine."""
         for path, _ in reversed(self.disk.now().nodes):
             self._simulation.bus.record(disk_left(self._simulation.now_ns, -1, self.shown(path), "is gone"))
             self.disk.remove(path)
@@ -530,7 +530,7 @@ class MountedDisk(WatchedFolder):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     def go_to(self, host: Host, folder: str) -> None:
-        """It is in another machine now."""
+        """Move the disk to another machine."""
         self.folder = self._given = folder
         self._hosts, self.owner = (host,), host.name
         self.changes += 1

@@ -1,10 +1,10 @@
-"""Which times a file has after a crash of its host.
+"""The times of files after a crash of their host.
 
-A file system keeps times with the file. What a crash leaves as it last was on the disk has the times from before its
-first change that was not synced; whatever else is left has the last times that a process saw. Programs that ranks start
+A file system keeps times with the file. A file that a crash leaves as it last was on the disk has the times from before
+its first change that was not synced; every other file has the last times that a process saw. Programs that ranks start
 see the times of the real files, which are those at which the crash was simulated.
 
-In doubt: a folder keeps the time of the last change of its names, also if the crash takes that change back.
+Doubt: a folder keeps the time of the last change of its names, even if the crash takes that change back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["OldTimes"]
 
 
 class OldTimes:
-    """Of the files of a disk, by number."""
+    """The times of a disk's files, by number."""
 
     def __init__(self, times: FileTimes) -> None:
         self._times = times
@@ -27,7 +27,7 @@ class OldTimes:
         self._last: dict[int, KeptTimes | None] = {}  # from before a file lost a name
 
     def keep(self, inode: Inode, real: str) -> None:
-        """A file is about to change, or to lose a name."""
+        """Keep the times of a file that is about to change, or to lose a name."""
         try:
             kept = self._times.kept(original(os.lstat)(real))
         except OSError:
@@ -37,7 +37,7 @@ class OldTimes:
             self._durable[inode.number] = kept
 
     def of(self, inode: Inode, real: str, *, is_old: bool) -> KeptTimes | None:
-        """The times of a file that is there, or, if it is as it was when it was last synced, those from then."""
+        """The times of an existing file; if it is as it was when it was last synced, those from then."""
         if is_old and inode.changes and inode.number in self._durable:
             return self._durable[inode.number]
         try:
@@ -46,7 +46,7 @@ class OldTimes:
             return self._last.get(inode.number)
 
     def left(self, disk: Disk, before: Image, after: Image, folder: str) -> dict[str, KeptTimes | None]:
-        """The times of what a crash makes anew, by real path; called before that is done."""
+        """The times of the files that a crash makes anew, by real path; called before they are made."""
         had = before.paths
         names: dict[int, str] = {}
         for path, state in before.nodes:
@@ -65,7 +65,7 @@ class OldTimes:
         return found
 
     def put_back(self, times: Mapping[str, KeptTimes | None]) -> None:
-        """The files are there, and have these times."""
+        """Set the times of the files, which exist now."""
         for real, kept in times.items():
             self._times.assign(original(os.lstat)(real), kept)
         self._durable.clear()

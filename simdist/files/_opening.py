@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskFile", "flush_all", "install"]
 
 _FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
-_buffers: dict[SimProcess, weakref.WeakSet[IO[bytes] | IO[str]]] = {}  # what is open for writing, with a buffer
+_buffers: dict[SimProcess, weakref.WeakSet[IO[bytes] | IO[str]]] = {}  # files that are open for writing, with a buffer
 
 
 def install(patches: Patches) -> None:
@@ -31,7 +31,7 @@ def install(patches: Patches) -> None:
 
 
 def flush_all(process: SimProcess) -> None:
-    """What an interpreter does at its end: write what still stands in buffers."""
+    """Write what is still in buffers, as an interpreter does at its end."""
     for file in sorted(_buffers.pop(process, ()), key=lambda each: str(each.name)):
         if not file.closed:
             file.flush()
@@ -56,7 +56,7 @@ class DiskFile(io.FileIO):
         opened = self._opened
         content = bytes(data)
         if opened.cut_off:
-            return len(content)  # nobody is there who could write
+            return len(content)  # a process that has ended writes nothing
         offset = opened.inode.size if opened.appends else self.tell()
         return self._disk.write(opened, offset, content, super().write)
 
@@ -77,7 +77,7 @@ class DiskFile(io.FileIO):
             if self._disk.open.get(number) is self._opened:
                 self._disk.close(number)
         if self.is_cut_off:
-            with warnings.catch_warnings():  # nobody has forgotten to close it
+            with warnings.catch_warnings():  # the program did not forget to close it
                 warnings.simplefilter("ignore", ResourceWarning)
                 super().close()
         else:
@@ -124,7 +124,7 @@ def _open(original: Callable[..., object]) -> Callable[..., object]:
             assert place is not None
             number = open_file(place, flags, lambda: _real_open(file, flags))
         there = opened(number)
-        if there is None:  # somebody's opener has opened something else
+        if there is None:  # the program's opener has opened something else
             return original(number, mode, buffering, encoding, errors, newline, closefd)
         raw = DiskFile(*there, number, plain + ("+" if "+" in simple else ""), closefd=closefd)
         raw.name = file
@@ -162,7 +162,7 @@ def _layered(
     errors: str | None,
     newline: str | None,
 ) -> object:
-    """What `open` puts around a raw file."""
+    """Wrap a raw file as `open` does."""
     if buffering == 0:
         if "b" not in mode:
             raw.close()

@@ -1,4 +1,4 @@
-"""The disks of the world that runs: where a path or a descriptor leads, for who calls."""
+"""The disks of the running world: where a path or a descriptor leads, for the calling rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Spot", "asks", "flags_of", "forget", "is_there", "opened", "present_disks", "put", "reached", "spot"]
 
 _disks: Disks | None = None
-_asking: set[SimProcess] = set()  # for which a path is looked up, which looks at folders itself
+_asking: set[SimProcess] = set()  # processes for which a path is looked up; the look-up itself looks at folders
 
 
-Make = Callable[[Callable[..., Never]], Callable[..., object]]  # what makes a function's replacement of the original
+Make = Callable[[Callable[..., Never]], Callable[..., object]]  # makes a function's replacement from the original
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,25 @@ class Spot:
 
 
 def put(disks: Disks) -> None:
-    """These are the disks from now on."""
+    """Set the disks of the running world."""
     global _disks
     _disks = disks
 
 
 def forget() -> None:
-    """There is none any more."""
+    """Forget the disks: there are none any more."""
     global _disks
     _disks = None
     _asking.clear()
 
 
 def present_disks() -> Disks | None:
-    """The disks of the world that runs, no matter who asks."""
+    """The disks of the running world, for any caller."""
     return _disks
 
 
 def spot(path: StrOrBytesPath, folder: int | None = None, *, follow: bool = False) -> Spot | None:
-    """Where a path leads to, relative to the open `folder`; None if elsewhere, or if nobody on a rank asks.
+    """The place to which a path leads, relative to the open `folder`; None if elsewhere, or if no rank calls.
 
     With `follow` a link at its end is followed.
     """
@@ -86,7 +86,7 @@ def asks(process: SimProcess) -> bool:
 
 
 def is_there(real: str) -> bool:
-    """True if something is at a real path, no matter who sees it."""
+    """True if something exists at a real path, whether or not a host sees it."""
     try:
         original(os.lstat)(real)
     except OSError:
@@ -95,7 +95,7 @@ def is_there(real: str) -> bool:
 
 
 def opened(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
-    """What a rank has open there, and on which disk; None if it is elsewhere."""
+    """The file that a rank has open there, and its disk; None if it is elsewhere."""
     disks = _disks
     if disks is None or disks.busy or current_process() is None:
         return None
@@ -114,7 +114,7 @@ def opened(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
 def reached(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
     """The file on a disk to which a descriptor leads, however it was opened: to read, by C code, as a copy of another.
 
-    A sync is of the file, whichever descriptor asks for it.
+    A sync is of the file, for any descriptor.
     """
     found = opened(descriptor)
     if found is not None:
@@ -134,6 +134,6 @@ def reached(descriptor: object) -> tuple[MountedDisk, OpenFile] | None:
 
 
 def flags_of(number: int) -> int:
-    """The flags of open(2) that a descriptor has."""
+    """The flags of open(2) of a descriptor."""
     flags: int = fcntl.fcntl(number, fcntl.F_GETFL)
     return flags

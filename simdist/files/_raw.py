@@ -1,8 +1,8 @@
-"""What Python offers below `open`: `io.FileIO(path)`, and mappings that are flushed.
+"""Python's interfaces below `open`: `io.FileIO(path)`, and mappings that are flushed.
 
-Both open their files in C, so that a file's creation is "unseen". What is written through a FileIO is an effect like
-any other. Stores to a mapping are noticed when it is flushed, which makes its file durable, as `msync` does. Those to
-one that is never flushed count as durable, too, if the file was so before: when they came nobody can say.
+Both open their files in C, so that a file's creation is "unseen". A write through a FileIO is an effect like any other.
+Stores to a mapping are noticed when it is flushed, which makes its file durable, as `msync` does. Stores to a mapping
+that is never flushed count as durable, too, if the file was so before: when they happened is not known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["install"]
 
 
 def install(patches: Patches) -> None:
-    """Let ranks find the disk that way, too."""
+    """Redirect these interfaces to the disk, too."""
     patches.wrap_all_in_type(io.FileIO, {"write": _write, "close": _close})
     patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})
 
@@ -48,7 +48,7 @@ def _write(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def _register(file: io.FileIO) -> tuple[MountedDisk, OpenFile] | None:
-    """Such a file is written to for the first time."""
+    """Register a file of this kind when it is first written to."""
     place = None if isinstance(file.name, int) else spot(file.name, follow=True)
     inode = None if place is None else place.disk.find(place.place)
     if place is None or inode is None:

@@ -1,4 +1,4 @@
-"""A disk that loses what it was given."""
+"""A disk that loses bits of its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["flip_bit"]
 
 
 def flip_bit(pattern: str, byte: int | None, bit: int) -> None:
-    """Flip a bit of the last file that the running rank sees under such a name; `byte` None is the middle one.
+    """Flip a bit of the last matching file that the running rank sees; `byte` None is the middle one.
 
     Raises:
         FileNotFoundError: there is none.

@@ -1,8 +1,8 @@
-"""Where the bytes lie that were written and not synced: in memory, and in a file of their own if they are many.
+"""Storage for bytes that were written and not synced: memory, or a file of their own if they are many.
 
-Until something is durable the model needs what was there before and all that was written since; a program that never
-syncs would need as much memory as it writes. The file has no name, lies in the folder of temporary files, and goes with
-the last of its bytes.
+Until a file is durable the model needs its previous content and everything written since; a program that never
+syncs would need as much memory as it writes. The spill file has no name, is in the folder of temporary files, and is
+freed with the last of its bytes.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from simdist.process import original
 
 __all__ = ["Spill"]
 
-_MOST_BYTES = 1 << 30  # that are held in memory
-_SMALL = 512  # bytes that are not worth it
-_PIECE = 1 << 26  # bytes that go to a file together; that goes when the last of them does
+_MOST_BYTES = 1 << 30  # held in memory at most
+_SMALL = 512  # bytes that are too few to spill
+_PIECE = 1 << 26  # bytes that go to a file together; it is freed when the last of them is
 
 
 class Spill:
-    """Holds bytes for as long as somebody refers to them. `held` says how many the model has in memory."""
+    """Holds bytes for as long as they are referenced. `held` returns how many the model has in memory."""
 
     def __init__(self, held: Callable[[], int], *, most_bytes: int = _MOST_BYTES) -> None:
         self._count = held
         self._most = most_bytes
         self._held = 0  # at most, in memory
-        self._unsure = 0  # bytes since that was counted
+        self._unsure = 0  # bytes since the last count
         self._folder = tempfile.gettempdir()
         self._piece = memoryview(b"")
         self._file = -1
         self._used = 0
 
     def hold(self, data: bytes) -> bytes | memoryview:
-        """The same bytes, in memory or not."""
+        """Return the same bytes, in memory or not."""
         self._unsure += len(data)
         if self._held + len(data) > self._most and self._unsure > self._most >> 4:
             self._held, self._unsure = self._count(), 0
@@ -44,12 +44,12 @@ class Spill:
             return data
         try:
             return self._written(data)
-        except OSError:  # no space there: this is no error of the program's
+        except OSError:  # no space there: this is no error of the program
             self._held += len(data)
             return data
 
     def close(self) -> None:
-        """Nothing more is held; what is stays."""
+        """Hold nothing more; bytes that are already held stay."""
         if self._file >= 0:
             original(os.close)(self._file)
         self._file, self._piece, self._used = -1, memoryview(b""), 0
@@ -75,7 +75,7 @@ def _unnamed(folder: str) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         number: int = original(os.open)(folder, flags | os.O_TMPFILE, 0o600)
-    except (AttributeError, OSError):  # not Linux, or a file system that can't
+    except (AttributeError, OSError):  # not Linux, or a file system that lacks it
         name = os.path.join(folder, f".simdist-{original(os.getpid)()}-spill")
         number = original(os.open)(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
         original(os.unlink)(name)

@@ -1,4 +1,4 @@
-"""`torch.save(path)`: its C++ writer is handed a file object, so that what it writes can be seen."""
+"""`torch.save(path)`: its C++ writer gets a file object, so that its writes are noticed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _writer(original: Callable[..., Any]) -> Callable[..., object]:
 
 
 class _Writer:
-    """The writer over a buffered file; as torch's own, it is buffered, and closes the file at its end."""
+    """The writer over a buffered file; like torch's own, it is buffered, and closes the file at its end."""
 
     def __init__(self, original: Callable[..., Any], name: StrOrBytesPath) -> None:
         self._original = original

@@ -1,7 +1,7 @@
-"""A real folder and the model of what is durable of it, kept in step.
+"""A real folder and the model of its durable content, kept in step.
 
-`MountedDisk` reports what ranks do. What code has changed that can't be seen is found by looking at the file before
-the model has to know it (`look`), and is recorded as "unseen".
+`MountedDisk` reports what ranks do. Changes by code that cannot be noticed are found by looking at the file before
+the model has to know them (`look`), and are recorded as "unseen".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["WatchedFolder"]
 
 
 class WatchedFolder:
-    """A folder, and the disk that it stands for. What is in it at the beginning is durable."""
+    """A folder, and the disk that it stands for. The content at the beginning is durable."""
 
     def __init__(self, folder: str, profile: str, simulation: Simulation, owner: str = "") -> None:
         self.folder = os.path.realpath(folder)
@@ -29,9 +29,9 @@ class WatchedFolder:
         self.disk = Disk(PROFILES[profile], read=self._read, hold=self.spill.hold)
         self.owner = owner  # the host that it belongs to; "" if all see it
         self.changes = 0  # how often it has changed
-        self.unseen: list[str] = []  # paths that changed in ways that can't be seen
+        self.unseen: list[str] = []  # paths that changed unnoticed
         self._simulation = simulation
-        self._known: dict[int, tuple[int, int, int]] = {}  # what real files were when last looked at, by inode
+        self._known: dict[int, tuple[int, int, int]] = {}  # size, time and inode number of real files at the last look
         for path, real, kind in self._walk():
             target = os.readlink(real) if kind == "link" else ""
             content = Content(size=os.lstat(real).st_size, load=lambda real=real: self._held(real))  # type: ignore[misc]
@@ -40,7 +40,7 @@ class WatchedFolder:
         self.device = os.stat(self.folder).st_dev
 
     def shown(self, place: str) -> str:
-        """A place as records name it."""
+        """The name of a place in records."""
         return f"{self.owner}:{place}" if self.owner else place
 
     def real(self, place: str) -> str:
@@ -48,7 +48,7 @@ class WatchedFolder:
         return os.path.join(self.folder, place)
 
     def find(self, place: str) -> Inode | None:
-        """What stands at a place, changes included that were not seen; None if there is nothing."""
+        """What is at a place, including unnoticed changes; None if there is nothing."""
         above = place.rpartition("/")[0]
         if above and self.disk.find(above) is None:
             self.find(above)
@@ -76,7 +76,7 @@ class WatchedFolder:
         return self._adopt(place, found)
 
     def _come_from(self, place: str, found: os.stat_result) -> Inode | None:
-        """What was renamed or linked to a place by code that can't be seen; None if it is new there."""
+        """A file that unnoticed code has renamed or linked to a place; None if it is new there."""
         for number, known in self._known.items():
             if known[2] != found.st_ino or (known[0] >= 0 and known[:2] != (found.st_size, found.st_mtime_ns)):
                 continue
@@ -104,7 +104,7 @@ class WatchedFolder:
         return number
 
     def inode_of_real(self, number: int) -> Inode | None:
-        """The file or folder whose real one has a number; None if none that was looked at has it."""
+        """The file or folder whose real one has this number; None if none that was looked at has it."""
         for each, known in self._known.items():
             inode = self.disk.numbered(each) if known[2] == number else None
             if inode is not None and self.disk.paths_of(inode):
@@ -112,9 +112,9 @@ class WatchedFolder:
         return None
 
     def look(self, inode: Inode, place: str | None = None, *, closely: bool = False) -> None:
-        """Take in what was done to a file by code that can't be seen.
+        """Take in what unnoticed code has done to a file.
 
-        Where it has the size and the time that are known nothing was done, unless somebody asks to look `closely`.
+        An unchanged size and time mean that nothing was done, unless the caller wants to look `closely`.
         """
         known = self._known.get(inode.number)
         if known is None or inode.kind != "file":
@@ -153,7 +153,7 @@ class WatchedFolder:
         return self.real(places[0]) if places else None
 
     def flip(self, place: str, byte: int | None, bit: int) -> None:
-        """A bit of a file is another one, on the disk and for all who read it.
+        """Flip a bit of a file, on the disk and for all readers.
 
         Raises:
             ValueError: it has no such byte.
@@ -176,7 +176,7 @@ class WatchedFolder:
         self.remember(inode, real)
 
     def scan_folder(self, place: str) -> None:
-        """Take in what was done to the names in a folder by code that can't be seen."""
+        """Take in what unnoticed code has done to the names in a folder."""
         try:
             names = sorted(os.listdir(self.real(place)))
         except OSError:
@@ -190,7 +190,7 @@ class WatchedFolder:
                 self._drop(path)
 
     def scan(self) -> None:
-        """Take in all that was not seen."""
+        """Take in all unnoticed changes."""
         there = {path for path, _, _ in self._walk()}
         for path in sorted(there):
             self.find(path)
@@ -231,7 +231,7 @@ class WatchedFolder:
             self.unseen.append(self.shown(place))
 
     def remember(self, inode: Inode, real: str = "") -> None:
-        """This is what the file or folder is, after something that was seen."""
+        """Remember the real file or folder as it is now, after a change that was noticed."""
         if inode.kind == "link":
             return
         where = real or self.real_of(inode)
@@ -248,7 +248,7 @@ class WatchedFolder:
             self._known[inode.number] = found.st_size, found.st_mtime_ns, found.st_ino
 
     def _walk(self) -> Iterator[tuple[str, str, Literal["file", "folder", "link"]]]:
-        """Every path with its real one and what it is, folders before what is in them."""
+        """Every path with its real path and kind, folders before their content."""
         waiting = [""]
         while waiting:
             above = waiting.pop()
@@ -265,11 +265,11 @@ class WatchedFolder:
                     yield place, entry.path, "file"
 
     def files(self) -> Iterator[str]:
-        """Where real files stand now."""
+        """The paths of the real files that exist now."""
         return (path for path, _, kind in self._walk() if kind == "file")
 
     def contents(self) -> Iterator[tuple[str, str, bytes | None]]:
-        """Every path with what it is ("file", "folder", "link") and holds, as the ranks find it now."""
+        """Every path with its kind ("file", "folder", "link") and content, as the ranks find it now."""
         for path, real, kind in self._walk():
             if kind == "link":
                 yield path, kind, os.fsencode(os.readlink(real))
@@ -283,12 +283,12 @@ class WatchedFolder:
         real = self.real_of(inode)
         try:
             return self._held(real) if real else b""
-        except OSError:  # code that can't be seen has taken it away
+        except OSError:  # unnoticed code has removed it
             return b""
 
 
 def _differences(before: bytes, after: bytes, block: int) -> Iterator[tuple[int, int]]:
-    """The runs of blocks that were written, by what they hold: where each begins and ends."""
+    """The runs of blocks that differ in content: where each begins and ends."""
     start = -1
     for at in range(0, len(after), block):
         same = before[at : at + block] == after[at : at + block]

@@ -1,11 +1,11 @@
 """A host's disk: what processes see of it, and what is left of that when the host loses power.
 
-A plain state machine: it gets what was done (`Disk.write`, `Disk.rename`, ...) and says what may be there after a
-crash (`Disk.outcomes`, the most suspicious first; `Disk.drawn`, one of them). It opens no file, knows no process and
-waits for nothing; `simdist.files` connects it with what ranks call.
+A plain state machine: callers report what was done (`Disk.write`, `Disk.rename`, ...), and it returns what a crash may
+leave (`Disk.outcomes`, the most suspicious first; `Disk.drawn`, one of them). It opens no file, knows no process and
+waits for nothing; `simdist.files` connects it with the functions that ranks call.
 
 **A process crash** keeps everything that a call has returned for, in order. A write under way may have happened in
-part. Lost is what stands in the process's own buffers.
+part. The content of the process's own buffers is lost.
 
 **A host crash** keeps what was synced. Of the rest it keeps what follows from the profile, and within that anything:
 
@@ -14,7 +14,7 @@ part. Lost is what stands in the process's own buffers.
 | create, mkdir, link, unlink, rename | a prefix of the journal | = ext4 | = ext4, or any (5) | each or not | kept |
 | rename in a folder | both names or neither | = ext4 | = ext4 | = ext4 | kept |
 | rename between folders | both names or neither | = ext4 | = ext4 | in both, one or none | kept |
-| truncate, `O_TRUNC` | stands in the journal, too | = ext4 | = ext4, or cut (6) | old or new size | kept |
+| truncate, `O_TRUNC` | in the journal, too | = ext4 | = ext4, or cut (6) | old or new size | kept |
 | write within the durable size | each block old or new | = ext4 | = ext4 | = ext4 | = ext4 |
 | write beyond it: append, new file | old to new size, zeros or bytes | bytes only | = xfs | = ext4 | = xfs |
 | the same if it replaced another (1) | new size, zeros or bytes | as above | = xfs | as above | kept |
@@ -24,12 +24,13 @@ part. Lost is what stands in the process's own buffers.
 | close | nothing | nothing | nothing | nothing | bytes |
 | sync | everything | everything | everything | everything | everything |
 
-(1) By a rename over it, or because it was emptied, written and closed: ext4 finds space for it then, if it had none.
-What `posix_fallocate` or a sync has found is enough for bytes in the same blocks. (2) Up to the last entry about what
-is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new files and sizes
-count: a rename or a link of the file is not waited for. (5) Once anything is synced there is a log, in which each later
-or earlier change of a name may stand by itself; what a file replaces is never gone before it is there, if the new file
-was synced. (6) A file that was emptied and written anew may have its new size, if that is smaller, and its old bytes.
+(1) By a rename over it, or because it was emptied, written and closed: ext4 allocates space for it then, if it had
+none. Space that `posix_fallocate` or a sync has allocated is enough for bytes in the same blocks. (2) Up to the last
+entry about what is synced; all of it if a file has grown. (3) And the folders that lead there. (4) Only entries of new
+files and sizes count: a rename or a link of the file is not waited for. (5) Once anything is synced there is a log, in
+which each later or earlier change of a name may be without the others; a replaced file is never gone before its
+replacement is there, if the new file was synced. (6) A file that was emptied and written anew may have its new size, if
+that is smaller, and its old bytes.
 
 **What other hosts see** of a disk that several share: with any profile but `nfs` everything at once. With `nfs`:
 
@@ -42,17 +43,17 @@ was synced. (6) A file that was emptied and written anew may have its new size, 
 | the same, with the file open on the host (7) | it is `.nfs...` until the last one closes it | = |
 | dies with such a file | it stays | = |
 
-To have read the folder is to have looked in vain for all else. (7) For writing, or by Python's `open`. What C code
-opens by its path, and what an entry of `os.scandir` says of a file's size, is the newest. That a file is gone which
-another host has open (ESTALE) is an `io_error`.
+Reading the folder counts as having looked in vain for everything else. (7) For writing, or by Python's `open`. C code
+that opens a file by its path sees the newest content, and an entry of `os.scandir` shows the newest size. If a file is
+gone that another host has open (ESTALE), that is an `io_error`.
 
-A block has 4096 bytes, in `posix` 512, and is written whole. What a host wrote back by itself in time is one of the
-outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these terms
-O_DIRECT and stores to a mapping are writes, and `msync` is an fdatasync. Not modelled: a drive that lies about flushes,
-blocks of other files that show up, access times, extended attributes, quotas.
+A block has 4096 bytes, in `posix` 512, and is written whole. Data that a host writes back on its own in time is one of
+the outcomes, so that no clock is needed. `nfs` is a client's host that crashes, with a server that does not. In these
+terms O_DIRECT and stores to a mapping are writes, and `msync` is an fdatasync. Not modelled: a drive that lies about
+flushes, blocks of other files that show up, access times, extended attributes, quotas.
 
-Measured for ext4, XFS and btrfs on Linux 6.18, by cutting the power of mounted file systems; the rest is read in their
-documentation and is wider than what was seen: an outcome that is allowed here may be rare or need bad luck.
+Measured for ext4, XFS and btrfs on Linux 6.18, by cutting the power of mounted file systems; the rest comes from their
+documentation and is wider than what was measured: an outcome that is allowed here may be rare or need bad luck.
 
 Open `_disk.py` first; `_profile.py` has the rules by name, `_names.py` which names are left, `_inode.py` which bytes.
 """

@@ -1,4 +1,4 @@
-"""The bytes of a file, as what was there and what was done to it since."""
+"""The bytes of a file, as its old content and the changes since."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["NOTHING", "Change", "Content", "after"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something done to a file's bytes: `data` written at `offset`, or, with data None, the size set to `size`.
+    """A change of a file's bytes: `data` written at `offset`, or, with data None, the size set to `size`.
 
-    `before` and `size` are the file's sizes before and after. `entry` is the place of a change of size in the disk's
+    `before` and `size` are the file's sizes before and after. `entry` is the number of a change of size in the disk's
     log, where sizes are ordered with names; -1 otherwise.
     """
 
@@ -23,24 +23,24 @@ class Change:
     entry: int = -1
 
     def alters(self, start: int, end: int) -> bool:
-        """True if bytes between `start` and `end` that were there are others afterwards, or new ones are."""
+        """True if it changes existing bytes between `start` and `end`, or adds new ones there."""
         if self.data is not None:
             return self.offset < end and start < self.offset + len(self.data)
         return self.size < min(end, self.before) and start < self.before
 
     def flipped(self, offset: int, bit: int) -> Change:
-        """The same with another bit at that byte of the file, if it writes there."""
+        """The same change with a bit of one of the file's bytes flipped, if it writes there."""
         if self.data is None or not self.offset <= offset < self.offset + len(self.data):
             return self
         return replace(self, data=_flipped(self.data, offset - self.offset, bit))
 
     def frees(self, start: int) -> bool:
-        """True if a change of size leaves nothing of what begins at `start`."""
+        """True if a change of size removes everything from `start` on."""
         return self.data is None and self.size <= start < self.before
 
 
 class Content:
-    """Bytes that do not change. Read from somewhere when first asked for, if `load` is given.
+    """Bytes that do not change. Read by `load` when first needed, if that is given.
 
     Example:
         >>> Content(b"abc").with_changes([Change(4, b"e", 3, 5)]).read(0, 6)
@@ -79,11 +79,11 @@ class Content:
         return found + bytes(end - start - len(found))
 
     def flipped(self, offset: int, bit: int) -> Content:
-        """The same with another bit at that byte, if it has that."""
+        """The same content with a bit of a byte flipped, if it has that byte."""
         return Content(_flipped(self.data, offset, bit)) if offset < self.size else self
 
     def with_changes(self, changes: Sequence[Change]) -> Content:
-        """What all these make of it."""
+        """The content after all these changes."""
         if not changes:
             return self
         first = changes[0]
@@ -107,7 +107,7 @@ def _flipped(data: bytes | memoryview, offset: int, bit: int) -> bytes:
 
 
 def _forgets(changes: Sequence[Change]) -> bool:
-    """True if nothing is left of what was there before."""
+    """True if nothing is left of the old content."""
     return changes[0].data is None and changes[0].size == 0
 
 
@@ -115,7 +115,7 @@ NOTHING = Content()
 
 
 def after(base: Content, changes: Sequence[Change], start: int, end: int) -> bytes:
-    """What stands between `start` and `end` after the changes; zeros where the file does not reach."""
+    """The bytes between `start` and `end` after the changes; zeros beyond the file's end."""
     made = bytearray(base.read(start, end))
     for change in changes:
         if change.data is None:

@@ -1,4 +1,4 @@
-"""A disk: what its host sees, and what is durable of it."""
+"""A disk: what its host sees, and what of it is durable."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from simdist.storage._profile import Profile
 __all__ = ["Disk", "Image"]
 
 _ROOT = 0
-_SMALL = 1 << 16  # bytes up to which contents are compared
-_FEW, _MANY = 32, 4096  # states of one file that are looked at: by itself, together with other files
+_SMALL = 1 << 16  # up to this many bytes contents are compared
+_FEW, _MANY = 32, 4096  # states of one file that are tried: alone, together with other files
 
 State = FileState | int
 """What is left of a file; of a folder or a link its number, since nothing can become of those."""
@@ -25,7 +25,7 @@ State = FileState | int
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a disk holds: the state of what stands at each path, folders before what is in them."""
+    """The content of a disk: the state of what is at each path, folders before their content."""
 
     nodes: tuple[tuple[str, State], ...]
 
@@ -36,10 +36,10 @@ class Image:
 
 
 class Disk:
-    """A disk of one host, by the rules of a profile. Paths are relative to it; the real calls are somebody else's.
+    """A disk of one host, by the rules of a profile. Paths are relative to it; the caller makes the real calls.
 
-    What a call does is reported when it has been done. With `read`, bytes that are durable and still in the file are
-    not kept here but asked for, before they change.
+    A call is reported when it has been done. With `read`, bytes that are durable and still in the file are
+    not kept here but read, before they change.
 
     Example:
         >>> from simdist.storage import PROFILES
@@ -72,7 +72,7 @@ class Disk:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Inode | None:
-        """What stands there."""
+        """What is at a path; None if there is nothing."""
         number = _ROOT
         for name in _parts(path):
             found = self._live.get((number, name))
@@ -82,11 +82,11 @@ class Disk:
         return self._inodes[number]
 
     def numbered(self, number: int) -> Inode | None:
-        """What has a number; None if it is gone for good."""
+        """The inode with this number; None if it is gone for good."""
         return self._inodes.get(number)
 
     def paths_of(self, inode: Inode) -> list[str]:
-        """Every name that a file has now; the one name of a folder."""
+        """All present names of a file; the one name of a folder."""
         return [path for path, number in _walk(self._live, self._inodes) if number == inode.number]
 
     @property
@@ -96,20 +96,20 @@ class Disk:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes are in memory: those that were written and not synced, and what was there before."""
+        """How many bytes are in memory: those that were written and not synced, and the old content."""
         return sum(inode.held_bytes for inode in self._inodes.values())
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def create(self, path: str, kind: Literal["file", "folder", "link"] = "file", *, target: str = "") -> Inode:
-        """There is a new file, folder or symbolic link."""
+        """Add a new file, folder or symbolic link."""
         inode = self._new(kind)
         inode.target = target
         self._set(path, inode, resizes=True)
         return inode
 
     def create_unnamed(self) -> Inode:
-        """There is a new file without a name (O_TMPFILE); `link` may give it one, until it is released."""
+        """Add a new file without a name (O_TMPFILE); `link` may give it one, until it is released."""
         inode = self._new("file")
         self._unnamed.add(inode.number)
         if self.profile.orders_sizes:
@@ -117,17 +117,17 @@ class Disk:
         return inode
 
     def release(self, inode: Inode) -> None:
-        """Nobody has the file open any more: without a name it is gone."""
+        """Note that no process has the file open any more: without a name it is gone."""
         if inode.number in self._unnamed:
             self._unnamed.discard(inode.number)
             self._forget()
 
     def link(self, inode: Inode, path: str) -> None:
-        """A file has one more name."""
+        """Add a name to a file."""
         self._set(path, inode)
 
     def remove(self, path: str) -> None:
-        """A file has lost a name, or an empty folder is gone."""
+        """Remove a name of a file, or an empty folder."""
         place = self._place(path)
         gone = self._inodes[self._live[place]]
         self.pin(gone)
@@ -136,11 +136,11 @@ class Disk:
         self._forget()
 
     def rename(self, path: str, to: str) -> None:
-        """Something has another name, and what had that before has lost it."""
+        """Give something another name; what had that name before loses it."""
         place, new_place = self._place(path), self._place(to)
         inode, replaced = self._inodes[self._live[place]], self._live.get(new_place)
         if replaced == inode.number:
-            return  # two names of one file: nothing is done
+            return  # two names of one file: nothing changes
         about = [inode.number]
         if replaced is not None:
             self.pin(self._inodes[replaced])
@@ -152,11 +152,11 @@ class Disk:
         self._forget()
 
     def exchange(self, path: str, to: str) -> None:
-        """Two things have each other's name (RENAME_EXCHANGE)."""
+        """Let two things exchange their names (RENAME_EXCHANGE)."""
         place, other_place = self._place(path), self._place(to)
         one, other = self._live[place], self._live[other_place]
         self._live[place], self._live[other_place] = other, one
-        if self.profile.names == "apart":  # its log has the names of each by itself
+        if self.profile.names == "apart":  # its log has each name separately
             self._log.add([(other_place, one), (place, None)], about=[one])
             self._log.add([(place, other)], about=[other])
         else:
@@ -165,7 +165,7 @@ class Disk:
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def write(self, inode: Inode, offset: int, data: bytes) -> None:
-        """Bytes were written."""
+        """Note that bytes were written."""
         if data:
             self.pin(inode)
             before = inode.size
@@ -174,7 +174,7 @@ class Disk:
             inode.want_room(offset // self.profile.block_bytes, self._blocks(offset + len(data)))
 
     def resize(self, inode: Inode, size: int) -> None:
-        """A file was cut off, or has grown by zeros."""
+        """Cut a file off, or let it grow by zeros."""
         before = inode.size
         if size == 0:
             inode.emptied = before > 0 or inode.emptied
@@ -185,13 +185,13 @@ class Disk:
             inode.lose_room(self._blocks(size))
 
     def allocate(self, inode: Inode, size: int) -> None:
-        """A file has its place on the disk up to a size (`posix_fallocate`), which it has at least from now on."""
+        """Allocate a file's space on the disk up to a size (`posix_fallocate`), which it has at least from now on."""
         if size > inode.size:
             self.resize(inode, size)
         inode.find_room(self._blocks(size))
 
     def close(self, inode: Inode) -> None:
-        """A file that was open for writing was closed."""
+        """Note that a file that was open for writing was closed."""
         if self.profile.close_syncs:
             self.sync_file(inode)
         elif inode.emptied:
@@ -199,7 +199,7 @@ class Disk:
         inode.emptied = False
 
     def _allocate(self, inode: Inode) -> None:
-        """Space is found for what has none yet of a file; its full size is ordered with names from now on."""
+        """Allocate space for the blocks of a file that have none; its full size is ordered with names from now on."""
         if self.profile.allocates_early and inode.without_room and inode.kind == "file":
             self._mark_size(inode, inode.size)
             inode.find_room(self._blocks(inode.size))
@@ -214,9 +214,9 @@ class Disk:
     # -- syncing -----------------------------------------------------------------------------------------------------
 
     def sync_file(self, inode: Inode, *, data_only: bool = False) -> None:
-        """fsync, or fdatasync, of a file has returned."""
+        """Note that fsync, or fdatasync, of a file has returned."""
         if self.profile.names == "in order" and inode.grows:
-            self._log.keep_all()  # the new size goes through the journal, behind everything that is in it
+            self._log.keep_all()  # the new size goes through the journal, after everything that is in it
         else:
             self._log.keep_about(inode.number, data_only=data_only)
         if len(inode.changes) > inode.failed:
@@ -224,25 +224,25 @@ class Disk:
         self._forget()
 
     def fail_sync(self, inode: Inode) -> None:
-        """fsync of a file has failed: its bytes count as written back, so that the next one brings nothing to the disk.
+        """Note a failed fsync of a file: its bytes count as written back, so the next one writes nothing to the disk.
 
-        Unless there is more to write by then, with which all of it goes.
+        Unless there is more to write by then; then all of it is written.
         """
         inode.failed = len(inode.changes)
 
     def rot(self, inode: Inode, offset: int, bit: int) -> None:
-        """A bit of what is durable of a file has flipped, and of all that was written to that byte since."""
+        """Flip a bit of a file's durable bytes, and of everything written to that byte since."""
         self.pin(inode)
         inode.base = inode.base.flipped(offset, bit)
         inode.changes = [change.flipped(offset, bit) for change in inode.changes]
 
     def sync_folder(self, inode: Inode) -> None:
-        """fsync of a folder has returned."""
+        """Note that fsync of a folder has returned."""
         self._log.keep_about(inode.number)
         self._forget()
 
     def sync(self) -> None:
-        """Everything is durable: `sync` has returned."""
+        """Make everything durable: `sync` has returned."""
         self._log.keep_all()
         for inode in self._inodes.values():
             if inode.changes:
@@ -250,7 +250,7 @@ class Disk:
         self._forget()
 
     def _settle(self, inode: Inode) -> None:
-        """A file's bytes are durable."""
+        """Make a file's bytes durable."""
         inode.base = self._settled(inode, inode.size)
         inode.changes.clear()
         inode.failed = 0
@@ -262,21 +262,21 @@ class Disk:
         return inode.base.with_changes(inode.changes) if data is None else Content(data)
 
     def pin(self, inode: Inode) -> None:
-        """Keep what is durable of a file. With `read`, to be called before the real file changes or loses its name."""
+        """Keep the durable bytes of a file. With `read`, call it before the real file changes or loses its name."""
         if inode.kind == "file" and not inode.changes:
             _ = inode.base.data
 
     # -- crashes -----------------------------------------------------------------------------------------------------
 
     def now(self) -> Image:
-        """What the host sees, and what every crash leaves that is none of the host."""
+        """What the host sees, and what every crash of another host leaves."""
         return self._image(self._log.open, Range.newest)
 
     def outcomes(self) -> Iterator[Image]:
         """What the disk may hold after a crash of its host: each once, the most suspicious first, perhaps very many.
 
-        First the names without the bytes, then nothing of either, then one file at a time that is not as the host saw
-        it, then one name at a time, then everything else.
+        First the names without the bytes, then neither of them, then one file at a time that differs from what the host
+        saw, then one name at a time, then everything else.
         """
         seen: set[object] = set()
         known: dict[State, object] = {}
@@ -287,7 +287,7 @@ class Disk:
                 yield image
 
     def _distinguished(self, state: State, known: dict[State, object]) -> object:
-        """What a state is the same by as another: the bytes, if there are few."""
+        """The value by which states count as equal: the bytes, if there are few."""
         if isinstance(state, int) or state.size > _SMALL:
             return state
         if state not in known:
@@ -330,18 +330,18 @@ class Disk:
             inode = self._inodes[state]
             return inode.target.encode() if inode.kind == "link" else None
         inode = self._inodes[state.inode]
-        # Which changes of size were chosen follows from how many: they are in order.
+        # The number of changes determines which changes of size were chosen: they are in order.
         ordered = [change.entry for change in inode.changes if change.entry >= 0]
         chosen = {e for e in ordered if e in self._log.kept or e not in self._log.open}
         chosen |= {c.entry for c in inode.changes[: state.applied] if c.entry >= 0}
         return Range(inode, self.profile, chosen).content(state)
 
     def inode_of(self, state: State) -> Inode:
-        """What is in that state."""
+        """The inode that is in that state."""
         return self._inodes[state if isinstance(state, int) else state.inode]
 
     def settle(self, image: Image) -> None:
-        """The host is up again, and the disk holds this, all of it durable; with `read`, so do the real files."""
+        """Make this image the durable content, after the host is up again; with `read`, the real files have it too."""
         contents = {} if self._read else {state: self.content(state) for _, state in image.nodes}
         inodes = {_ROOT: self._inodes[_ROOT]}
         names: Names = {}
@@ -371,7 +371,7 @@ class Disk:
         return inode
 
     def adopt(self, path: str, kind: Literal["file", "folder", "link"], content: Content, target: str = "") -> Inode:
-        """Something is on the disk from the beginning, and durable."""
+        """Add something that is on the disk from the beginning, and durable."""
         inode = self._new(kind)
         inode.base, inode.target, inode.room = content, target, self._blocks(content.size)
         place = self._place(path)
@@ -419,7 +419,7 @@ class Disk:
         return found
 
     def _forget(self) -> None:
-        """Drop what no name leads to any more, now or after any crash."""
+        """Drop inodes to which no name leads any more, now or after any crash."""
         used = {_ROOT, *self._unnamed, *self._live.values(), *self._log.durable.values()}
         for entry in self._log.entries:
             used.update(entry.about)
@@ -428,7 +428,7 @@ class Disk:
 
 
 def _fixed(states: Mapping[int, FileState], file: Range) -> FileState:
-    """Those states; other files have all that may be there."""
+    """The given state of a file; the newest of other files."""
     return states.get(file.inode.number) or file.newest()
 
 
@@ -441,7 +441,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _walk(names: Names, inodes: Mapping[int, Inode]) -> list[tuple[str, int]]:
-    """Every path and what stands there, folders first, by name."""
+    """Every path and its inode's number, folders first, by name."""
     children: dict[int, list[tuple[str, int]]] = {}
     for (folder, name), number in names.items():
         children.setdefault(folder, []).append((name, number))

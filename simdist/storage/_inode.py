@@ -1,4 +1,4 @@
-"""A file, folder or symbolic link of a disk, and what may have become of a file after a crash."""
+"""A file, folder or symbolic link of a disk, and the possible states of a file after a crash."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from simdist.storage._profile import Profile
 
 __all__ = ["Draw", "FileState", "Inode", "Range"]
 
-_EXPLICIT = 64  # blocks up to which states are distinguished block by block
-_MOST_BLOCKS = 1024  # of a larger file several go together
+_EXPLICIT = 64  # up to this many blocks states are distinguished block by block
+_MOST_BLOCKS = 1024  # several blocks of a larger file go together
 
 Draw = Callable[[int], int]
 """Called with n, it gives a number below n."""
 
 
 class Inode:
-    """What a name stands for. `base` is what is durable of a file's bytes, `changes` what came after, in order."""
+    """What a name stands for. `base` are the durable bytes of a file, `changes` the later changes, in order."""
 
     __slots__ = ("base", "changes", "emptied", "failed", "kind", "mode", "number", "room", "target", "without_room")
 
@@ -31,21 +31,19 @@ class Inode:
         self.changes: list[Change] = []
         self.target = ""  # of a link
         self.mode = 0o777 if kind == "folder" else 0o666
-        self.failed = 0  # of the changes, so many had their chance: a sync of them failed
-        self.emptied = False  # its bytes were thrown away, and it was not closed since
-        self.room = 0  # so many blocks have their place on the disk
-        self.without_room: list[
-            tuple[int, int]
-        ] = []  # blocks beyond them that were written: the first, behind the last
+        self.failed = 0  # this many of the changes had their chance: a sync of them failed
+        self.emptied = False  # it was emptied, and not closed since
+        self.room = 0  # this many blocks have their space on the disk
+        self.without_room: list[tuple[int, int]] = []  # written blocks beyond them: the first, and the end
 
     @property
     def size(self) -> int:
-        """What a process sees."""
+        """The size that a process sees."""
         return self.changes[-1].size if self.changes else self.base.size
 
     @property
     def grows(self) -> bool:
-        """True if bytes wait that lie beyond what is durable, so that space has to be found for them."""
+        """True if bytes beyond the durable size wait, so that space has to be allocated for them."""
         return any(change.data is not None and change.size > self.base.size for change in self.changes)
 
     @property
@@ -55,17 +53,17 @@ class Inode:
         return self.base.held_bytes + changed
 
     def find_room(self, blocks: int) -> None:
-        """So many blocks have their place on the disk from now on."""
+        """Note that the first `blocks` blocks have their space on the disk from now on."""
         self.room = max(self.room, blocks)
         self.without_room = [(max(start, self.room), end) for start, end in self.without_room if end > self.room]
 
     def lose_room(self, blocks: int) -> None:
-        """Only so many blocks are left of it."""
+        """Note that only the first `blocks` blocks are left."""
         self.room = min(self.room, blocks)
         self.without_room = [(start, min(end, blocks)) for start, end in self.without_room if start < blocks]
 
     def want_room(self, start: int, end: int) -> None:
-        """Blocks were written, from the first to behind the last."""
+        """Note that the blocks from `start` to before `end` were written."""
         start = max(start, self.room)
         if start < end:
             if self.without_room and self.without_room[-1][1] >= start >= self.without_room[-1][0]:
@@ -74,7 +72,7 @@ class Inode:
 
     @property
     def content(self) -> Content | None:
-        """What a process sees, if that is known here: None if its bytes would have to be read."""
+        """The content that a process sees; None if its bytes would have to be read first."""
         return self.base.with_changes(self.changes) if self.base.is_held else None
 
     def __repr__(self) -> str:
@@ -83,11 +81,11 @@ class Inode:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a crash leaves of a file: its size, and of each block which version.
+    """The state of a file after a crash: its size, and the version of each block.
 
-    Blocks have the newest version that the crash could leave, or the oldest; those in `others` have the one after so
-    many changes. `applied` and `limit` are those of the `Range` that it lies in. With `cut` it has its durable bytes,
-    cut off at the size.
+    Blocks have the newest version that the crash could leave, or the oldest; those in `others` have the version after
+    that many changes. `applied` and `limit` are those of its `Range`. With `cut` it has its durable bytes, cut off at
+    the size.
     """
 
     inode: int
@@ -100,9 +98,9 @@ class FileState:
 
 
 class Range:
-    """What may be left of one file, if the changes of size in `chosen` are, and those of the disk's log that are not.
+    """The possible states of one file, if of the changes of size in the log only those in `chosen` are durable.
 
-    A version of a block is the number of changes after which it was written; 0 is what was durable.
+    A version of a block is the number of changes after which it was written; 0 is the durable one.
     """
 
     def __init__(self, inode: Inode, profile: Profile, chosen: Set[int]) -> None:
@@ -121,7 +119,7 @@ class Range:
         between = [change.size for change in changes[self.applied : self.limit - 1]]
         self.sizes = self._sizes([least, *between])
         self.least, self.most = self.sizes[0], self.sizes[-1]
-        self._end = between[-1] if between else least  # with everything done that may be
+        self._end = between[-1] if between else least  # when every possible change is done
         old = inode.base.size if profile.cuts_alone and not self.applied else 0
         self._cuts = sorted({change.size for change in changes if change.size < old})
         self._found: dict[int, list[int]] = {}
@@ -161,12 +159,12 @@ class Range:
             elif place <= self.applied:
                 found = [place]
             elif place >= self.limit:
-                break  # what comes after goes elsewhere
+                break  # later changes go elsewhere
         self._found[block] = found
         return found
 
     def _allowed(self, block: int, size: int) -> list[int]:
-        """Those that go with a size: a file does not grow before its bytes are there, unless it may show zeros."""
+        """The versions that go with a size: a file does not grow before its bytes are there, unless zeros may show."""
         versions = self._versions(block)
         if self._zeros:
             return versions
@@ -183,12 +181,12 @@ class Range:
         return [place for place in versions if place >= needed]
 
     def blocks(self, size: int) -> list[int]:
-        """The blocks of a file of this size of which there is more than one version."""
+        """The blocks of a file of this size that have more than one version."""
         return [block for block in self._altered if block * self._block < size]
 
     def _state(self, size: int, *, newest: bool, others: dict[int, int] | None = None) -> FileState:
         blocks, pick = self.blocks(size), -1 if newest else 0
-        if len(blocks) <= _EXPLICIT:  # distinguished by what each block has, however that came about
+        if len(blocks) <= _EXPLICIT:  # distinguished by the version of each block, however it was reached
             others = {block: self._allowed(block, size)[pick] for block in blocks} | (others or {})
             others = {block: place for block, place in others.items() if place != self._allowed(block, size)[-1]}
             newest = True
@@ -200,20 +198,20 @@ class Range:
         return FileState(self.inode.number, size, False, (), self.applied, self.limit, cut=True)
 
     def newest(self) -> FileState:
-        """All that may be there."""
+        """The state with every possible change."""
         return self._state(self._end, newest=True)
 
     def oldest(self) -> FileState:
-        """Nothing that has not to be there."""
+        """The state with only the changes that must be there."""
         first = self._changes[self.applied - 1].size if self.applied else self.inode.base.size
         return self._state(first, newest=False)
 
     def unwritten(self) -> FileState:
-        """The full size, and of the bytes as little as that allows."""
+        """The full size, with as few of the bytes as that allows."""
         return self._state(self._end, newest=False)
 
     def states(self) -> Iterator[FileState]:
-        """Every one, the most suspicious first, some of them several times; of a large file only a choice."""
+        """All states, the most suspicious first, some of them several times; of a large file only a selection."""
         yield self.oldest()
         yield self.unwritten()
         yield self.newest()
@@ -236,7 +234,7 @@ class Range:
                 yield self._state(size, newest=True, others=dict(zip(blocks, versions, strict=True)))
 
     def drawn(self, draw: Draw) -> FileState:
-        """One of them, as `draw` says: `draw(n)` is a number below n."""
+        """One of the states, drawn with `draw`: `draw(n)` is a number below n."""
         way = draw(5 if self._cuts else 4)
         if way == 0:
             return self.oldest()
@@ -268,7 +266,7 @@ class Range:
                 break
             version = others.get(block, self._allowed(block, size)[-1 if state.newest else 0])
             made[start:end] = after(self.inode.base, changes[:version], start, end)
-            for change in changes[version : self.applied]:  # what was cut off does not come back
+            for change in changes[version : self.applied]:  # bytes that were cut off do not come back
                 if change.entry >= 0 and change.size < end:
                     at = max(change.size, start)
                     made[at:end] = bytes(end - at)

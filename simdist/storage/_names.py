@@ -1,4 +1,4 @@
-"""What has been done to a disk's names and sizes, in order, and how much of it has to outlive the host."""
+"""The changes of a disk's names and sizes, in order, and how much of them has to outlive the host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Names = dict[Place, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing done: what stands at some places from then on, None for nothing. Without places: a change of size.
+    """One change: what is at some places from then on, None for nothing. Without places: a change of size.
 
-    `about` are the inodes that it concerns as what is named; `resizes` is true if a sync of data alone needs it.
+    `about` are the inodes that are named or replaced; `resizes` is true if a sync of data alone needs the entry.
     """
 
     number: int
@@ -32,16 +32,16 @@ class Entry:
 
     @property
     def replaces(self) -> bool:
-        """True if the place that is taken was that of another one."""
+        """True if it takes the place of another inode."""
         return len(self.about) > 1
 
     def touches(self, inode: int) -> bool:
-        """True if it concerns this file, or what is in this folder."""
+        """True if it concerns this file, or the content of this folder."""
         return inode in self.about or any(place[0] == inode for place, _ in self.sets)
 
 
 class Log:
-    """Names that are durable, and entries that may not be. Those in `kept` are, whatever comes.
+    """Durable names, and entries that may not be durable. Those in `kept` are in any case.
 
     Example:
         >>> from simdist.storage import PROFILES
@@ -60,14 +60,14 @@ class Log:
         self.entries: list[Entry] = []
         self.kept: set[int] = set()
         self._count = 0
-        self._synced = False  # "apart": something was, so that there is a log
+        self._synced = False  # "apart": there was a sync, so that there is a log
 
     def add(self, sets: Iterable[tuple[Place, int | None]], *, about: Iterable[int] = (), resizes: bool = False) -> int:
-        """Something is done to names, or to the size of a file; its number."""
+        """Add a change of names, or of a file's size; returns its number."""
         sets, about = tuple(sets), tuple(about)
         parts: list[tuple[tuple[Place, int | None], ...]] = [sets]
         if self._profile.names == "any" and len({place[0] for place, _ in sets}) > 1:
-            parts = [(each,) for each in sets]  # two folders, each with a fate of its own
+            parts = [(each,) for each in sets]  # two folders, each may be lost alone
         for part in parts:
             self.entries.append(Entry(self._count, part, about, resizes))
             self._count += 1
@@ -76,13 +76,13 @@ class Log:
         return self._count - 1
 
     def keep_all(self) -> None:
-        """All that is done so far is durable."""
+        """Make all entries so far durable."""
         self.kept.update(number for entry in self.entries for number in (entry.number, ~entry.number))
         self._synced = False
         self._fold()
 
     def keep_about(self, inode: int, *, data_only: bool = False) -> None:
-        """A file or folder was synced: what concerns it is durable, and what that brings with it."""
+        """Make the entries of a synced file or folder durable, with all that the profile adds to them."""
         about = [e for e in self.entries if e.touches(inode) and (e.resizes or not data_only)]
         rule = self._profile.names
         if rule == "any":
@@ -98,7 +98,7 @@ class Log:
         self._fold()
 
     def _keep_ways(self, inode: int) -> None:
-        """The folders that lead there are durable, too."""
+        """Make the folders that lead there durable, too."""
         seen = {inode}
         waiting = [inode]
         while waiting:
@@ -114,7 +114,7 @@ class Log:
             seen.update(above)
 
     def _fold(self) -> None:
-        """Entries that are durable, and have no other before them, are forgotten."""
+        """Drop entries that are durable and have no others before them, after applying them."""
         count = 0
         for entry in self.entries:
             if not self.kept.issuperset(self._parts(entry)):
@@ -125,7 +125,7 @@ class Log:
         del self.entries[:count]
 
     def with_entries(self, chosen: Iterable[int]) -> Names:
-        """The names, if of the entries that may be lost only these are there."""
+        """The names, if only these of the entries that may be lost are there."""
         there = self.kept.union(chosen)
         names = dict(self.durable)
         if self._profile.names == "apart":
@@ -136,7 +136,7 @@ class Log:
         return names
 
     def _claimed(self, there: set[int]) -> Names:
-        """Who came last has a place, as long as it has not lost it again."""
+        """The names under "apart": the last inode to claim a place has it, unless it has lost it again."""
         claims = {place: [inode] for place, inode in self.durable.items()}
         unborn = {e.about[0] for e in self.entries if e.sets and e.resizes and e.number not in there}
         for entry in self.entries:
@@ -152,7 +152,7 @@ class Log:
         return {place: inodes[-1] for place, inodes in claims.items() if inodes}
 
     def _parts(self, entry: Entry) -> tuple[int, ...]:
-        """What may be lost of an entry by itself: it, and with `~` that what it replaces has lost its name."""
+        """The parts of an entry that may be lost separately: itself, and (`~`) that the replaced one lost its name."""
         apart = self._profile.names == "apart" and entry.replaces
         return (entry.number, ~entry.number) if apart else (entry.number,)
 
@@ -162,7 +162,7 @@ class Log:
         return [number for entry in self.entries for number in self._parts(entry) if number not in self.kept]
 
     def choices(self) -> Iterator[tuple[int, ...]]:
-        """Which entries a crash may leave, of those that it may lose: all, none, then what lies between."""
+        """Which of the entries that may be lost a crash may leave: all, none, then the selections between."""
         numbers = self.open
         yield tuple(numbers)
         if not numbers:
@@ -192,7 +192,7 @@ class Log:
         return tuple(number for number in numbers if way == 0 or (way == 1 and draw(2)))
 
     def _named_after(self, chosen: list[int]) -> list[int]:
-        """What the log of file names may have beyond these: each by itself."""
+        """The entries of names that the log of file names may have in addition to `chosen`, each alone."""
         names = {number for entry in self.entries if entry.sets for number in self._parts(entry)}
         return [number for number in self.open[len(chosen) :] if number in names]
 

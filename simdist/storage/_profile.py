@@ -1,4 +1,4 @@
-"""What file systems promise, and what they do not."""
+"""What file systems guarantee, and what they do not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["PROFILES", "Profile"]
 class Profile:
     """The rules by which a disk decides what outlives its host.
 
-    Names become durable `"in order"` (a journal: a crash keeps a prefix of what was done to names and sizes), `"apart"`
-    (a prefix, and beyond it what concerns what was synced, and each other by itself once anything was), `"any"` (each
-    by itself, in no order) or `"at once"` (a server keeps them).
+    Names become durable `"in order"` (a journal: a crash keeps a prefix of the changes of names and sizes), `"apart"`
+    (a prefix, and beyond it the changes about what was synced, and each other one separately once anything was synced),
+    `"any"` (each separately, in no order) or `"at once"` (a server keeps them).
     """
 
     name: str
     names: Literal["in order", "apart", "any", "at once"]
     block_bytes: int = 4096  # written whole or not at all
     shows_zeros: bool = False  # a file may have grown before its new bytes are there
-    allocates_early: bool = False  # a file that replaces another has its full size at once, if not yet its bytes
-    cuts_alone: bool = False  # a smaller size may be there without the bytes that came after it
+    allocates_early: bool = False  # a file that replaces another has its full size at once, though maybe not its bytes
+    cuts_alone: bool = False  # a smaller size may be there without the later bytes
     close_syncs: bool = False  # closing a file waits for its bytes
 
     @property
@@ -34,7 +34,7 @@ class Profile:
 
     @property
     def orders_sizes(self) -> bool:
-        """True if truncations stand in the same order as what is done to names."""
+        """True if truncations are in the same order as changes of names."""
         return self.names != "any"
 
 
