@@ -162,7 +162,7 @@ def _watching(original: Callable[..., None]) -> Callable[..., None]:
         process = current_process()
         if process is None or not parameters:
             return
-        with pass_by_subclasses():  # a sharded parameter does not know its device
+        with pass_by_subclasses():  # a distributed parameter does not report its device
             index = parameters[0].get_device()
         if index < 0:
             return

@@ -501,7 +501,7 @@ def _require_built_in(backend: dist.Backend) -> None:
 def _prefix_store(prefix: str, store: Store) -> Store:
     if isinstance(store, SimStore):
         return SimPrefixStore(prefix, store)
-    # Torch makes a view of a group's store first; a view of its own store is the program's to use.
+    # Torch makes a view of a group's store before all else. The program may wait in a view that it makes itself.
     if is_hosts(store) and sys._getframe(2).f_globals.get("__name__") == c10d.__name__:
         raise refusal(store)
     return PrefixStore(prefix, store)  # of an object that is no store at all, such as torch's FakeStore

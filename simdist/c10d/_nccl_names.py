@@ -188,7 +188,7 @@ _REPLACEMENTS = (
 
 
 def _as_before(original: Callable[..., object]) -> Callable[..., object]:
-    """Use ProcessGroupNCCL on ranks where torch 2.15 calls this for "nccl", as with TORCH_DIST_USE_NCCL2=0."""
+    """Use ProcessGroupNCCL on ranks, as with TORCH_DIST_USE_NCCL2=0: since 2.15 torch calls this for "nccl"."""
 
     @functools.wraps(original)
     def make(options: BackendRequest, backend_options: object) -> object:

@@ -233,7 +233,7 @@ def _collect_all(original: Callable[[list[Future[object]]], object]) -> Callable
 
 def _tensors_of_list(original: Callable[[object], list[torch.Tensor]]) -> Callable[[object], list[torch.Tensor]]:
     def extract_tensors(value: object) -> list[torch.Tensor]:
-        """Hot: DDP asks once for each bucket what a rank's future holds. Torch pickles it to find the tensors."""
+        """Return the tensors in a future's value. Hot: DDP calls it for each bucket; torch's own pickles the value."""
         if type(value) is list and all(type(each) is torch.Tensor for each in value):
             return value
         return original(value)

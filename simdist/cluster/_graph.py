@@ -235,7 +235,7 @@ def build(
     nccl: NcclModel | None = None,
     jitter: Jitter | None = None,
 ) -> Cluster:
-    """Return `hosts` machines on one switch, with the ranks in blocks of equal size on them.
+    """`hosts` machines on one switch, with the ranks in blocks of equal size on them.
 
     Latency and bandwidth are those between two hosts; the `local_` ones those inside a host. For reductions and devices
     see `Cluster`; `simdist calibrate` measures all of them except those between hosts.

@@ -331,7 +331,7 @@ class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
         self._source = source  # the work or the future that completes it, if it is known
         self._children: list[Callable[[SimFuture], object]] = []
         self._settled = False
-        self._polling: Polling | None = None  # once someone has asked whether it is done, and it was not
+        self._polling: Polling | None = None  # set once the program has polled it before it was done
         self._error: BaseException | None = None
         self._hurried = False  # settled for C++ alone, which would have waited for it: the program has not
 

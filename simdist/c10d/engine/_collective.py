@@ -100,7 +100,7 @@ class Arrival:
         self.time_ns = time_ns  # when it arrived; later if it was stopped inside, so that its messages leave only now
         self.timeout_ns = timeout_ns  # for each wait of its part
         self.settled: Failed | Done | None = None  # how its part ended; set once, when it has ended
-        self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; "" until a mismatch asks for it
+        self.site = work.site  # " at FILE:LINE in FUNCTION" of the call; "" until a mismatch needs it
         self.held: Any = None  # copies of its tensors from when it was first followed; None before
 
     @property

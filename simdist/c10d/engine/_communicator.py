@@ -397,7 +397,7 @@ class Communicator:
         self.mailbox.leave(member)
         for collective in list(self.collectives.values()):
             collective.leave(rank)
-        # A rank with something under way must hear of it when the end of the connection reaches it.
+        # A rank with something under way must notice when the end of the connection reaches it.
         waiting: dict[int, None] = {}
         for collective in self.collectives.values():
             waiting.update(dict.fromkeys(collective.waiting_for(rank)))

@@ -70,7 +70,7 @@ class DisturbedFlow(Flow):
         _behind(self._order.messages_ns, (source, target), received)
 
     def _heard_ns(self, source: int, target: int, posted_ns: int) -> int:
-        """When the sender hears that the receiver has posted."""
+        """When the sender learns that the receiver has posted."""
         word_ns = posted_ns + self._costs.latency_ns(target, source, posted_ns)
         return _behind(self._order.words_ns, (target, source), word_ns)
 

@@ -72,7 +72,7 @@ class _Connecting:
 
 
 class _Misled:
-    """A member waits for a connection to an old address, or for a peer that uses one."""
+    """A member waits for a connection to an address where no member of its group listens, or that no peer makes."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
