@@ -1,7 +1,7 @@
 """The times that FSDP (version 1) measures are kept in a class: a set and a table for each rank.
 
 FSDP checks there that nothing is measured twice at once, and clears both at the end of a state dict; ranks that
-share the class failed because of what another one measured.
+share the class would fail because of what another one measured.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Links:
 
 
 def shares(busy: Mapping[Link, float], wire_ns: float, *, heavy: bool = False) -> dict[Link, float]:
-    """The shares of links that a flow takes at full speed: each link's busy time, divided by `wire_ns` alone.
+    """The shares of links that a flow takes at full speed: each link's busy time over `wire_ns`, the flow's alone.
 
     Unless the flow may be `heavy`, no share exceeds the whole link: traffic that the closed form of a collective leaves
     out (all that reaches the root of a reduce at once) costs nothing.

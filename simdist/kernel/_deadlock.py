@@ -48,7 +48,7 @@ def describe_deadlock(simulation: Simulation) -> DeadlockError | None:
 
 
 def _that_may_go_on(parked: Sequence[Task]) -> list[Task]:
-    """The tasks whose wait ends alone, like a wait for an event with a timeout, and all that wait for them.
+    """The tasks whose wait ends without others, like a wait for an event with a timeout, and all that wait for them.
 
     Without daemons: a daemon that looks every second whether there is anything to do would hide every deadlock.
     """

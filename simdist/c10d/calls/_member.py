@@ -130,7 +130,7 @@ class Member:
             raise
 
     def require_caller(self) -> None:
-        """Refuse a call by another rank, which found the group object in shared memory.
+        """Refuse a call by another rank, which found the group object in a variable that ranks share.
 
         Raises:
             SimdistError: the caller is another rank.

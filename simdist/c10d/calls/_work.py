@@ -130,7 +130,7 @@ class SimWork(Work):
     opaque: bool  # Gloo's work of this kind has neither a future nor a result
     blockers: Blockers | None  # knows which ranks could end it; for reports
     parts: list[SimWork] | None  # those of a coalesced operation
-    partial: bool  # some of its tensors may be unchanged, although it did not fail
+    partial: bool  # a part of its tensors may be unchanged, although it did not fail
     site: str  # strict: " at FILE:LINE in FUNCTION" of the call, if it is waited for later
     noted: bool  # the log has its tensors' content
 

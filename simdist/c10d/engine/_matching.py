@@ -84,7 +84,7 @@ class Matching(Generic[_M]):
         return _head(self._receives.get((target, tag), {}).get(None)) is not None
 
     def awaited(self, source: int, target: int, tag: Hashable) -> bool:
-        """True if a receive of `target` waits for a send like those of `source`."""
+        """True if a receive of `target` waits for a send of `source`, or of any rank."""
         receives = self._receives.get((target, tag), {})
         return any(_head(receives.get(key)) is not None for key in (source, None))
 

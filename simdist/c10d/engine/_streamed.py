@@ -2,7 +2,7 @@
 
 A group makes *connections*: of all members, or of two. A rank's call is a `Part`: of a collective, where a rank's n-th
 call on a connection meets the n-th of every other rank; or of a message, which meets the first waiting one of the other
-end. A part begins when its stream has reached it, and the whole when all parts have begun.
+end. A part is ready when its stream has reached it, and the whole begins when all parts are ready.
 Then the bytes move at once, and the time that they take passes on the streams: each part has a mark at which it ends.
 
 Calls of different ranks are not compared. When one rank is missing, the other parts do not end, and no rank sees that a

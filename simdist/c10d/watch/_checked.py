@@ -46,7 +46,7 @@ class CheckedProcessGroup(SimProcessGroup):
         ProcessGroup.__init__(self, wrapped.rank(), wrapped.size())
         self._calls_under_way = []
         self.wrapped_pg = wrapped
-        self.passes_for = ""  # the wrapped backend's name while torch makes that one, long before it would wrap it
+        self.passes_for = ""  # the wrapped backend, while torch makes it: torch itself would wrap it only later
         self._name = self._description = ""  # torch names the wrapper, and not the wrapped group
         self._helper = helper
         self._member = wrapped._member

@@ -93,7 +93,7 @@ class FlightRecord:
             self._groups.append(group.recorded_as)
         self._made.append((group._name, group.options.global_ranks_in_group))
         group._member.place = number
-        group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: else groups would live on
+        group.on_leave = functools.partial(_forget, weakref.ref(self), number)  # no cycle: it would keep groups alive
         if self._ring.maxlen:
             group._member.on_queued = self._add
 
