@@ -3,28 +3,27 @@
 Per rank: environment, arguments, standard streams, clock, random generators, entropy, pid, exit code, signals, atexit.
 Three techniques:
 
-- What Python code *calls* (`time.sleep`, `os._exit`, `uuid.uuid4`) does something else for the length of a world: it
-  asks which thread is calling, so that every other thread of the host sees the original. The function object itself
-  is redirected (`Redirection`), so it does not matter who took it and when; `original` gives what it was.
-- What code *reads* (generator states, `sys.argv`) is swapped when the baton goes to another process (`_slots`); the
-  layers above add what is theirs.
-- A method of a class is replaced in the class, and found where user code took it before (`_early`).
+- Functions that Python code *calls* (`time.sleep`, `os._exit`, `uuid.uuid4`) do something else while a world lives.
+  They ask which thread is calling; every other thread of the host gets the original. The function object itself is
+  redirected (`Redirection`), so it does not matter which code imported it, or when; `original` returns the original.
+- State that code *reads* (generator states, `sys.argv`) is swapped when the baton goes to another process (`_slots`);
+  the layers above add their own state.
+- A method of a class is replaced in the class, and where user code took it before the world began (`_early`).
 
 A process has tasks: threads of control that share all this and end with it. It lives on a host of the cluster, which
-has its own name and address. What it starts with `multiprocessing` are such processes too, and they talk over real
-pipes.
+has its own name and address. `multiprocessing` starts simulated processes too, and they talk over real pipes.
 
-The rooms, each of which imports only those before it:
+The packages, each of which imports only those before it:
 
 - this folder: the process, who is running, what is swapped and replaced, signals, exits, standard streams;
 - `stdlib`: what the standard library shows a process, one file for each part of it;
 - `threads`: threads of a rank, and the locks and queues on which they wait in virtual time;
-- `adapters`: installed libraries that look behind what a rank is shown;
-- `modules`: whose modules, classes and attributes are whose;
+- `adapters`: installed libraries that bypass what a rank is shown;
+- `modules`: which modules, classes and attributes each process has for itself;
 - `children`: processes and programs that a rank starts.
 
-Open `_process.py` for the process itself, `_runtime.py` for who is running, `_installed.py` for what is replaced in a
-world. Nothing here knows about torch or process groups.
+Open `_process.py` for the process itself, `_runtime.py` for which one runs, `_installed.py` for what a world replaces.
+Nothing here knows about torch or process groups.
 """
 
 from simdist.inside.python import original

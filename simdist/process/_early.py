@@ -1,11 +1,11 @@
 """Methods that were taken before the world began: `clock = datetime.now`, `take = lock.acquire`.
 
-A function exists once, and is made to do something else itself (`Redirection`). But each look at `datetime.now` makes a
-new object, bound to the class, and one made before the world knows nothing of what is in the class now. These objects
-have to be found: in the variables of the user's modules and of what runs on the ranks, and in whatever hangs on them,
-be it a default argument, a class attribute, a `functools.partial`, a dataclass field, a closure or a container.
+A function exists once, and can itself be redirected (`Redirection`). But each access to `datetime.now` makes a new
+object, bound to the class, and one made before the world still calls the method that the class had then. These objects
+have to be found: in the variables of the user's modules and of the functions that the ranks run, and in whatever these
+refer to: a default argument, a class attribute, a `functools.partial`, a dataclass field, a closure or a container.
 
-A module is searched once, and again when it has another number of names. What is not found: objects in installed
+A module is searched once, and again when its number of names has changed. Not found are objects in installed
 packages, in very large containers, and those that a program puts in the place of others between two worlds.
 The determinism checker points at the line that calls one of those.
 """
@@ -25,8 +25,8 @@ from simdist.process._user_code import Searched
 __all__ = ["EarlyMethods"]
 
 _MODULE_BUDGET = 5_000  # objects looked at for one module
-_CALL_BUDGET = 500  # and for what is called on the ranks; in each world
-_LARGE = 1_000  # entries from which on a container is not looked into
+_CALL_BUDGET = 500  # and for the functions that the ranks run, in each world
+_LARGE = 1_000  # a container with more entries is not searched
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _NOT_LOOKED_INTO = (types.ModuleType, types.CodeType, types.FrameType)
 _OF_THE_IMPORT = ("__loader__", "__spec__")  # pytest's loader holds its whole session
@@ -35,7 +35,7 @@ _OF_THE_IMPORT = ("__loader__", "__spec__")  # pytest's loader holds its whole s
 class EarlyMethods:
     """Bound methods of C, found where user code keeps them.
 
-    Each of `makers` is asked about a method and says what makes the replacement of its original, or None.
+    Each of `makers` is called with a method, and returns the function that makes its replacement, or None.
     """
 
     def __init__(self, *makers: Callable[[types.BuiltinFunctionType], Make | None]) -> None:
@@ -43,7 +43,7 @@ class EarlyMethods:
         self._in_modules = Searched(self._in_module)
 
     def among(self, called: Iterable[object]) -> list[Redirection]:
-        """Those in the user's modules, and those that hang on what is called on the ranks."""
+        """Redirections of the methods in the user's modules, and of those that `called`, run on the ranks, refer to."""
         found = list(self._in_modules())
         known = {id(each.function) for each in found}
         found += [
@@ -64,7 +64,7 @@ class EarlyMethods:
         return next(filter(None, (maker(method) for maker in self._makers)), None)
 
     def _reached(self, things: list[object], budget: int) -> list[types.BuiltinFunctionType]:
-        """The methods among `things` and what they refer to, what is nearest first."""
+        """The methods among `things` and what they refer to, the nearest first."""
         seen = {id(builtins.__dict__)}
         methods: list[types.BuiltinFunctionType] = []
         things = list(filter(gc.is_tracked, things))

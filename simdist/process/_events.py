@@ -47,8 +47,8 @@ class ThreadBegan:
 class HandedOver:
     """Reported: a thread of a rank has taken `thing`, or (`gives`) given it back for others.
 
-    `thing` is a lock, a `SimpleQueue`, of which items are meant, or what stands for the end of a thread, for a pipe, or
-    for all sockets of the world, of which bytes are meant.
+    `thing` is a lock, a `SimpleQueue` (its items), or an object that stands for the end of a thread, for a pipe, or
+    for all sockets of the world (their bytes).
     """
 
     task: Task
@@ -57,7 +57,7 @@ class HandedOver:
 
 
 def report_hand_over(task: Task | None, thing: object, *, gives: bool) -> None:
-    """Have those who listen hear that a thread has taken a thing, or given it back."""
+    """Report to listeners that a thread has taken a thing, or given it back."""
     if task is not None:
         bus = task.simulation.bus
         if bus.heard and bus.hears(HandedOver):

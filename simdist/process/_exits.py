@@ -1,4 +1,4 @@
-"""Ways to leave, and what a process may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks."""
+"""How a process ends, and what it may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _atexit_register(original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def register(function: _F, *args: object, **kwargs: object) -> _F:
         process = current_process()
-        # What a shared module has to do at the end is not to be done before all have ended.
+        # An exit handler of a module that all ranks share must not run before all have ended.
         if process is None or imported_for_all(sys._getframe(1)):
             original(function, *args, **kwargs)
         else:

@@ -1,4 +1,4 @@
-"""What methods that somebody took before the world began do while it lives."""
+"""Redirects, while a world lives, methods that user code took before it began."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EARLY = EarlyMethods(_clock.taken_early, _lock_methods.taken_early)
 
 
 def follow(patches: Patches, called: Iterable[object]) -> None:
-    """Redirect those in the user's modules, and those that hang on `called`, which is what runs on the ranks."""
+    """Redirect methods in the user's modules, and those that `called`, which the ranks run, refer to."""
     early = _EARLY.among(called)
     if early:
         patches.switch_on(early)

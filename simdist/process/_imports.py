@@ -1,8 +1,8 @@
-"""What a rank is in the middle of importing.
+"""Which module a rank is importing.
 
 Only one rank imports a module that all share, and only in the first world of a process. What the module does to the
-interpreter meanwhile (a warning filter for its own warnings, a way to pickle its own types) it does for everybody who
-will use it, and it stays as long as the module does.
+interpreter meanwhile (a warning filter for its own warnings, a way to pickle its own types) it does for all its users,
+and it stays as long as the module does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["imported_for_all", "module_under_import"]
 
 
 def module_under_import(frame: FrameType | None) -> str:
-    """The name of the module whose import called what runs in `frame`; "" if none did."""
+    """The name of the module during whose import `frame` runs; "" if none."""
     module = ""
     while frame is not None:
         code = frame.f_code
@@ -28,7 +28,7 @@ def module_under_import(frame: FrameType | None) -> str:
 
 
 def _compiled_module(frame: FrameType) -> str:
-    """The one that is loaded there, whose code has no frame; "" if none is."""
+    """The name of the compiled module that is loaded in `frame`, whose own code has no frame; "" if none is."""
     if frame.f_code.co_name != "_call_with_frames_removed":
         return ""
     first = next(iter(frame.f_locals.get("args", ())), None)  # the module itself, or its spec
@@ -37,7 +37,7 @@ def _compiled_module(frame: FrameType) -> str:
 
 
 def imported_for_all(frame: FrameType | None) -> bool:
-    """True if that module is one that all ranks share."""
+    """True if `frame` runs during the import of a module that all ranks share."""
     runtime, module = current_runtime(), module_under_import(frame)
     if not module or runtime is None:
         return False

@@ -97,7 +97,7 @@ class PythonReplacements:
         return LeftBehind()
 
     def begin(self, runtime: Runtime) -> None:
-        """Let the tasks of a world see their own process, and everybody else the host's."""
+        """Let the tasks of a world see their own process, and every other thread the host's."""
         find_installed()
         runtime.extras[FileTimes] = FileTimes()
         patches, simulation = runtime.patches, runtime.simulation
@@ -112,7 +112,7 @@ class PythonReplacements:
         simulation.start_thread = original(getattr(_thread, _thread_functions.start_name()))
 
     def follow(self, patches: Patches, called: Sequence[object]) -> None:
-        """Redirect methods that user code took before, and those that hang on `called`, which runs on the ranks."""
+        """Redirect methods that user code took before, and those that `called`, which the ranks run, refer to."""
         follow(patches, called)
 
     def keep_file_times(self, patches: Patches) -> None:

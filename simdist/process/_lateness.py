@@ -1,13 +1,13 @@
-"""How late a wait ends that runs out of time, and what clocks show behind a sleep.
+"""How late a wait times out, and what clocks show after a sleep.
 
-A real wait is never over early and never in time: the system's timer rings when the time has passed, and then the
-thread has to get a core. Here a wait of a thread runs out `LATE_NS` after it is due, always the same; what happens in
-between is in time. That is more than what floats lose, whose steps are 0.24 µs for seconds since 1970.
+A real wait never times out early and never exactly in time: the system's timer rings when the time has passed, and
+then the thread has to get a core. Here a thread's wait times out `LATE_NS` after it is due, always the same; an event
+in between is in time. `LATE_NS` is more than the rounding error of floats (0.24 µs for seconds since 1970).
 
-`time.sleep` is no time-out, and takes exactly as long as it is asked to. Two floats may differ by less than that all
-the same, and clocks that were asked several times at one moment are ahead of virtual time (`_clock`). So behind a sleep
-no clock shows less than what it showed before and the length of the sleep together. A calendar that is far ahead is
-caught up with meanwhile: then the sleep takes longer.
+`time.sleep` is not a timeout: it takes exactly as long as asked. Still, two floats may differ by less than that, and
+clocks that were read several times at one moment are ahead of virtual time (`_clock`). So after a sleep no clock shows
+less than what it showed before plus the length of the sleep. If the calendar is far ahead, the sleep takes longer, so
+that virtual time catches up.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PERF_COUNTER, MONOTONIC, CALENDAR = range(3)
 
 LATE_NS = 100_000
 LOOK_NS = 1_000  # how far the calendar of a program moves with each look: more than the step of a float
-_AHEAD_NS = 100 * LOOK_NS  # the calendar may stay ahead of virtual time by so much
+_AHEAD_NS = 100 * LOOK_NS  # how far the calendar may stay ahead of virtual time
 
 
 def due_at(process: SimProcess, timeout_ns: int) -> int:
-    """When a wait that begins now runs out of time."""
+    """The virtual time at which a wait that begins now times out."""
     now_ns = process.simulation.now_ns
     ahead_ns = process.shown_ns - process.epoch_ns - now_ns
     return now_ns + timeout_ns + LATE_NS + max(0, ahead_ns - LATE_NS // 2)
 
 
 class Shown:
-    """What `perf_counter`, `monotonic` and the calendar of a process have shown last when a sleep begins."""
+    """What `perf_counter`, `monotonic` and the calendar of a process showed last before a sleep."""
 
     __slots__ = ("_nanoseconds", "_seconds", "extra_ns")
 
@@ -45,7 +45,7 @@ class Shown:
         self.extra_ns = max(0, max(process.shown_ns, round(process.seen_s[CALENDAR] * 1e9)) - now_ns - _AHEAD_NS)
 
     def show_no_less(self, process: SimProcess, seconds: float, duration_ns: int) -> None:
-        """The sleep is over, which was to be so long."""
+        """After the sleep, let no clock show less than its last value plus this duration."""
         looked_ns, counted_ns, calendar_ns = self._nanoseconds
         process.looked_ns = max(process.looked_ns, looked_ns + duration_ns - 1)  # the next look shows one more
         process.counted_ns = max(process.counted_ns, counted_ns + duration_ns - 1)
@@ -58,6 +58,6 @@ class Shown:
 
 
 def seen(process: SimProcess, clock: int, shown_s: float) -> float:
-    """What a clock shows that has reached so many seconds."""
+    """What a clock shows that has reached `shown_s`; noted as shown."""
     shown_s = process.seen_s[clock] = max(shown_s, process.least_s[clock])
     return shown_s

@@ -1,14 +1,14 @@
-"""What is replaced while a world lives, and put back at its end.
+"""Replaces names while a world lives, and puts them back at its end.
 
-Worlds start by the thousand, and nearly all that one replaces is what the one before replaced: the same names, by the
-same things. So what functions install is remembered as a list of steps (`Patches.install`), which the next world takes
-without calling them.
+Worlds start by the thousand, and each replaces nearly the same names, by the same things, as the one before. So the
+steps that the install functions take are remembered (`Patches.install`). The next world takes them without calling the
+functions.
 
-An error while a world starts or ends must not keep the next one from starting: a step is written down before it is
-taken, `undo` of one that was not taken does nothing, and one that fails does not keep `undo` from the others.
+An error while a world starts or ends must not keep the next one from starting. So a step is noted before it is taken,
+undoing a step that was not taken does nothing, and a step that fails to be undone does not keep `undo` from the others.
 
-Invariant: a step is taken only if it replaces what stood there the first time; where something else stands, since
-somebody has put a mock of his own there, the functions are called anew. `undo` puts back what stood there, last first.
+Invariant: remembered steps are taken only if each name refers to what it did the first time. If not, because the
+program has put a mock there, the functions are called anew. `undo` puts back what was replaced, last first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _patched(files: Mapping[str, str], owner: object, name: str, how: str, repla
 
 
 def _module_of(replacement: object, files: Mapping[str, str]) -> str:
-    """The module of simdist that has written it, "" if none has: `functools.wraps` gives a function another's name."""
+    """The module of simdist that defines it, "" if none does: `functools.wraps` gives a function another's name."""
     code = getattr(getattr(replacement, "for_ranks", replacement), "__code__", None)  # see `on_ranks`
     if code is not None:
         return files.get(code.co_filename, "")
@@ -103,10 +103,10 @@ def _first_sentence(module: str) -> str:
 
 
 class Replacement:
-    """What the function `owner.name` does while a world lives: what `make(original)` does.
+    """Makes the function `owner.name` do what `make(original)` does, while a world lives.
 
-    `make` must depend on nothing but the original. The function is the one that is there now; what a program puts in
-    its place later, a mock of its own, stays what it is.
+    `make` must depend on nothing but the original. The function is the one that is there now; a mock that a program
+    puts in its place later is left alone.
     """
 
     __slots__ = ("function", "make", "name", "owner")
@@ -120,14 +120,14 @@ class Replacement:
 
 @functools.cache
 def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redirection], list[Replacement]]:
-    """The redirections, and what can have none: somebody put an object of another kind in the function's place."""
+    """The redirections, and the replacements that can have none: the name refers to an object of another kind."""
     functions = [each for each in replacements if can_be_redirected(each.function)]
     others = [each for each in replacements if not can_be_redirected(each.function)]
     return [Redirection.of(each.function, each.make) for each in functions], others
 
 
 class _Attribute:
-    """A name that refers to something else; where it did not exist before, it is deleted again."""
+    """A name that refers to something else for a while; one that did not exist before is deleted again."""
 
     __slots__ = ("asker", "name", "original", "owner", "replacement")
 
@@ -153,9 +153,9 @@ class _Attribute:
 
 
 class _Methods:
-    """Methods of a type that Python code can't change: its dictionary is written to behind the read-only view.
+    """Methods of a type that Python code can't change: they are written to the dictionary behind its read-only view.
 
-    The interpreter is informed, as by C code that changes a type.
+    The interpreter is informed, as C code does that changes a type.
     """
 
     __slots__ = ("_asker", "_names", "_namespace", "_note_change", "_originals", "_owner")
@@ -182,7 +182,7 @@ class _Methods:
 
 
 class _Functions:
-    """Functions that do something else themselves, no matter who took them and when."""
+    """Redirected functions, which do something else no matter which code imported them, or when."""
 
     __slots__ = ("batch", "redirections")
 
@@ -204,7 +204,7 @@ class _Functions:
 
 
 class _Action:
-    """Something to be called when everything is put back."""
+    """A function to call when everything is put back."""
 
     __slots__ = ("undo",)
 
@@ -233,7 +233,7 @@ class _InDictionary:
 
     @staticmethod
     def takes(attribute: _Attribute) -> bool:
-        """False where more than the dictionary has to change: C's own table has the special methods of a class."""
+        """False if more than the dictionary has to change: a class's special methods are in a table of C, too."""
         owner, name = attribute.owner, attribute.name
         special = name.startswith("__") and name.endswith("__")
         return type(owner) is types.ModuleType or (isinstance(owner, type) and not special)
@@ -252,7 +252,7 @@ class _InDictionary:
 
 
 class _Remembered:
-    """The steps that functions took, to be taken again: all redirections at once, then the rest in its order."""
+    """The steps that functions took, to be repeated: all redirections at once, then the rest in its order."""
 
     __slots__ = (
         "_actions",
@@ -285,8 +285,8 @@ class _Remembered:
         self._originals = [each.original for each in self._attributes]
 
     def fits(self) -> bool:
-        """False if what the steps replace is not what stood there the first time."""
-        # Mapped, it takes a third of the time of a loop: worlds start by the thousand.
+        """True if each name refers to what it did when the steps were taken first."""
+        # `map` takes a third of the time of a loop: worlds start by the thousand.
         there = map(dict.get, self._places, self._names, itertools.repeat(_MISSING))
         return all(map(operator.is_, there, self._originals))
 
@@ -341,14 +341,14 @@ class Patches:
         self.living.add(self)
 
     def rows(self) -> Iterator[_Row]:
-        """What is replaced now; more often than once what is replaced by two steps."""
+        """What is replaced now; a name that two steps replace appears twice."""
         for each in self._done:
             yield from each.rows()
 
     def install(self, installers: tuple[Callable[[Patches], None], ...]) -> None:
-        """Call each of these functions; or do again what they did, if all that they replaced stands there as it did.
+        """Call these functions; or repeat the steps that they took, if each name refers to what it did then.
 
-        What they replace by what must depend on nothing but what stands there, and no name may be among them twice.
+        Their replacements must depend on nothing but what they replace, and no name may be among them twice.
         """
         known = self._remembered.get(installers)
         if known is not None and known.fits():
@@ -405,14 +405,14 @@ class Patches:
         methods.do()
 
     def redirect(self, replacements: tuple[Replacement, ...]) -> None:
-        """Let functions themselves do what their replacements do, no matter who took them and when."""
+        """Make functions do what their replacements do, no matter which code imported them, or when."""
         redirections, others = _redirections_of(replacements)
         self.switch_on(redirections)
         for each in others:
             self.wrap(each.owner, each.name, each.make)
 
     def switch_on(self, redirections: Sequence[Redirection]) -> None:
-        """Let functions do the other thing."""
+        """Switch these redirections on."""
         functions = _Functions(redirections)
         self._done.append(functions)
         functions.do()
@@ -425,6 +425,6 @@ class Patches:
         """Put everything back.
 
         Raises:
-            BaseException: what the first step raised that failed; all others are undone.
+            BaseException: the first error of a step; all others are undone.
         """
         call_all(*[each.undo for each in reversed(self._done)], self._done.clear)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ORPHAN_NS", "SimProcess", "process_of"]
 
-# What does nothing to a process without a handler; 0 only asks whether it is there.
+# Signals that do nothing to a process without a handler; 0 only checks that it exists.
 _HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
 
 _EXITED, _KILLED, _OF_A_THREAD = 1, 2, -6  # causes of signals: `CLD_EXITED`, `CLD_KILLED`, `SI_TKILL`
@@ -44,7 +44,7 @@ _EXITED, _KILLED, _OF_A_THREAD = 1, 2, -6  # causes of signals: `CLD_EXITED`, `C
 Status = Literal["running", "returned", "raised", "exited", "killed"]
 
 
-ORPHAN_NS = 30_000_000_000  # what a machine that is to be used again leaves a process whose parent is gone
+ORPHAN_NS = 30_000_000_000  # after which a process whose parent has ended is killed, as if its machine were reused
 
 
 def _withdraw(timer: Timer, process: SimProcess) -> None:
@@ -55,7 +55,7 @@ class SimProcess:
     """A rank's process.
 
     `end_listeners` are called, in order, when it has ended: its connections close then. `inbox` holds callbacks that
-    must run on its own thread, when it next gets the baton.
+    must run on one of its own threads, when that next gets the baton.
     """
 
     __slots__ = (
@@ -139,29 +139,29 @@ class SimProcess:
         self.place = rank if place is None else place  # in the cluster; ranks are numbered anew when a host is lost
         self.pid = pid
         self.parent_pid = parent_pid  # the launcher's on its host, or that of the process that started this one
-        self.parent: SimProcess | None = None  # none of a rank's own
-        self.children: dict[int, SimProcess] = {}  # by pid, until somebody waited for their end
+        self.parent: SimProcess | None = None  # None for a rank's own process
+        self.children: dict[int, SimProcess] = {}  # by pid, until their end was waited for
         self.programs: dict[int, Program] = {}  # outside the simulation that it started, by pid, until they have ended
-        self.on_forget: Callable[[], None] | None = None  # called when its world is gone; of a child
+        self.on_forget: Callable[[], None] | None = None  # a child's: called when its world is gone
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended
         self.began_ns = simulation.now_ns
         self.looked_ns = -1  # what its `time.perf_counter` showed last
-        self.counted_ns = -1  # what its `time.monotonic` did
-        self.shown_ns = -1  # what its `time.time` did
+        self.counted_ns = -1  # what its `time.monotonic` showed last
+        self.shown_ns = -1  # what its `time.time` showed last
         self.seen_s = [-1.0, -1.0, -1.0]  # what each of these three showed last as a float
-        self.least_s = [0.0, 0.0, 0.0]  # and shows at least, behind a sleep
-        self.epoch_ns = epoch_ns  # of a calendar that is right, when virtual time is 0: nanoseconds since 1970
+        self.least_s = [0.0, 0.0, 0.0]  # what each of them shows at least, after a sleep
+        self.epoch_ns = epoch_ns  # what a calendar without skew shows at virtual time 0: nanoseconds since 1970
         self.life = life
         self.host = host
         host.residents.append(self)
         self.environ = environ
         self.argv = argv
-        # What it has in sys.stdout, sys.stderr and sys.excepthook; None: what all begin with.
+        # Its sys.stdout, sys.stderr and sys.excepthook; None: those that every process begins with.
         self.streams: Streams | None = None
         self.tasks: list[Task] = []  # its threads of control, the main one first
-        self.polling: dict[Task, None] = {}  # those that wait for file descriptors
-        self.threads: Threads | None = None  # what `threading` knows of them; None: nobody asked
+        self.polling: dict[Task, None] = {}  # its tasks that wait for file descriptors
+        self.threads: Threads | None = None  # what `threading` knows of them; None until it is needed
         self.status: Status = "running"
         self.exit_code: int | None = None
         self.value: object = None
@@ -170,20 +170,20 @@ class SimProcess:
         self.stdout: list[str] = []
         self.stderr: list[str] = []
         self.echo = echo  # called with rank, time, stream and text of each line that it writes
-        self.shows_last_lines = False  # `echo` gets a last line that has no end, too
-        self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, once somebody asked for one
+        self.shows_last_lines = False  # `echo` also gets a last line without a newline
+        self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, made when asked for
         self.laid_over: dict[int, int] = {}  # what lies over its standard descriptors, by number
-        self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no end
+        self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no newline
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
         self.handlers: dict[int, Handler] = {
             int(_signal.SIGINT): _signal.default_int_handler
         }  # what it has set, by signal
         self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
-        self.warned: set[tuple[object, ...]] = set()  # what warnings it has been shown
+        self.warned: set[tuple[object, ...]] = set()  # the warnings that it has been shown
         self.pending: list[int] = []  # signals whose handlers have not run
-        self.handled = 0  # how many have
-        self.masks: SignalMasks | None = None  # of signals that threads block; None: nobody ever has
+        self.handled = 0  # how many handlers have run
+        self.masks: SignalMasks | None = None  # of signals that threads block; None: none ever did
         self.alarm: Timer | None = None  # of `signal.alarm`, which rings at `alarm_ns`, and then at intervals
         self.alarm_ns = self.alarm_interval_ns = 0
         self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
@@ -219,14 +219,14 @@ class SimProcess:
 
     @property
     def oldest(self) -> SimProcess:
-        """The rank that it belongs to: itself, or what it descends from."""
+        """The rank's own process: this one, or the one that it descends from."""
         process = self
         while process.parent is not None:
             process = process.parent
         return process
 
     def spawn(self, function: Callable[[], None], name: str) -> Task:
-        """Begin a task of this process: the main one, or another beside it, whose `parent` is the one that asks."""
+        """Start a task of this process: first the main one, then others, whose `parent` is the calling task."""
         task = self.simulation.spawn(function, name, self)
         if self.masks is not None:
             self.masks.begin(self.simulation.current if self.tasks else None, task)
@@ -274,12 +274,12 @@ class SimProcess:
             self.parent.signal(_signal.SIGCHLD, None, (how, self.pid, abs(code)))
 
     def on_parent_end(self, parent: SimProcess) -> None:
-        """The process that started this one has ended."""
+        """Handle the end of the process that started this one."""
         self.parent_pid = 1
         if self.death_signal and self.running:
             self.signal(self.death_signal)
         if self.running:
-            # An orphan that nothing ends, as a worker that had not begun to watch for its parent, would go on for ever.
+            # An orphan that nothing ends would run for ever, such as a worker that did not watch its parent yet.
             simulation = self.simulation
             end = simulation.call_at(simulation.now_ns + ORPHAN_NS, functools.partial(self.kill, _signal.SIGKILL))
             self.end_listeners[functools.partial(_withdraw, end)] = None
@@ -322,9 +322,9 @@ class SimProcess:
             listener()
 
     def signal(self, number: int, thread: Task | None = None, origin: tuple[int, int, int] | None = None) -> None:
-        """Receive a signal: its handler runs on the main task, or what the operating system does by default happens.
+        """Receive a signal: run its handler on the main task, or do what the operating system does by default.
 
-        It may be for one `thread`; `origin` is why it came, from which process, and with what status.
+        The signal may be for one `thread`; `origin` is why it came, from which process, and with what status.
         """
         if self.masks is not None and self.masks.keeps(number, thread, origin or (0, self.parent_pid, 0)):
             return
@@ -344,7 +344,7 @@ class SimProcess:
             self.kill(number)
 
     def signal_thread(self, number: int, thread: Task) -> None:
-        """One of its own threads sends a signal to one."""
+        """Send a signal to a thread of this process; called by one of its threads."""
         self.signal(number, thread, (_OF_A_THREAD, self.pid, 0))
         if number == _signal.SIGSTOP:
             self.simulation.sleep(0)  # the running task stops where it parks
@@ -357,7 +357,7 @@ class SimProcess:
         return number not in _HARMLESS and self.handlers.get(number, _signal.SIG_DFL) == _signal.SIG_DFL
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on a thread of the process, as soon as one gets the baton that waits for its like."""
+        """Run `callback` on a thread of the process: on the first that gets the baton and handles the inbox."""
         self.inbox.append(callback)
         self.wake()
 
@@ -375,20 +375,20 @@ class SimProcess:
         return bool(self.pending) and self.simulation.current is self.main
 
     def handle_signals(self) -> None:
-        """Run the handlers of the signals that came, if the caller is on the main task."""
+        """Run the handlers of the pending signals, if the caller is the main task."""
         if self.simulation.current is not self.main:
             return
         while self.pending and self.running:
             number = self.pending.pop(0)
             handler = self.handlers.get(number)
-            if callable(handler):  # nobody has unset it since
+            if callable(handler):  # not unset since
                 if self.wakeup_descriptor >= 0:
                     os.write(self.wakeup_descriptor, bytes((number,)))
                 self.handled += 1
                 handler(number, sys._getframe(1))
 
     def _stop_running(self) -> None:
-        """The last step of a process that ends itself; does not return then."""
+        """Stop the running task if it is one of this process; then this does not return."""
         for task in self.tasks:
             if task.state is TaskState.RUNNING:
                 self.simulation.kill(task)
@@ -409,7 +409,7 @@ class SimProcess:
         if self.echo is not None:
             try:
                 self.echo(self.rank, self.simulation.now_ns, name, line)
-            except BaseException as error:  # of the host program, and nothing that this rank may catch
+            except BaseException as error:  # an error of the host program, which the rank must not catch
                 self.simulation.abort(error)
 
     def take_over(self) -> None:

@@ -1,15 +1,15 @@
 """Programs outside the simulation that a rank started: when they end in virtual time, and what a run says of them.
 
-A program does its work in real time, while virtual time stands still; then it takes the time that the run's settings
-give every program (`program_ns`; without it a program ends at the moment at which it begins). A rank that waits for it
-waits until then, and `poll` answers None before. From then on `poll` has its exit code: it waits in real time for the
-program to end in earnest, if it has not. So what a rank sees of a program's length never depends on the machine. One
-that then runs on for 25 real seconds, as a server does that needs a longer `program_ns`, ends the whole run with an
-error, which no rank can catch; `wait`, `communicate` and blocking `os.waitpid` wait without such a limit, and let other
-threads of the rank go on meanwhile: they may write what the program reads.
+A program does its work in real time, while virtual time stands still. In virtual time it takes as long as the run's
+settings give every program (`program_ns`; without it a program ends at the moment at which it begins). A rank that
+waits for it waits until then, and `poll` returns None before. From then on `poll` returns its exit code; if the program
+still runs, `poll` waits in real time for its end. So what a rank sees of a program's length never depends on the
+machine. A program that then runs on for 25 real seconds (a server, for which `program_ns` is too short) ends the whole
+run with an error that no rank can catch. `wait`, `communicate` and blocking `os.waitpid` wait without this limit. They
+let other threads of the rank go on meanwhile, which may write what the program reads.
 
-A signal that would end a process ends a program's virtual time, too. In doubt: one that goes on in spite of it, and has
-a code of its own to return, ends at that time all the same; and what had really ended before, is as if it were killed.
+A signal that would end a process ends a program's virtual time, too. In doubt: a program that survives the signal, and
+returns a code of its own, still ends at that time; one that had really ended before counts as killed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ALIVE = (TaskState.READY, TaskState.PARKED)
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _real_seconds, _sleep = time.monotonic, time.sleep  # noqa: TID251  # a program runs in real time
 _ALONE_S = 0.5  # real seconds after which threads that wait for a program's output look whether there is some
-_TOGETHER_S = 10.0  # from which on it is waited for alone again
+_TOGETHER_S = 10.0  # after which the waiting thread waits alone again
 _PATIENCE_S = 25.0  # real seconds that a program may take beyond its virtual time; less than what the watchdog grants
 
 
 class _End:
-    """What a task is parked on that waits for a program."""
+    """What a task waits on until a program ends."""
 
     __slots__ = ("name",)
     interruptible = True  # by signals
@@ -65,7 +65,7 @@ class _End:
         return f"wait for the program {self.name!r}"
 
     def waits_for(self) -> Iterable[Task]:
-        """Nobody in this world."""
+        """No task: the program is outside the simulation."""
         return ()
 
 
@@ -98,7 +98,7 @@ class Spawned:
 
 
 class Program:
-    """One that a rank started."""
+    """A program that a rank started."""
 
     __slots__ = ("_killed_by", "begins_ns", "ends_ns", "name", "popen", "process", "where")
 
@@ -122,7 +122,7 @@ class Program:
         return True
 
     def park(self, deadline_ns: int | None = None) -> None:
-        """Wait for its end in virtual time, once: until that, the deadline, or until something wakes the process."""
+        """Park once: until its end in virtual time, until the deadline, or until something wakes the process."""
         process = self.process
         simulation = process.simulation
         task = simulation.check()
@@ -145,9 +145,9 @@ class Program:
         original(os.kill)(self.popen.pid, number)
 
     def end(self, *, patient: bool) -> int:
-        """Wait for its end in real time, and give its status as `os.waitpid` does; its virtual time is over.
+        """Wait in real time for its end, after its virtual time is over; return its status as `os.waitpid` does.
 
-        Where that is not patient, a program that runs on for too long ends the world.
+        Unless `patient`, a program that runs on for too long ends the world.
         """
         self._wait_really(patient=patient)
         status = original(os.waitpid)(self.popen.pid, 0)[1]
@@ -155,7 +155,7 @@ class Program:
         return self._killed_by or status
 
     def really_ends(self, *, patient: bool) -> int:
-        """Likewise, but the next who asks finds it still there."""
+        """Likewise, but leave the status to be waited for again."""
         self._wait_really(patient=patient)
         found = original(os.waitid)(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
         assert found is not None
@@ -163,7 +163,8 @@ class Program:
         return self._killed_by or status
 
     def _wait_really(self, *, patient: bool) -> None:
-        """Wait until it has ended, or else with the baton in hand, where the watchdog can report it."""
+        """Wait until it has ended. If patient, it may return before: the caller waits on with the baton, which the
+        watchdog can report."""
         began_s, pause_s = original(_real_seconds)(), 0.0005
         if patient and not self._let_others_run():
             return
@@ -181,7 +182,7 @@ class Program:
             pause_s = min(2 * pause_s, 0.005 if patient else 0.05)
 
     def _let_others_run(self) -> bool:
-        """Other threads may have something to write to it; they do so at this moment of virtual time. False if there
+        """Let the rank's other threads, which may write to it, run at this moment of virtual time. False if there
         are none."""
         process = self.process
         others = [task for task in process.tasks if task.state in _ALIVE and task is not process.simulation.current]
@@ -190,7 +191,7 @@ class Program:
         return bool(others)
 
     def ended(self, status: int) -> None:
-        """Record its end; `status` is what it really ended with, and nobody can ask for it again."""
+        """Record its end; `status` is the real one, which can't be asked for again."""
         process = self.process
         simulation = process.simulation
         del process.programs[self.popen.pid]
@@ -215,7 +216,7 @@ class Program:
 
 
 class Programs:
-    """Those of a world, and how long each takes in virtual time."""
+    """The programs of a world, and how long each takes in virtual time."""
 
     def __init__(self) -> None:
         self.duration_ns = 0
@@ -224,7 +225,7 @@ class Programs:
         self._connections: list[tuple[str, str, int]] = []
 
     def begin(self, process: SimProcess, popen: Running, args: Command, frame: FrameType | None) -> None:
-        """A rank has started one. Those that torch starts for itself, compilers above all, are torch's own affair."""
+        """Note a program that a rank has started, but not those that torch starts for itself, mostly compilers."""
         caller = _outside_of_standard_library(frame)
         if caller is not None and _is_torchs_own(caller.f_code.co_filename):
             self.of_torch.add(popen.pid)
@@ -237,7 +238,7 @@ class Programs:
         simulation.bus.record(program_started(simulation.now_ns, process.rank, program.name, where))
 
     def connected(self, process: SimProcess, address: str, frame: FrameType | None) -> None:
-        """A rank has a connection to what is outside the simulation."""
+        """Note a rank's connection to something outside the simulation."""
         where = _line(user_frame(frame) or _outside_of_standard_library(frame))
         self._connections.append((f"connection to {address}", where, process.rank))
 
@@ -246,7 +247,7 @@ class Programs:
         return [*((each.name, each.where, each.process.rank) for each in self._all), *self._connections]
 
     def end(self) -> None:
-        """Kill those that run on: their world is over."""
+        """Kill the programs that still run: their world is over."""
         for program in self._all:
             if program.popen.poll() is None:
                 program.popen.kill()
@@ -256,9 +257,9 @@ class Programs:
 
 
 def ends_within(popen: AnyPopen, timeout_s: float) -> bool:
-    """Wait in real time for a program that is torch's own affair; False if it runs on after so many real seconds.
+    """Wait in real time for a program that torch started for itself; False if it still runs after the timeout.
 
-    Virtual time stands still: what it takes to compile, or whether a cache has it already, is not to be seen in it.
+    Virtual time stands still: it must not show how long a compilation takes, or whether a cache has its result.
     """
     began_s, pause_s = original(_real_seconds)(), 0.0005
     while popen.poll() is None:
@@ -270,7 +271,7 @@ def ends_within(popen: AnyPopen, timeout_s: float) -> bool:
 
 
 def _name(args: Command) -> str:
-    """That of its file, or of the first word of a shell's command. All of it may hold what no seed decides: paths."""
+    """The name of its file, or of the first word of a shell's command: the rest may hold paths, which vary by run."""
     first = (
         args.split(None, 1)[:1]
         if isinstance(args, str | bytes)

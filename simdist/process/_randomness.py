@@ -1,18 +1,18 @@
 """The global random generators, one state per process.
 
 Python's `random`, numpy's legacy generator and a third one (torch's, which the layer above brings) are process-wide
-objects, some of them drawn from in C++; each process must find its own state in them when it runs. They start as in a
-fresh process, which seeds them from the operating system: with numbers that are a function of the run's seed, the rank
-and its life, and differ from rank to rank. A forgotten seed shows.
+objects, some of them drawn from in C++; each process must find its own state in them when it runs. A real process seeds
+them from the operating system. Here they start with numbers that are a function of the run's seed, the rank and its
+life. They differ from rank to rank, so that a forgotten seed shows.
 
-Copying all of it by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
-So a state is saved only if a generator was drawn from, which a look at a few words shows, and set by copying memory.
-Both are done by what the layer above brings (`Memory`), at each hand-over.
-States are compared by content: ranks that have seeded alike and draw alike pass each other nothing at all.
+Copying all states by the generators' own methods at every switch would cost more than the switch (numpy alone 90 µs).
+So a state is saved only if a generator was drawn from, which a few of its words show, and set by copying memory.
+The layer above does both (`Memory`), at each hand-over.
+States are compared by content: between ranks that have seeded alike and draw alike nothing is copied.
 
-In doubt: where the words of a generator lie in memory is looked for, and compared with what its methods say; what is
-not found there is copied by these methods. So is a state that keeps the second of a pair of Gaussians, which lies
-elsewhere; handing it out moves no word.
+In doubt: the words of a generator are looked for in memory, and compared with what its methods return. If they are not
+found, the state is copied by these methods. So is a state that keeps the second of a pair of Gaussians: that number
+lies elsewhere, and drawing it changes no word.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _POSITION = array("I", [GENERATOR_WORDS]).tobytes()  # of a generator that has g
 class GlobalGenerator(Protocol):
     """A global generator.
 
-    `memory` are the bytes of its state; None if they were not found. The 32-bit words `at`, counted from there, change
-    with every draw and seed: position and second word of the state; the first is the same for all seeds that are
-    arrays, as Python's are.
+    `memory` are the bytes of its state; None if they were not found. `at` are the indices of two 32-bit words in it
+    that change with every draw and seed: the position and the second word of the state. The first word is the same for
+    all seeds that are arrays, as Python's are.
     """
 
     memory: memoryview[int] | None
@@ -70,14 +70,14 @@ class GlobalGenerator(Protocol):
 
 
 class Memory(Protocol):
-    """What looks at memory and writes to it; a place is an address and a size in bytes."""
+    """Reads memory and writes to it; a place is an address and a size in bytes."""
 
     def exchanging(
         self, watched: Sequence[tuple[int, int]], places: Sequence[tuple[int, int]], /
     ) -> Callable[[bytes, bytes], bool]:
-        """A function that is given what those `watched` should hold, and what to write to `places` if they do.
+        """Return a function of the bytes that `watched` should hold, and those to write to `places` if they do.
 
-        Without the one it does not look, without the other it does not write. False if they hold something else.
+        Empty bytes skip the comparison, or the write. It returns False if `watched` hold something else.
         """
         ...
 
@@ -85,8 +85,8 @@ class Memory(Protocol):
 class States:
     """The states of the three generators, as one process left them.
 
-    `save` makes what `GlobalGenerator.save` returns; `raw` are the same as bytes in memory, None unless nothing else
-    belongs to them; `seen` are the bytes at the places that a draw would change.
+    `save` makes what `GlobalGenerator.save` returns; `raw` are the same as bytes in memory, None if a state has parts
+    elsewhere; `seen` are the bytes at the places that a draw would change.
     """
 
     __slots__ = ("raw", "save", "seen")
@@ -208,7 +208,7 @@ def _places(third: GlobalGenerator) -> list[tuple[int, int]]:
 
 @functools.cache
 def _watched(third: GlobalGenerator) -> list[tuple[int, int, int]]:
-    """What changes with every draw: which generator, and from which byte to which."""
+    """The bytes that change with every draw: index of the generator, first byte and end."""
     found = []
     for index, generator in enumerate(global_generators(third)):
         first, last = sorted(generator.at)
@@ -290,7 +290,7 @@ class RandomStates:
         _left = self.loaded if self.loaded.raw is not None else None
 
     def adopt(self) -> None:
-        """The generators hold the host's states, perhaps other ones than before: `restore` goes back to these."""
+        """Take what the generators hold now as the host's states: `restore` goes back to these."""
         self._host = self.save()
 
     def _read(self) -> States:

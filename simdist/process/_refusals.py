@@ -16,9 +16,9 @@ _T = TypeVar("_T")
 
 
 def refused(text: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """What makes the replacement of a function that is refused; `text` says what is not supported, why, and what is.
+    """Return a maker of replacements that raise UnsupportedError on a rank.
 
-    The replacement raises UnsupportedError on a rank.
+    `text` says what is not supported, why, and what is.
     """
 
     def wrap(original: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -1,4 +1,4 @@
-"""Reports of what a rank does that nobody can keep apart: it stands in `RunResult.shared_state`."""
+"""Reports, in `RunResult.shared_state`, what a rank sets for all ranks because it can't be kept apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def reporting(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Makes a function that reports each call by a rank: `what` it sets, who and where, and how that ends."""
+    """Return a maker of functions that report each call by a rank: `what` it sets, which rank, where, and the `end`."""
 
     def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
@@ -33,7 +33,7 @@ def reporting(what: str, end: str = "which stays") -> Callable[[Callable[_P, _T]
 
 
 def report(what: str, frame: FrameType | None, end: str) -> None:
-    """Report it, if a rank calls."""
+    """Report `what`, if the caller is a rank."""
     runtime, process = current_runtime(), current_process()
     if runtime is not None and process is not None:
         runtime.left_behind.stays[f"{what}, set by rank {process.rank}{user_line(frame)}, {end}"] = None

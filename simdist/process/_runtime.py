@@ -1,4 +1,4 @@
-"""Who is running, and what is patched while a world lives."""
+"""Which process is running, and what is patched while a world lives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Extras(Protocol):
         ...
 
     def setdefault(self, key: type[_T] | Extra[_T], value: _T, /) -> _T:
-        """The value, which is this one if there was none."""
+        """The value; sets it to this one if there was none."""
         ...
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ class Replacements(Protocol):
         ...
 
     def follow(self, patches: Patches, called: Sequence[object]) -> None:
-        """Replace what user code, and what runs on the ranks, took before."""
+        """Replace what user code, and the functions that the ranks run, took before."""
         ...
 
     def keep_file_times(self, patches: Patches) -> None:
@@ -176,7 +176,7 @@ class Runtime:
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
         self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
-        # Called, perhaps again and again, from when others can see that a rank's garbage closes a file.
+        # Called, perhaps repeatedly, as soon as others can see when a rank's garbage closes a file.
         self.collect_in_rounds: Callable[[], None] = lambda: None
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
@@ -202,7 +202,7 @@ class Runtime:
         self._python.keep_file_times(self.patches)
 
     def files_cut_off(self) -> AbstractContextManager[None]:
-        """While the tasks are unwound that are left, they change no file."""
+        """A context in which the remaining tasks can be unwound without changing files."""
         return self._python.files_cut_off(self)
 
     def separate(self, slot: Slot[_T]) -> None:
@@ -212,7 +212,7 @@ class Runtime:
         self.slots.separate(slot, process_of(task))
 
     def notice_writes(self) -> None:
-        """From now on a rank that writes to a file descriptor wakes its tasks that poll; called by one that does."""
+        """From now on a rank's write to a file descriptor wakes its tasks that poll; called by a rank that polls."""
         if not self._noticing:
             self._noticing = True
             self._python.notice_writes(self.patches)
@@ -222,7 +222,7 @@ class Runtime:
         """Put everything back. May be called without `activate`, and after one that failed.
 
         Raises:
-            BaseException: what the first step raised that failed; the next world can start all the same.
+            BaseException: the first error of a step; the next world can start all the same.
         """
         call_all(
             self.patches.undo,
@@ -303,7 +303,7 @@ def on_ranks(replacement: Callable[..., object]) -> Make:
         def call(*args: object, **kwargs: object) -> object:
             return (original if current_process() is None else replacement)(*args, **kwargs)
 
-        vars(call)["for_ranks"] = replacement  # whose module is the one that has replaced it
+        vars(call)["for_ranks"] = replacement  # for `patched_now`, which names its module
         return call
 
     vars(make)["for_ranks"] = replacement
@@ -332,7 +332,7 @@ class _ClassOnRanks(type):
         return getattr(cls.real, name)
 
 
-@functools.cache  # to make a class takes longer than most of what is replaced, and worlds start by the thousand
+@functools.cache  # making a class takes longer than most replacements, and worlds start by the thousand
 def class_on_ranks(
     real: type,
     make: Callable[..., object],

@@ -1,9 +1,9 @@
-"""Signals that wait: masks of threads, and who takes a signal off the queue instead of having it handled.
+"""Signals that wait: masks of threads, and functions that take a signal off the queue instead of having it handled.
 
 A signal for a process goes to the first of its threads, the main one before all others, that does not block it or waits
-for it (`sigwait`). Where all block it, it is kept until one unblocks it or asks for it, once, however often it came;
-those for real time are kept each. One for a thread (`raise_signal`, `pthread_kill`) is for that alone. Threads begin
-with the mask of who started them, and children likewise, with nothing kept.
+for it (`sigwait`). If all block it, it is kept until one unblocks it or asks for it: once, however often it came,
+except that real-time signals are kept each. A signal for a thread (`raise_signal`, `pthread_kill`) is for that alone.
+Threads begin with the mask of the thread that started them. So do children, with no signals kept.
 
 A process that has no mask and never waited for a signal has none of this (`SimProcess.masks` is None).
 """
@@ -31,7 +31,7 @@ Origin = tuple[int, int, int]
 
 
 class _SignalWait:
-    """What a task is parked on that waits for signals."""
+    """What a task waits on until a signal comes."""
 
     __slots__ = ("interruptible", "name", "numbers")
 
@@ -46,17 +46,17 @@ class _SignalWait:
         return f"signal.{self.name}({', '.join(names)})"
 
     def waits_for(self) -> Iterable[Task]:
-        """It may be anyone."""
+        """No task in particular."""
         return ()
 
 
 class SignalMasks:
-    """Those of one process."""
+    """The signal masks of one process's tasks, and the signals that are kept for them."""
 
     def __init__(self, process: SimProcess, mask: frozenset[int] = frozenset()) -> None:
         self._process = process
         self._masks: dict[Task, frozenset[int]] = dict.fromkeys(process.tasks, mask)
-        self._at_begin = mask  # of a task that nobody of the process has started: its first
+        self._at_begin = mask  # of the process's first task, which no other has started
         self._kept: list[tuple[int, Task | None, Origin]] = []  # with the thread that it is for; None: any
 
     def mask_of(self, task: Task | None) -> frozenset[int]:
@@ -64,7 +64,7 @@ class SignalMasks:
         return self._at_begin if task is None else self._masks.get(task, self._at_begin)
 
     def begin(self, starter: Task | None, task: Task) -> None:
-        """One of the tasks has started another."""
+        """Give a new task the mask of the task that has started it."""
         self._masks[task] = self.mask_of(starter)
 
     def kept_for(self, task: Task) -> set[int]:
@@ -72,7 +72,7 @@ class SignalMasks:
         return {number for number, of, _ in self._kept if of in (None, task)} & self.mask_of(task)
 
     def keeps(self, number: int, thread: Task | None, origin: Origin) -> bool:
-        """A signal comes; True if it is kept, for later or for who waits for it."""
+        """Receive a signal; True if it is kept, for later or for a task that waits for it."""
         if number in _NEVER_BLOCKED:
             return False
         process = self._process
@@ -100,14 +100,14 @@ class SignalMasks:
             self._kept.append((number, thread, origin))
 
     def set_mask(self, task: Task, mask: frozenset[int]) -> None:
-        """The task blocks these from now on; what was kept and is not blocked any more comes now."""
+        """Set what the task blocks from now on; kept signals that are not blocked any more act now."""
         self._masks[task] = mask - set(_NEVER_BLOCKED)
         kept, self._kept = self._kept, []
         for number, thread, origin in kept:
             self._process.signal(number, thread, origin)  # it is kept again, or acts
 
     def _take(self, task: Task, numbers: frozenset[int]) -> tuple[int, Origin] | None:
-        """The first signal that the task may have of these, off the queue: the lowest number, its own before others."""
+        """Take the first of these signals for the task off the queue: its own before others, then the lowest number."""
         found = [each for each in self._kept if each[0] in numbers and each[1] in (None, task)]
         if not found:
             return None
@@ -116,7 +116,7 @@ class SignalMasks:
         return first[0], first[2]
 
     def wait(self, name: str, numbers: frozenset[int], timeout_ns: int | None) -> tuple[int, Origin] | None:
-        """Wait for one of these signals; None if the time is over."""
+        """Wait for one of these signals; None after the timeout."""
         process = self._process
         simulation = process.simulation
         task = simulation.check()
@@ -131,12 +131,12 @@ class SignalMasks:
                 process.drain()
             found = self._take(task, numbers)
         if self._kept:
-            self.set_mask(task, self.mask_of(task))  # what came for the wait, and was more than it took
+            self.set_mask(task, self.mask_of(task))  # signals kept for the wait that it did not take
         return found
 
 
 def _masks_of(process: SimProcess) -> SignalMasks:
-    """Those of the process, from now on."""
+    """The masks of the process, made if there were none."""
     if process.masks is None:
         process.masks = SignalMasks(process)
     return process.masks

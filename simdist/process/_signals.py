@@ -1,4 +1,4 @@
-"""Signals: what a rank does when one comes, from itself, from another rank, from its alarm clock or from the launcher.
+"""Signals: what a rank does when it gets one, from itself, another rank, its alarm clock or the launcher.
 
 Each process has its own handlers, alarm, wake-up descriptor and masks (`_signal_masks`). A handler in Python runs on
 the process's main thread, as it does in an interpreter: at once if that thread sleeps, or waits for a lock, a thread or
@@ -47,7 +47,7 @@ class _Pause:
         return "signal.pause()"
 
     def waits_for(self) -> tuple[()]:
-        """Nobody in particular."""
+        """No task in particular."""
         return ()
 
 
@@ -198,7 +198,7 @@ def _left(process: SimProcess) -> tuple[float, float]:
 
 
 def _set_alarm(process: SimProcess, duration_ns: int, interval_ns: int) -> tuple[float, float]:
-    """Ring after so long, and again and again if there is an interval; what was left of the alarm before."""
+    """Set the alarm, repeated if `interval_ns` is not 0; return what was left of the one before, in seconds."""
     before = _left(process)
     if process.alarm is not None:
         process.alarm.cancel()

@@ -1,9 +1,8 @@
 """State that Python keeps once per interpreter, and that each process of a world has for itself.
 
-What nearly every process changes (arguments, streams, random generators) is swapped at each hand-over by code written
-for it, in `Slots.switch`. The layers above add functions of the same kind for theirs. A *slot* is for state that few
-programs touch: it is described once, and swapped from the moment that a rank first touches it, so that a world in which
-nobody does pays nothing for it.
+`Slots.switch` swaps, at each hand-over, the state that nearly every process changes (arguments, streams, random
+generators). The layers above add functions that swap theirs. A *slot* is for state that few programs touch: it is
+described once, and swapped from the moment that a rank first touches it. A world in which no rank does pays nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Slot(Generic[_S]):
     """A piece of state.
 
     `save` reads what is there now and `load` sets it; `fresh` is what a process starts with, given what the host has.
-    It is called at a hand-over, on whatever thread, and must not ask who runs.
+    `fresh` is called at a hand-over, on any thread, and must not ask who runs.
     """
 
     name: str
@@ -49,8 +48,8 @@ _own: dict[str, dict[str, Slot[Any] | None]] = {}
 def name_own(module: str, names: Iterable[str], slot: Slot[_S] | None = None) -> None:
     """Name attributes of a module that each process has for itself anyway, in `slot` from when they are set.
 
-    Without a slot, from its first moment. Exchanged with all other attributes as well, each process would get what
-    another has set.
+    Without a slot, a process has them from its first moment. They must not be exchanged with the module's other
+    attributes as well: each process would get what another has set.
     """
     _own.setdefault(module, {}).update(dict.fromkeys(names, slot))
 
@@ -73,7 +72,7 @@ class _Swapped(Generic[_S]):
         self.swap(None, running)
 
     def swap(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
-        """The baton goes from one process to another; None stands for the host."""
+        """Swap the state when the baton goes from one process to another; None stands for the host."""
         slot, kept = self._slot, self.kept
         kept[leaving] = slot.save()
         if entering is None or entering in kept:
@@ -82,7 +81,7 @@ class _Swapped(Generic[_S]):
             slot.load(slot.fresh(entering, kept[None]))
 
     def inherit(self, child: SimProcess) -> None:
-        """The process with the baton starts a forked child."""
+        """Give a forked child of the process with the baton its state."""
         self.kept[child] = self._slot.forked(self._slot.save())
 
 
@@ -103,7 +102,7 @@ class Slots:
         self._own: dict[Slot[Any], _Swapped[Any]] = {}
 
     def remember_host(self) -> None:
-        """What is there now, the replacements of streams included, is what threads that are no ranks find."""
+        """Keep what is there now, replaced streams included, for the threads that are not ranks'."""
         self._argv = sys.argv
         self._streams = sys.stdout, sys.stderr, sys.excepthook
 
@@ -124,12 +123,12 @@ class Slots:
             self._swaps.append(swapped.swap)
 
     def states(self, slot: Slot[_S]) -> list[_S]:
-        """What is kept of the slot for those that have not the baton, the host among them; none before `separate`."""
+        """The kept states of those that do not have the baton, the host among them; none before `separate`."""
         swapped = self._own.get(slot)
         return [] if swapped is None else list(swapped.kept.values())
 
     def inherit(self, child: SimProcess) -> None:
-        """The process with the baton starts a forked child, which goes on with what is there."""
+        """Give a forked child of the process with the baton the states that are there."""
         for swapped in self._own.values():
             swapped.inherit(child)
 

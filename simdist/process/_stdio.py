@@ -97,7 +97,7 @@ def _write_all(number: int, text: str) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Replace both streams; what a rank sets beside them does not outlive the world, as a pytest on ranks does."""
+    """Replace both streams; `stdin` and the hook that a rank sets (pytest does) do not outlive the world."""
     patches.replace(sys, "stdout", RankStream("stdout", sys.stdout))
     patches.replace(sys, "stderr", RankStream("stderr", sys.stderr))
     patches.replace(sys, "stdin", sys.stdin)
@@ -107,7 +107,7 @@ def install(patches: Patches) -> None:
 def _quiet_about_files(report: Callable[..., object]) -> Callable[..., None]:
     """Leave out files of killed ranks, closed under their writers: the rank that collects them would report them.
 
-    Python reports finalizers of files that fail from 3.14 on.
+    From 3.14 on Python reports finalizers of files that fail.
     """
 
     @functools.wraps(report)

@@ -32,5 +32,5 @@ class Descriptor:
         return "".join(parts)
 
     def close(self) -> None:
-        """Close it; what nobody has read is lost."""
+        """Close the file; text that was not read is lost."""
         os.close(self.number)

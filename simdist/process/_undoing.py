@@ -1,8 +1,8 @@
-"""Putting back what a world has changed: every step is taken, whatever happens on the way.
+"""Puts back what a world has changed: every step is taken, whatever happens on the way.
 
-An error in one step does not keep the others from being taken. It may strike before the step has done anything (Ctrl-C,
-no memory), so a step that fails is taken again: steps can be repeated. What interrupts this code itself leaves the
-rest for another `close`.
+An error in one step does not keep the others from being taken. It may come before the step has done anything (Ctrl-C,
+no memory), so a step that fails is taken again: steps can be repeated. If this code itself is interrupted, another
+`close` takes the remaining steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Step = Callable[[], object]
 
 
 class Undoing:
-    """Steps to be taken in the end, the last first.
+    """Steps to be taken at the end, the last first.
 
     Example:
         >>> undoing = Undoing()
@@ -34,11 +34,11 @@ class Undoing:
         self._steps = list(steps)
 
     def add(self, step: _Step) -> None:
-        """Take this step, too, and before all that are there."""
+        """Add a step, which is taken before those that are there already."""
         self._steps.append(step)
 
     def enter(self, manager: AbstractContextManager[_T]) -> _T:
-        """Enter a context, which is left in its turn."""
+        """Enter a context; `close` leaves it in its turn."""
         entered = manager.__enter__()
         self._steps.append(lambda: manager.__exit__(None, None, None))
         return entered
@@ -47,7 +47,7 @@ class Undoing:
         """Take all steps that are left.
 
         Raises:
-            BaseException: the first that a step raised, when all were taken.
+            BaseException: the first error of a step, after all were taken.
         """
         steps = self._steps
         first: BaseException | None = None

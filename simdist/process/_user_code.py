@@ -26,11 +26,11 @@ class UserModules:
         self._all: tuple[ModuleType, ...] = ()
 
     def all(self) -> tuple[ModuleType, ...]:
-        """Those that are imported now; the same object as long as they are the same."""
+        """The user's modules that are imported now; the same tuple as long as they are the same."""
         modules = sys.modules
         name = next(reversed(modules), "")
         newest = len(modules), name, modules.get(name)
-        if newest != self._newest:  # a module that is imported goes to the end
+        if newest != self._newest:  # `sys.modules` gets a new module at its end
             self._newest = newest
             self._judge(dict(modules))
             users = tuple(self._users.values())
@@ -59,7 +59,7 @@ def _is_users(name: str, file: object) -> bool:
 
 
 class Searched(Generic[_T]):
-    """What `search` finds in each of the user's modules: once, and again when it has another number of names."""
+    """Calls `search` for each of the user's modules once, and again when its number of names has changed."""
 
     def __init__(self, search: Callable[[ModuleType], Iterable[_T]]) -> None:
         self.modules = UserModules()
@@ -72,8 +72,8 @@ class Searched(Generic[_T]):
 
     def __call__(self) -> Iterator[_T]:
         """What is found now, module by module."""
-        # Every world asks, and there may be hundreds of modules, none of which is in the processor's caches: as little
-        # as can be is read of each, and no line of Python runs for it unless one is new.
+        # Every world calls this, and there may be hundreds of modules, none of which is in the processor's caches. So
+        # this reads as little as possible of each, and runs no line of Python for it unless one is new.
         modules = self.modules.all()
         spaces = self._spaces if modules is self._seen else list(map(vars, modules))
         counts = list(map(len, spaces))

@@ -1,4 +1,4 @@
-"""What a verdict does to the process whose effect was announced: one function, for every layer."""
+"""Carries out a verdict on the process whose effect was announced: one function, for every layer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ def carry_out(
     yields: bool = False,
     takes: Collection[str] = (),
 ) -> Strike | None:
-    """Do what must be done before an effect of the running process that was announced; what is left for later.
+    """Do what a verdict wants before an announced effect of the running process; return the strike left for later.
 
-    The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay, of
-    which the process waits no longer than `limit_ns`. With `yields` others run after a strike, because the effect is
-    none in which the process would park. What `takes` names ("change", "change_result", "drop", "part_bytes") the
-    caller does itself.
+    The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay. The
+    process waits no longer than `limit_ns`. With `yields` other tasks run after a strike, because the process does not
+    park in the effect itself. The caller does what `takes` names ("change", "change_result", "drop", "part_bytes").
 
     Raises:
-        Exception: what the verdict has in place of the effect.
-        SimdistError: the verdict wants something else of it that can't be done to such an effect.
+        Exception: the error that the verdict puts in place of the effect.
+        SimdistError: the verdict wants something else that can't be done to this effect.
     """
     simulation = process.simulation
     if (
@@ -75,9 +74,9 @@ def _require(verdict: Verdict, what: str, takes: Collection[str]) -> None:
 
 
 def refusal_of(bus: Bus, event: object) -> BaseException | None:
-    """Announce an effect that can only be refused; the error that takes its place.
+    """Announce an effect that can only be refused; return the error that takes its place, or None.
 
-    No task causes it, so that nobody could wait or be struck; or it was announced before, and this is a second look.
+    No task causes it, so that none could wait or be struck; or it was announced before, and this is a second look.
 
     Raises:
         SimdistError: a judge wants something else.

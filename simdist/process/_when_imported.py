@@ -1,8 +1,7 @@
-"""Modules of installed libraries that are changed as soon as a rank or the host has imported them.
+"""Changes modules of installed libraries as soon as a rank or the host has imported them.
 
-Each room names the libraries that look behind what a rank is shown (`when_imported`); the layers above add modules of
-torch that few programs import. A world that imports none of them pays for a finder that nobody asks,
-and for nothing else.
+Each package names the libraries that bypass what a rank is shown (`when_imported`); the layers above add modules of
+torch that few programs import. A world that imports none of them pays for an unused finder, and for nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finder", "adapted_modules", "install", "report_own", "when_imported"]
 
-_OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # of these a rank may have a module of its own
+_OF_RANKS: dict[str, Callable[[Patches], None]] = {}  # those that a rank may import for itself
 _ADAPTED: dict[str, Callable[[Patches], None]] = {}
 _REMEMBERED: dict[str, None] = {}  # names of `_ADAPTED`
 
@@ -31,7 +30,7 @@ _REMEMBERED: dict[str, None] = {}  # names of `_ADAPTED`
 def when_imported(
     name: str, report: Callable[[Patches], None], *, by_rank: bool = False, remembered: bool = False
 ) -> None:
-    """Call `report` in each world in which the module is there: at its beginning, or when it has been imported.
+    """Call `report` in each world that has the module: at its beginning, or when the module has been imported.
 
     With `by_rank` also when a rank imports the module for itself. With `remembered` the next world takes the same steps
     without a call (`Patches.install`).
@@ -44,12 +43,12 @@ def when_imported(
 
 
 def adapted_modules() -> list[str]:
-    """The modules that are changed where they are imported."""
+    """The names of the modules that are changed when they are imported."""
     return sorted(_ADAPTED)
 
 
 def install(patches: Patches) -> None:
-    """Change those that are imported; and the others when they are."""
+    """Change the modules that are imported, and the others when they are."""
     reported: dict[str, None] = {}
     again = []
     while there := [name for name in filter(sys.modules.__contains__, _ADAPTED) if name not in reported]:
@@ -66,14 +65,14 @@ def install(patches: Patches) -> None:
 
 
 def report_own(name: str) -> None:
-    """Change a module that a rank has just imported for itself, if it is one of those that look behind ranks."""
+    """Change a module that a rank has just imported for itself, if it is one of those that bypass what ranks see."""
     report = _OF_RANKS.get(name)
     if report is not None:
         report(_ForGood())
 
 
 class _ForGood(Patches):
-    """What is replaced in a rank's own modules, which go with its world."""
+    """Replacements in a rank's own modules, never undone: the modules go with the world."""
 
     def replace(self, owner: object, name: str, replacement: object) -> None:
         setattr(owner, name, replacement)
@@ -94,7 +93,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, with something to do once it is there; None for every other module."""
+        """The module's own spec, which also changes the module after it has run; None for every other module."""
         if name not in self._names:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -111,6 +110,6 @@ class Finder:
         return spec
 
     def withdraw(self) -> None:
-        """Look no longer."""
+        """Take it out of the finders."""
         if self in self._finders:
             self._finders.remove(self)

@@ -1,1 +1,1 @@
-"""Installed libraries that look behind what a rank is shown: each gets what it may see."""
+"""Installed libraries that bypass what a rank is shown: each is adapted to see what it may."""

@@ -14,13 +14,13 @@ from simdist.process._runtime import Patches, on_ranks
 __all__ = ["adapt"]
 
 
-# The functions that look at the pid, by the module that each version of filelock keeps its own in.
+# The functions that look at the pid, by the module that has it, which depends on filelock's version.
 _LOOK_AT_PID = {"filelock._core._fork": "ensure_current_process", "filelock._api": "_reset_child_after_fork"}
 
 
 def adapt(patches: Patches) -> None:
-    """Let ranks leave each other's locks alone; versions that look at no pid do."""
+    """Let ranks leave each other's locks alone; versions of filelock that look at no pid do so anyway."""
     for module, name in _LOOK_AT_PID.items():
         function = getattr(sys.modules.get(module), name, None)
-        if function is not None:  # the function itself: filelock's other modules have taken it by its name
+        if function is not None:  # redirect it, as filelock's other modules import it by name
             patches.switch_on([Redirection.of(function, on_ranks(lambda *_, **__: None))])

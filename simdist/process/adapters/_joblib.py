@@ -44,7 +44,7 @@ def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
 
 
 class _Workers:
-    """What joblib asks of loky's executor."""
+    """Stands in for loky's executor, as far as joblib uses it."""
 
     def __init__(self, count: int, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> None:
         self._executor = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer, initargs)
@@ -71,12 +71,12 @@ class _Workers:
         self._executor.shutdown()
 
     def terminate(self, *, kill_workers: bool = False) -> None:
-        """End the workers; what they have not begun is not done."""
+        """End the workers; calls that have not begun are dropped."""
         self._executor.shutdown(cancel_futures=True)
 
 
 def _pickle() -> ModuleType:
-    return importlib.import_module("joblib.externals.loky.cloudpickle_wrapper")  # whose versions have it elsewhere
+    return importlib.import_module("joblib.externals.loky.cloudpickle_wrapper")  # elsewhere in each version
 
 
 def _call(function: bytes) -> bytes:

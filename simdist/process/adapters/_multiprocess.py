@@ -1,10 +1,10 @@
 """Pools of the package `multiprocess` on a rank: those of `multiprocessing`, whose workers are simulated children.
 
 `multiprocess` is a copy of `multiprocessing` that pickles with dill; the `num_proc` of Hugging Face's datasets, and
-pathos, rest on it. Its processes would be forked in earnest. On a rank its contexts make pools of the standard library
-instead, and functions and arguments go over dill, as they do with it.
+pathos, are built on it. Its processes would be really forked. On a rank its contexts make pools of the standard library
+instead, and functions and arguments go over dill, as they do with `multiprocess`.
 
-In doubt: its processes, pipes and locks by themselves are the package's own, and to start such a process is refused.
+In doubt: its processes, pipes and locks without a pool are the package's own, and starting such a process is refused.
 Results go over pickle.
 """
 
@@ -88,7 +88,7 @@ class _Pool(pool.Pool):
 
 
 class _Call:
-    """Calls what it has as a pickle of dill with what it is given as one."""
+    """Calls a function, pickled by dill, with an argument that is pickled likewise."""
 
     def __init__(self, function: bytes, *, spreads: bool = False) -> None:
         self._function = function
@@ -113,5 +113,5 @@ def _loads(pickled: bytes) -> Any:
 
 
 def _pickler() -> Any:
-    """The package's, which is dill's."""
+    """The pickler of the package, which is dill's."""
     return importlib.import_module("multiprocess.reduction").ForkingPickler

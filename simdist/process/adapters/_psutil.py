@@ -1,10 +1,10 @@
-"""psutil on a rank: its table of processes holds those of the rank's host, each with what is its own.
+"""psutil on a rank: its table of processes holds those of the rank's host, each with its own data.
 
-psutil asks the operating system, which has never heard of a rank's process. What it shows of one is, as far as the
-simulation knows it, the simulated process: pid, parent, children, arguments, environment, state, when it began, and the
-time it took, which is what `time.process_time` counts. All else is that of the one process that all ranks live in:
-its name, its users, its files and its memory, so `memory_info` has the memory of all ranks together, and another
-number in each run. A rank finds the processes of its own machine, its launcher, and the programs that it started.
+psutil asks the operating system, which does not know the ranks' processes. Here it shows what the simulation knows of
+a simulated process: pid, parent, children, arguments, environment, state, when it began, and the time it took, which is
+what `time.process_time` counts. All else is that of the one process in which all ranks live: its name, its users, its
+files and its memory. So `memory_info` has the memory of all ranks together, and another number in each run. A rank
+finds the processes of its own machine, its launcher, and the programs that it started.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def adapt(patches: Patches) -> None:
 
 
 def _seen_from(process: SimProcess) -> Iterator[SimProcess]:
-    """The processes of its machine that run, or whose end nobody has waited for."""
+    """The processes of its machine that run, or that are zombies: their end was not waited for yet."""
     runtime = current_runtime()
     assert runtime is not None
     for other in runtime.processes.values():
@@ -57,7 +57,7 @@ def _is_zombie(process: SimProcess) -> bool:
 
 
 def _table(process: SimProcess) -> dict[int, int]:
-    """The parent of each, by pid."""
+    """The pid of each process's parent, by pid."""
     launcher = process.oldest.parent_pid
     found = {launcher: 1}
     for other in _seen_from(process):
@@ -119,7 +119,7 @@ def _simulated(base: type[Any]) -> type[Any]:
     psutil = sys.modules[_NAME]
 
     class SimulatedProcess(base):  # type: ignore[misc]
-        """Of a rank, of a child of one, or of the launcher; then `process` is None."""
+        """The process of a rank, of a rank's child, or of the launcher, whose `process` is None."""
 
         def __init__(self, pid: int, looking: SimProcess, process: SimProcess | None) -> None:
             self._known_as, self._looking, self._process = pid, looking, process
@@ -127,7 +127,7 @@ def _simulated(base: type[Any]) -> type[Any]:
 
         @property
         def pid(self) -> int:
-            """That of the host's process, which answers all that the simulation does not know."""
+            """The pid of the host's process, by which psutil asks for all that the simulation does not know."""
             self._require()
             if self._process is not None and not self._process.running:
                 raise psutil.ZombieProcess(self._known_as)
@@ -191,7 +191,7 @@ def _simulated(base: type[Any]) -> type[Any]:
             return sorted(os.sched_getaffinity(0))
 
         def wait(self, timeout: float | None = None) -> object:
-            # The platform's way, by what opens a process as a file, would look at the host's.
+            # The platform's own way, which opens a process as a file, would look at the host's process.
             return psutil._psposix.wait_pid_posix(self._known_as, timeout)
 
         def rlimit(self, resource: int, limits: tuple[int, int] | None = None) -> object:

@@ -1,12 +1,13 @@
 """pydevd, the debugger of VS Code and PyCharm, on a rank: a rank that stops keeps the baton until it goes on.
 
-pydevd stops a thread by a call in it, which waits for what the person asks and orders. If the rank waited there, the
-others would run on and virtual time would pass. So the thread acts for the host while it is stopped: nothing else runs,
-and no watchdog counts.
+pydevd stops a thread by a call in it, which waits for the user's requests. If the rank waited there, the others would
+run on and virtual time would pass. So the thread acts for the host while it is stopped: nothing else runs, and the
+watchdog does not count.
 
-- Before it stops, it waits until its devices are done, and the others run meanwhile: then it can look at all tensors.
-- What the person asks for, a variable or an expression, is worked out on the rank: `dist.get_rank()` is its own. Where
-  that has to wait, time passes; the others run only if nothing happens without them.
+- Before it stops, the rank waits until its devices are done, and the others run meanwhile: then the user can look at
+  all tensors.
+- A variable or an expression that the user asks for is evaluated on the rank: `dist.get_rank()` is its own. If the
+  evaluation has to wait, time passes; the others run only if nothing happens without them.
 - Threads that pydevd starts to watch a long evaluation are the host's.
 """
 
@@ -25,12 +26,12 @@ from simdist.process.threads._tracing import debugger_of_host
 __all__ = ["NAME", "adapt"]
 
 NAME = "pydevd"
-_CLOCKS = "_pydevd_bundle.pydevd_timeout"  # that watch evaluations
+_CLOCKS = "_pydevd_bundle.pydevd_timeout"  # its threads watch evaluations
 
 
 def adapt(patches: Patches) -> None:
-    """Let a person stop ranks, look at them, and have them go on."""
-    debugger = debugger_of_host()  # whose class is `__main__`'s where pydevd is the program that runs, as under PyCharm
+    """Let the user stop ranks, look at them, and have them go on."""
+    debugger = debugger_of_host()  # its class is `__main__`'s if pydevd is the program that runs, as under PyCharm
     classes = (sys.modules[NAME].PyDB, *(() if debugger is None else (type(debugger),)))
     for each in dict.fromkeys(classes):
         patches.wrap(each, "set_suspend", _stopping)
@@ -91,7 +92,7 @@ def _posting(original: Callable[..., object]) -> Callable[..., object]:
 
 
 class _OfThread:
-    """A command of the person, carried out by the thread that is stopped: for its rank, if it is one's."""
+    """A command of the user, carried out by the stopped thread: for its rank, if the thread is a rank's."""
 
     def __init__(self, command: Any) -> None:
         self._command = command
@@ -112,7 +113,7 @@ class _OfThread:
 
 @contextmanager
 def _acting_for(ident: int) -> Iterator[None]:
-    """The calling thread acts for its task, if this is its number, or for the host if it is 0."""
+    """Let the calling thread act for its task, if `ident` is the thread's, or for the host if it is 0."""
     runtime = active_runtime()
     assert runtime is not None
     simulation = runtime.simulation

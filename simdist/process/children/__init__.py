@@ -1,1 +1,1 @@
-"""Processes and programs that a rank starts: simulated ones beside it, real ones outside the simulation."""
+"""Processes and programs that a rank starts: simulated processes on its host, real programs outside the simulation."""

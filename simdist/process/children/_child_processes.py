@@ -1,17 +1,17 @@
-"""Processes that a rank starts with `multiprocessing`: simulated ones, beside it on its host.
+"""Processes that a rank starts with `multiprocessing`: simulated ones, on the rank's host.
 
-The Python code of `multiprocessing` runs as it is; what it asks of the operating system is answered here. A child has a
-pid, an environment, arguments, generators, handlers, threads and an exit code of its own; what it prints is its rank's
-output. A *forked* child goes on with its parent's generators and modules and has copies of what it is handed
-(`_copiers`) and of what the program's modules, classes and functions hold (`_fork_copies`); a *spawned* one, or one of
-a fork server, begins afresh and is handed what pickle carries over, and with modules per rank it imports them for
+The Python code of `multiprocessing` runs as it is; this module answers what it asks of the operating system. A child
+has a pid, an environment, arguments, generators, handlers, threads and an exit code of its own; what it prints is its
+rank's output. A *forked* child goes on with its parent's generators and modules. It has copies of what it is handed
+(`_copiers`) and of what the program's modules, classes and functions hold (`_fork_copies`). A *spawned* child, or one
+of a fork server, begins afresh and is handed what pickle carries over; with modules per rank it imports them for
 itself.
 
-A child whose parent is gone is an orphan, with pid 1 as its parent, as on a machine; after thirty virtual seconds it
+A child whose parent has ended is an orphan, with pid 1 as its parent, as on a machine; after thirty virtual seconds it
 is killed, so that a run ends.
 
-In doubt: a forked child shares the objects that installed libraries hold, their tables excepted (`_library_tables`),
-and what nobody can copy, with its parent; under a real fork it would have copies of these too.
+In doubt: a forked child shares with its parent the objects that installed libraries hold, except their tables
+(`_library_tables`), and objects that can't be copied; under a real fork it would have copies of these too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["HandedEnd", "adopt_connections", "hand_connections", "launch_forked"
 __all__ += ["separate_attributes", "wait_for_child"]
 
 _FIRST_PID = 20_000
-_START_NS = 1_000_000  # until a new process runs its first line; its parent is busy with its next ones meanwhile
+_START_NS = 1_000_000  # until a new process runs its first line; its parent starts its next ones meanwhile
 _T = TypeVar("_T")
 _PIDS: Extra[Iterator[int]] = Extra("pids of children")
 _HANDED: Extra[dict[int, tuple[int, bool]]] = Extra("descriptors on their way")
@@ -54,7 +54,7 @@ _module: Any = processes  # has what the stubs leave out
 
 
 class _End:
-    """What is waited for: the end of a child."""
+    """What a task waits on until a child ends."""
 
     __slots__ = ("_children", "_name")
     interruptible = True
@@ -72,7 +72,7 @@ class _End:
 
 
 def pipes_here(runtime: Runtime) -> Pipes:
-    """The pipes of the world, from when a rank first asks for one."""
+    """The pipes of the world, made when a rank first asks for one."""
     found = runtime.extras.get(Pipes)
     if found is None:
         runtime.notice_writes()
@@ -93,7 +93,7 @@ def _here() -> tuple[Runtime, SimProcess]:
 
 
 def launch_forked(popen: Any, process_obj: Any) -> None:
-    """What `Popen._launch` does under "fork"."""
+    """Start a child as `Popen._launch` does under "fork"."""
     runtime, parent = _here()
     pipes = pipes_here(runtime)
     parent_read, child_write = pipes.make(parent)
@@ -120,10 +120,10 @@ def launch_forked(popen: Any, process_obj: Any) -> None:
 
 
 def launch_spawned(popen: Any, process_obj: Any) -> None:
-    """What `Popen._launch` does under "spawn" and "forkserver".
+    """Start a child as `Popen._launch` does under "spawn" and "forkserver".
 
     Raises:
-        PicklingError, AttributeError, TypeError: as pickle says it of the process object.
+        PicklingError, AttributeError, TypeError: as pickle raises for the process object.
     """
     runtime, parent = _here()
     pipes = pipes_here(runtime)
@@ -163,7 +163,7 @@ def launch_spawned(popen: Any, process_obj: Any) -> None:
 
 
 def _prepare(runtime: Runtime, reported: dict[str, Any]) -> None:
-    """`multiprocessing.spawn.prepare`, but for the search path where all processes share it: without isolation."""
+    """Do what `multiprocessing.spawn.prepare` does, but leave `sys.path` alone without isolation: all share it then."""
     current = _module.current_process()
     current.name = reported["name"]
     current.authkey = reported["authkey"]
@@ -226,7 +226,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
 
 
 def _attributes_in(runtime: Runtime, child: SimProcess, *, forked: bool) -> None:
-    """Without isolation ranks share what they set on modules and classes, but no real process does so with a child."""
+    """Keep a child's attributes apart: without isolation ranks share them, but no real process does with its child."""
     views = runtime.extras.get(AttributeViews)
     if views is None:
         views = _views(runtime)
@@ -246,19 +246,19 @@ def _views(runtime: Runtime, *, of_all: bool = False) -> AttributeViews:
 
 
 def separate_attributes(runtime: Runtime) -> None:
-    """In a world without isolation: what a process sets on modules and classes is its own from now on."""
+    """In a world without isolation, keep apart from now on what each process sets on modules and classes."""
     _views(runtime, of_all=True)
 
 
 def adopt_connections(process: SimProcess, made: Iterable[connection.Connection]) -> None:
-    """Let a process of the world have the ends of pipes that the host made, until the world ends."""
+    """Give a process of the world the ends of pipes that the host made, until the world ends."""
     runtime = current_runtime()
     assert runtime is not None
     pipes_here(runtime).adopt(process, made)
 
 
 def hand_connections(values: _T, process: SimProcess) -> _T:
-    """Values as a process gets them that is started with them: with ends of its own for those that were adopted."""
+    """Return values as a starting process gets them: with ends of pipes of its own for those that were adopted."""
     runtime = current_runtime()
     assert runtime is not None
     pipes = pipes_here(runtime)
@@ -296,7 +296,7 @@ def _begin(
 
 
 def _left_to_host(popen: Any, process_obj: Any, child: SimProcess) -> None:
-    """The world is over. What still has the object, a finalizer above all, finds a process that has ended."""
+    """Mark a child as ended after the world, for finalizers and other code that still has its object."""
     if popen.returncode is None:
         popen.returncode = -signal.SIGKILL if child.exit_code is None else child.exit_code
     process_obj._parent_pid = os.getpid()
@@ -311,7 +311,7 @@ def _finish(popen: Any, process_obj: Any, child: SimProcess, parent_read: int, p
 
 
 def _main(runtime: Runtime, child: SimProcess, function: Callable[[], int]) -> None:
-    """A child's life."""
+    """Run a child from its start to its end."""
     for begins in runtime.thread_begins:
         begins(child)
     code = 1
@@ -322,7 +322,7 @@ def _main(runtime: Runtime, child: SimProcess, function: Callable[[], int]) -> N
     except TaskKilled:
         raise
     except BaseException:
-        # Before `multiprocessing` could take care: a spawned child that could not read what it was handed.
+        # A spawned child that could not read what it was handed, before `multiprocessing` could handle the error.
         sys.excepthook(*sys.exc_info())
         shut_down(child)
     child.end("exited", code & 0xFF)
@@ -336,7 +336,7 @@ def _print_exception(child: SimProcess, error: BaseException) -> None:
 
 
 def wait_for_child(pid: int, options: int, *, keep: bool = False) -> tuple[int, int] | None:
-    """`os.waitpid` for simulated children; None if there is none such. With `keep` the next who waits finds it too.
+    """`os.waitpid` for simulated children; None if no child fits. With `keep` a later wait finds the child again.
 
     Raises:
         TaskKilled: as `Simulation.park`.

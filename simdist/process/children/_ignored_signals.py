@@ -1,8 +1,8 @@
 """Signals that a process ignores: a program that it starts goes on ignoring them, and no others.
 
-A real program takes over what this very process ignores, so for the moment of its start that is what the rank ignores.
-What this process itself has ignored since before Python began (SIGINT, as a shell has it for jobs in the background)
-its ranks ignore too, as processes do that it would start.
+A real program inherits what the host process ignores. So while it is started, the host process ignores what the rank
+does. If the host process has ignored SIGINT since before Python began, as a shell has it for jobs in the background,
+its ranks ignore it too, as processes would that it starts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ignored_by_host", "program_ignores"]
 
-# Python ignores these for itself, and has programs begin without that.
+# Python ignores these itself, but programs that it starts do not.
 _OF_PYTHON = {getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)}
 _DEFAULT, _IGNORE = int(signal.SIG_DFL), int(signal.SIG_IGN)
 
 
 def ignored_by_host() -> list[int]:
-    """What a process of this program begins with ignoring."""
+    """The signals that a process of this program ignores when it begins."""
     return [signal.SIGINT] if signal_disposition(signal.SIGINT) == _IGNORE else []
 
 
 @contextmanager
 def program_ignores(process: SimProcess) -> Iterator[None]:
-    """Inside, a program that starts ignores what the process does."""
+    """A context in which a program that starts ignores what the process does."""
     before: dict[int, int] = {}
     try:
         for number in (signal.SIGINT, *(number for number in process.handlers if number != signal.SIGINT)):

@@ -1,10 +1,11 @@
 """`multiprocessing.connection.Listener` and `Client` between the processes of one rank: what managers are built on.
 
-A listener has no socket: who connects makes a duplex pipe (`_pipes`) and leaves one end with the listener, for anyone
-who accepts. Addresses are those of the world, whose ports count up from the first of the dynamic ones; another rank's
-can be reached, as another process's can on one machine. Keys are exchanged by the Python code of `multiprocessing`.
+A listener has no socket: a client makes a duplex pipe (`_pipes`) and leaves one end with the listener, for any task
+that accepts. Addresses are those of the world. Its ports count up from the first dynamic one. Another rank's listener
+can be reached, as another process's can on one machine. The Python code of `multiprocessing` exchanges keys.
 
-In doubt: a listener for clients outside, and a client of a listener outside, are refused: nobody knows the address.
+In doubt: a listener for clients outside the world, and a client of a listener outside, are refused: the address is
+unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _Key = tuple[str, int] | str
 
 
 class _Accepting:
-    """What a task is parked on that accepts."""
+    """What a task waits on that accepts a connection."""
 
     __slots__ = ("_address",)
     interruptible = True  # by signals
@@ -45,7 +46,7 @@ class _Accepting:
         return f"Listener.accept at {self._address!r}"
 
     def waits_for(self) -> Iterable[Task]:
-        """It may be anyone who knows the address."""
+        """No task in particular: any that knows the address may connect."""
         return ()
 
 
@@ -63,8 +64,8 @@ class _Listener:
         self._process = process
         self._address = address
         self._last_accepted: object = None
-        self._waiting: deque[int] = deque()  # ends of pipes that nobody has accepted
-        self._tasks: dict[Task, None] = {}  # that accept
+        self._waiting: deque[int] = deque()  # ends of pipes that were not accepted yet
+        self._tasks: dict[Task, None] = {}  # those that wait in `accept`
         self._known[_key(address)] = self
         process.end_listeners[self._left] = None
 
@@ -136,18 +137,18 @@ def _listeners(runtime: Runtime) -> dict[_Key, _Listener]:
 
 
 def _keep_only(kept: dict[_T, object], before: set[_T]) -> None:
-    """What proxies keep for each server: those of the world are gone, and the next one's have the same addresses."""
+    """Forget what proxies keep for this world's servers: they are gone, and the next world reuses the addresses."""
     for address in [each for each in kept if each not in before]:
         del kept[address]
 
 
 def _key(address: _Address) -> _Key:
-    """An address as all names of it have it; all hosts of an address are this machine."""
+    """The same key for all names of an address; every host in it is this machine."""
     return ("", address[1]) if isinstance(address, tuple) else os.fsdecode(address)
 
 
 def accepting(original: Callable[[_Address, str, int], object]) -> Callable[..., object]:
-    """`SocketListener`."""
+    """Make the replacement of `SocketListener`."""
 
     @functools.wraps(original, updated=())
     def SocketListener(address: _Address, family: str, backlog: int = 1) -> object:
@@ -162,7 +163,7 @@ def accepting(original: Callable[[_Address, str, int], object]) -> Callable[...,
 def connecting(
     original: Callable[[_Address], connection.Connection],
 ) -> Callable[[_Address], connection.Connection]:
-    """`SocketClient`."""
+    """Make the replacement of `SocketClient`."""
 
     @functools.wraps(original)
     def SocketClient(address: _Address) -> connection.Connection:

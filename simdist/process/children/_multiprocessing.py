@@ -1,8 +1,8 @@
 """`multiprocessing` on a rank: its state per process, and what it asks of the operating system.
 
-Its Python code keeps the current process, its children, a registry of finalizers and a start method in module globals:
-one slot, from the moment on that a rank makes a process, a pipe or a lock. Processes start, end and are waited for in
-`_child_processes`; pipes are those of `_pipes`; locks are real ones on which tasks wait (`_locks`).
+Its Python code keeps the current process, its children, a registry of finalizers and a start method in module globals.
+They are one slot, from the moment at which a rank makes a process, a pipe or a lock. Processes start, end and are
+waited for in `_child_processes`; pipes are those of `_pipes`; locks are real ones on which tasks wait (`_locks`).
 
 The helper process that cleans up semaphores and shared memory after a crash is never started: what ranks leave is
 unlinked when their world ends (`_shared_memory`). A manager's server is a child like any other, and `_listeners` lets
@@ -111,7 +111,7 @@ def _save() -> _State:
 
 
 def _heap_of(module: ModuleType | None) -> object:
-    """Where shared values get their memory; None if nobody has asked for any."""
+    """Where shared values get their memory; None if none was needed yet."""
     return None if module is None else module.BufferWrapper._heap
 
 
@@ -128,7 +128,7 @@ def _load(state: _State) -> None:
         (_forkserver._forkserver._preload_modules, _spawn._python_exe),
         heap,
     ) = state
-    registry = _util._finalizer_registry  # whose functions keep the dictionary itself
+    registry = _util._finalizer_registry  # refilled in place: its functions keep the dictionary itself
     registry.clear()
     registry.update(finalizers)
     module = sys.modules.get(_HEAP)
@@ -189,11 +189,11 @@ def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _removing(original: Callable[[], str]) -> Callable[[], str]:
-    """Of a process's temporary folder: if it was made here, it goes with the world, even if the process was killed."""
+    """For `get_temp_dir`: a folder that it makes goes with the world, even if the process was killed."""
 
     @functools.wraps(original)
     def find() -> str:
-        is_new = _processes.current_process()._config.get("tempdir") is None  # a program may have named one of its own
+        is_new = _processes.current_process()._config.get("tempdir") is None  # a program may have set its own
         folder = original()
         runtime = current_runtime()
         if is_new and runtime is not None and current_process() is not None:
@@ -204,7 +204,7 @@ def _removing(original: Callable[[], str]) -> Callable[[], str]:
 
 
 def _closing(original: Callable[..., None]) -> Callable[..., None]:
-    """Of shared memory: its file closes when the last who has it lets go, not with the interpreter's process."""
+    """For shared memory: its file closes when the last user lets go of it, not with the interpreter's process."""
 
     @functools.wraps(original)
     def init(arena: Arena, *args: object, **kwargs: object) -> None:
@@ -221,7 +221,7 @@ def _closing(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ending(original: Callable[..., None]) -> Callable[..., None]:
-    """Of pools: one that is there when the world ends has nothing left to terminate when it is collected."""
+    """For pools: one that still exists at the world's end has nothing left to terminate when it is collected."""
 
     @functools.wraps(original)
     def init(pool: Pool, *args: object, **kwargs: object) -> None:
@@ -369,7 +369,7 @@ def _replacements(made: _Made) -> tuple[Replacement, ...]:
     return tuple(Replacement(owner, name, make) for owner, name, make in made if hasattr(owner, name))
 
 
-# With one of these a rank begins; most worlds never reach the others.
+# A rank's first use of `multiprocessing` is one of these; most worlds never need the others.
 _BEGINNINGS = _replacements(
     (
         (processes.BaseProcess, "__init__", _separating),
@@ -403,7 +403,7 @@ _FROM_THEN_ON = _replacements(
 
 
 class _Names:
-    """Names of locks that no other program on this machine has; ranks see none of them, and no generator is touched."""
+    """Names of locks that no other program on this machine has. Ranks never see them; no random generator is used."""
 
     def __iter__(self) -> _Names:
         return self
@@ -422,7 +422,7 @@ def install(patches: Patches) -> None:
 
 @functools.cache
 def _of_heap() -> tuple[Replacement, ...]:
-    # Separated before it takes memory: on the way it is too late, the memory would be that of another heap.
+    # Separate before it takes memory: later, the memory would be that of another heap.
     return _replacements(((sys.modules[_HEAP].BufferWrapper, "__init__", _separating),))
 
 

@@ -1,13 +1,13 @@
 """What a rank reads from a program that it started, line by line: `Popen(..., stdout=PIPE).stdout.readline()`.
 
-A program that answers by itself does so in real time, while virtual time stands still. One that waits for another rank,
-for its file or its connection, would wait for ever if the baton stayed here. So a reader that has waited for
-`_ALONE_S` real seconds lets the world go on, and comes back when nothing else can happen in it but that somebody's time
-runs out; what it waits for is then there soon, or some such times are let pass, or the run ends with an error.
+A program that needs nothing from the ranks answers in real time, while virtual time stands still. One that waits for
+another rank, for its file or its connection, would wait for ever if the reader kept the baton. So a reader that has
+waited for `_ALONE_S` real seconds lets the world go on, until nothing else can happen in it but timeouts. If the answer
+does not come soon then, it lets some of these timeouts pass; at last the run ends with an error.
 
-In doubt: a program that needs longer than that to answer, though nobody keeps it waiting, is heard at another moment of
-virtual time than one that is quick. And a rank that asks again and again whether there is something, at intervals, is
-given up as one that does nothing else, for its time passes faster than the program's.
+In doubt: the answer of a program that needs longer than `_ALONE_S`, though it waits for no rank, arrives at another
+moment of virtual time than that of a quick one. And a rank that polls for output at intervals is given up like one that
+only waits, for its time passes faster than the program's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll")
 
 
 class _Reading:
-    """What a task is parked on that reads what a program has not written."""
+    """What a task waits on that reads what a program has not written yet."""
 
     __slots__ = ("_name",)
     interruptible = True  # by signals
@@ -55,12 +55,12 @@ class _Reading:
         return f"read from the program {self._name!r}"
 
     def waits_for(self) -> Iterable[Task]:
-        """It may be anyone whom the program waits for."""
+        """No task in particular: the program may wait for any."""
         return ()
 
 
 class _Output(io.FileIO):
-    """The end of a pipe that a program writes to."""
+    """The reading end of a pipe to which a program writes."""
 
     _program = _where = ""
 
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
             simulation.park_until_quiet(_Reading(self._program))
             if self._answers(_ALONE_S):
                 break
-            # What somebody does when his time is over may be what the program waits for.
+            # The program may wait for what a task does after a timeout.
             simulation.park(_Reading(self._program), simulation.now_ns + lets_pass_ns)
             lets_pass_ns *= 2
         if task.doomed:
@@ -107,7 +107,7 @@ class _Output(io.FileIO):
         process.drain()
 
     def _answers(self, seconds: float) -> bool:
-        """True if there is something to read, within so many real seconds, or the program has closed its end."""
+        """True if within so many real seconds there is something to read, or the program has closed its end."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
         return bool(_really_poll(poll, seconds * 1000))
@@ -123,7 +123,7 @@ class _Output(io.FileIO):
 
 
 def let_others_run_while_reading(process: SimProcess, popen: AnyPopen) -> None:
-    """Give the program's pipes to readers that do so."""
+    """Replace the readers of the program's pipes by ones that let other tasks run."""
     program = process.programs.get(popen.pid)
     if _really_poll is None or program is None:
         return

@@ -1,16 +1,14 @@
 """Programs that a rank starts: real ones, with the rank's environment and streams, and a length in virtual time.
 
 `subprocess`, `os.system`, `os.popen`, `os.posix_spawn` and `os.spawnv` with its kin start what they always start, in
-real time and with the baton in hand: virtual time stands still meanwhile. When a program ends in virtual time is
-`_programs`' affair, and waiting for it by its pid that of `_waits`. What a child gets from its parent without being
-given is the rank's and not the host's: the environment, the signals that it ignores, and files for the streams, which
-end up in the rank's output.
+real time, while the rank keeps the baton: virtual time stands still meanwhile. `_programs` decides when a program ends
+in virtual time, `_waits` waits for it by its pid. A program inherits from the rank and not from the host: the
+environment, the signals that are ignored, and files for the streams, whose content joins the rank's output.
 
-In doubt: what a child prints comes into the rank's output when somebody waits for the child, or the rank writes or
-ends, so a rank that writes while a child of its own does so too sees their lines in an order that no seed decides.
-What a library of C starts by itself (`system` by ctypes) is not seen. What replaces this process or forks it is
-refused: `os.exec*`, `os.fork`, `pty.fork`, and with it `pty.spawn`. Processes of `multiprocessing` are simulated
-(`_multiprocessing`).
+In doubt: what a program prints joins the rank's output when the program is waited for, or the rank writes or ends. So
+if a rank and its program write at the same time, no seed decides the order of their lines. Programs that a C library
+starts (`system` by ctypes) are not seen. Functions that replace this process or fork it are refused: `os.exec*`,
+`os.fork`, `pty.fork`, and with it `pty.spawn`. Processes of `multiprocessing` are simulated (`_multiprocessing`).
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 
-# A Popen that is being made starts its program itself, with `os.posix_spawn` where it can (from Python 3.13 on
-# mostly). The rank that makes it has the baton until it has started.
+# True while a Popen is made, which may start its program with `os.posix_spawn` (mostly from Python 3.13 on). The rank
+# that makes it has the baton until the program has started.
 _popen_begins = False
 
 
 def install(patches: Patches) -> None:
-    """Have children of a rank be its own."""
+    """Let programs that a rank starts inherit from the rank."""
     patches.redirect(_REPLACEMENTS)
 
 
@@ -105,7 +103,7 @@ def _began(process: SimProcess, program: Running, args: Command, frame: FrameTyp
 
 
 def _program(process: SimProcess, popen: AnyPopen) -> Program | None:
-    """The program that runs, as far as its process knows."""
+    """The program of a Popen, until its process knows that it has ended."""
     found = process.programs.get(popen.pid) if popen.returncode is None else None
     return found if found is not None and found.popen is popen else None
 
@@ -207,7 +205,7 @@ def _posix_spawn(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
-    """What all of `os.spawnl` to `os.spawnvpe` come to: `func` is the function of `os` that would replace a fork."""
+    """For `os.spawnl` to `os.spawnvpe`, which all call it: `func` is the function of `os` that a fork would call."""
 
     @functools.wraps(original)
     def spawnvef(
@@ -226,7 +224,7 @@ def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
         begin = os.posix_spawnp if func.__name__.startswith("execvp") else os.posix_spawn
         try:
             pid = begin(file, args, os.environ if env is None else env)
-        except OSError:  # a fork would be there, and end so
+        except OSError:  # a forked child would end with this status
             if mode == os.P_WAIT:
                 return 127
             raise
@@ -235,7 +233,7 @@ def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
     return spawnvef
 
 
-# The parameters of Popen behind `args`, `bufsize` and `executable`, which it takes by place.
+# The positional parameters of Popen after `args`, `bufsize` and `executable`.
 _PLACES = ("stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env", "universal_newlines")
 _MADE: tuple[tuple[object, str, Make], ...] = (
     (subprocess.Popen, "__init__", _init),

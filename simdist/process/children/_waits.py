@@ -1,10 +1,10 @@
 """Waiting for what a rank started, by its pid: `os.waitpid` and its kin, for simulated children and for programs.
 
-A rank has no other children than these. Of those that torch starts for itself, compilers above all, it knows the pid or
-nothing, and that is asked of the operating system. All but `waitpid` is replaced when a rank starts the first of them.
+A rank has no other children than these. For those that torch starts for itself, mostly compilers, a wait by their pid
+asks the operating system. All functions but `waitpid` are replaced when a rank starts its first child.
 
-In doubt: what a program has used (`os.wait4`) is its virtual time, and nothing else; a program's end can't be polled
-for by a descriptor, for that would show the real one.
+In doubt: the only usage of a program that `os.wait4` reports is its virtual time; a program's end can't be polled for
+by a descriptor, for that would show the real end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def install(patches: Patches) -> None:
 
 
 def replace_kin(runtime: Runtime) -> None:
-    """From now on by every other function, too; called by a rank that starts something, any number of times."""
+    """Replace the other functions, from now on; called by a rank that starts something, any number of times."""
     if _KIN not in runtime.extras:
         runtime.extras[_KIN] = True
         runtime.patches.redirect(_OTHERS)
@@ -52,7 +52,7 @@ def _programs_of(process: SimProcess, pid: int) -> list[Program]:
 
 
 def _wait_for(process: SimProcess, pid: int, options: int, *, keep: bool = False) -> tuple[int, int] | None:
-    """`os.waitpid`; None if the rank has started nothing of the kind. With `keep` the next who waits finds it too."""
+    """`os.waitpid`; None if the rank has started nothing that fits. With `keep` a later wait finds the same again."""
     if pid < -1:
         raise UnsupportedError(
             f"rank {process.rank}: to wait for a group of processes is not simulated; os.waitpid(-1, ...) waits for "
@@ -169,7 +169,7 @@ def _pidfd_open(original: Callable[..., int]) -> Callable[..., int]:
         process = current_process()
         if process is None:
             return original(pid, flags)
-        # As on a system that does not have it: what asks has another way then.
+        # As on a system that does not have it: callers have another way then.
         raise OSError(
             errno.ENOSYS, f"rank {process.rank}: os.pidfd_open is not simulated; os.waitpid and subprocess are"
         )

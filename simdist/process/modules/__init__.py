@@ -1,1 +1,1 @@
-"""Whose modules are whose: imports, attributes and tables that each process has for itself, and what ranks leave."""
+"""Modules per process: imports, attributes and tables that each has for itself, and what ranks leave behind."""

@@ -1,28 +1,27 @@
 """Attributes of shared modules and classes, as each rank has set them.
 
-A mock, a patched function of a library, a default that stands in a class, a hook in `sys`: where ranks have modules of
-their own, what a rank's code sets on a module or a class that all share is the rank's own too. From then on the
-attribute is exchanged at each hand-over, and the host's stands again when the world has ended.
+Examples are a mock, a patched function of a library, a default in a class, a hook in `sys`. If ranks have modules of
+their own, an attribute that a rank's code sets on a shared module or class is the rank's own too. From then on the
+attribute is exchanged at each hand-over, and the host's is back when the world has ended.
 
-Python does not report that an attribute of a module or a class is set. While a world with isolation lives, the slot of
-`ModuleType`, of `type` and of their subclasses that sets attributes is therefore the one that classes of Python have,
-which looks for a `__setattr__`, and there is ours. What it does not know it does as before, by the function that stood
-in the slot.
+Python does not report that an attribute of a module or a class is set. So while a world with isolation lives, the slot
+for setting attributes of `ModuleType`, of `type` and of their subclasses is the one of Python classes, which looks for
+a `__setattr__` and finds ours. That notes the change, and sets the attribute by the function that was in the slot.
 
-Only what the user's code sets is kept apart, and what a rank's own libraries do, directly or by `unittest.mock` and
-pytest's monkeypatch. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
+Only what the user's code and a rank's own libraries set is kept apart, directly or by `unittest.mock` and pytest's
+monkeypatch. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
 
-A process that a rank has started has in the same way what it sets on a module or a class of a library, which it shares
-with its parent; and so it is, from the first such process on, in a world whose ranks share all modules.
+A process that a rank has started likewise has for itself what it sets on a module or a class of a library, which it
+shares with its parent. From the first such process on this also holds in a world whose ranks share all modules.
 
-Invariant: an attribute is in `_of_host` from the first time that a rank has set it, with what those have who have not;
-`_of_rank` has it for each process that has set it, except while that process has the baton: then the module or class
-has it.
+Invariant: an attribute is in `_of_host` from the first time that a rank has set it, with the value for all processes
+that have not. `_of_rank` has the value of each process that has set it, except while that process has the baton: then
+the module or class has it.
 
-In doubt: what is written past the attribute is not seen: `vars(module)[...]`, `global` in a shared module's function,
-the inside of a list. The layout is CPython's, and looked at before it is used: where it is another, nothing is kept
-apart here. Metaclasses that a rank defines meanwhile keep the slower slot. Nothing is noticed while an extension module
-is being loaded.
+In doubt: writes that do not set an attribute are not seen: `vars(module)[...]`, `global` in a shared module's function,
+the inside of a list. The layout is CPython's, and checked before it is used: if it is another, nothing is kept apart
+here. Metaclasses that a rank defines meanwhile keep the slower slot. Nothing is noticed while an extension module is
+being loaded.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ __all__ = ["AttributeViews"]
 _T = TypeVar("_T")
 _Holder = type | ModuleType
 _MISSING = object()
-_MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # set what others ask them to
-_METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which go on to ours
+_MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # they set what their callers ask for
+_METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which call ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
 name_own("sys", ("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules"))
 name_own("tempfile", ("tempdir",), FOLDER_SLOT)
@@ -68,14 +67,14 @@ name_own("warnings", ("filters", "showwarning"), FILTERS_SLOT)
 
 
 class _Template:
-    """A class of Python, for the slot that such have."""
+    """A Python class, for the slot that Python classes have."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
 
 
 class _Kind:
-    """Modules, or classes: what sets an attribute of them, past us."""
+    """Modules, or classes, and functions that set their attributes without being noticed."""
 
     def __init__(self, base: type, function: int) -> None:
         self.base = base
@@ -107,7 +106,7 @@ class _Kind:
 class AttributeViews:
     """What each process has set on which module or class that all share, or that a child shares with its parent.
 
-    Without `sharing` only what ranks' children set is kept apart; what every process sets, if it is `of_all`.
+    Without `sharing` it keeps apart only what ranks' children set, or what every process sets if `of_all`.
     """
 
     def __init__(self, runtime: Runtime, sharing: Sharing | None, *, of_all: bool = False) -> None:
@@ -123,12 +122,12 @@ class AttributeViews:
             (_Kind(ModuleType, generic_setter), _Kind(type, setter_of(type))) if can_exchange_setters() else ()
         )
         self._methods: list[tuple[dict[str, Any], dict[str, object]]] = []  # namespaces, and what stood in them
-        self._covered: dict[type, None] = {}  # types that are looked after
-        self._made: dict[_Kind, dict[str, Callable[..., None]]] = {}  # the methods that do
+        self._covered: dict[type, None] = {}  # types whose attributes are watched
+        self._made: dict[_Kind, dict[str, Callable[..., None]]] = {}  # the methods that watch them
         self._notices = False  # False as well while compiled code is loaded
 
     def install(self, patches: Patches) -> None:
-        """Notice what is set from now on, by the process that has the baton and all others."""
+        """From now on notice what is set, by the process that has the baton and by all others."""
         self._present = current_process()
         loader = importlib.machinery.ExtensionFileLoader
         for name in ("create_module", "exec_module"):
@@ -143,7 +142,7 @@ class AttributeViews:
         self._notices = True
 
     def _cover(self, kind: _Kind, made: dict[str, Callable[..., None]]) -> None:
-        """Look after all types of a kind that are not looked after yet."""
+        """Watch all types of a kind that are not watched yet."""
         ours = setter_of(_Template)
         fresh = []
         for each in kind.types():
@@ -153,21 +152,21 @@ class AttributeViews:
             function = setter_of(each)
             if function == kind.function:
                 fresh.append((each, function))
-            # One of C with a function of its own (pybind11's) goes on to what stands in the base's slot, and that
-            # would look into this very type.
+            # A C type with a function of its own (pybind11's) calls what is in the base's slot, and that would look
+            # for the method in this very type.
             if each is kind.base or function not in (kind.function, ours):
                 namespace = namespace_of(each)
                 self._methods.append((namespace, {name: namespace.get(name, _MISSING) for name in made}))
                 namespace.update(made)
                 note_change(each)
         note_change(kind.base)
-        self._exchanged += fresh  # before it is done: `restore` may come at any moment
+        self._exchanged += fresh  # noted first: `restore` may be called at any moment
         for each, _ in fresh:
             put_setter(each, ours)
 
     def without(self, load: Callable[..., _T]) -> Callable[..., _T]:
-        """A function that loads compiled code, done while nothing is noticed: a metaclass that is made there, and has
-        a function of its own, would call itself for ever."""
+        """Make a function that loads compiled code while nothing is noticed: a metaclass that is made there, with a
+        function of its own, would call itself for ever."""
 
         @functools.wraps(load)
         def loading(*args: object) -> _T:
@@ -211,7 +210,7 @@ class AttributeViews:
         self._forked.clear()
 
     def switch(self, entering: SimProcess | None) -> None:
-        """The baton goes to another process, or to the host."""
+        """Exchange attributes when the baton goes to another process, or to the host."""
         leaving = self._present
         held = {} if leaving is None else self._of_rank.get(leaving, {})
         coming = {} if entering is None else self._of_rank.get(entering, {})
@@ -223,12 +222,12 @@ class AttributeViews:
             else:
                 self._of_host[key] = kind, owner, name, now
             value = coming.get(key, of_host)
-            if value is not now:  # what a forked child has of its parent is mostly the same
+            if value is not now:  # a forked child's values are mostly its parent's
                 kind.put(owner, name, value)
         self._present = entering
 
     def inherit(self, child: SimProcess) -> None:
-        """The process with the baton starts a forked child, which goes on with what it has set."""
+        """Give a forked child of the process with the baton what that has set."""
         self._forked.add(child)
         held = {} if self._present is None else self._of_rank.get(self._present, {})
         if held:
@@ -284,8 +283,8 @@ class AttributeViews:
         return False
 
     def _is_shared(self, process: SimProcess, owner: _Holder) -> bool:
-        """True for what the process has in common with others, and would not have if they were real."""
-        # A module that loads itself at the first look at it has no name yet while it is made, and isn't to be asked.
+        """True for what the process shares with others here, but would not share if they were real."""
+        # A module that loads itself lazily has no name yet while it is made, and must not be asked for it.
         name = vars(owner).get("__name__") if isinstance(owner, ModuleType) else owner.__module__
         if not isinstance(name, str):
             return False

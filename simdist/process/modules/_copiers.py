@@ -1,17 +1,17 @@
-"""What a forked child has of its parent's objects: a copy of its own, made in the one memory that all processes share.
+"""Copies of a parent's objects for a forked child, made in the one memory that all processes share.
 
-A fork copies everything. Here what the child is handed is copied, and all that hangs on it: the process object, the
-arguments, the data set with its lists, caches and counters. So what a child writes there stays its own. The copy goes
-over pickle, but objects of the user's classes are copied attribute by attribute, without their `__getstate__`, which
-no fork would call.
+A fork copies everything. Here the objects that the child is handed are copied, with all that they refer to: the process
+object, the arguments, the data set with its lists, caches and counters. So what a child writes there stays its own. The
+copy goes over pickle, but objects of the user's classes are copied attribute by attribute, without their
+`__getstate__`, which no fork would call.
 
-Functions, classes and modules stay the parent's, and so do what they hold; of the user's the contents are exchanged
-instead (`_fork_copies`). Not copied, so that parent and child have one: what nobody can copy (open files, locks,
-generators), objects of Python's and torch's own classes that let go of something when they die, and what is shared
-memory under a real fork as well. Shared by purpose are the locks, events and values of `multiprocessing`; its queues
+Functions, classes and modules stay the parent's, and so does what they hold; the contents of the user's are exchanged
+instead (`_fork_copies`). Parent and child share what is not copied: objects that can't be copied (open files, locks,
+generators), objects of Python's and torch's own classes that release something when they die, and what is shared
+memory under a real fork as well. Shared on purpose are the locks, events and values of `multiprocessing`; its queues
 and connections are copies with ends of their own.
 
-A forked child ends without a look at its objects. So a copy that is alive then loses its finalizer (`lay_to_rest`).
+A forked child ends without finalizing its objects. So a copy that is alive then loses its finalizer (`lay_to_rest`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simdist.inside.python import FOREIGN_VALUES, finalized_already
 
 __all__ = ["COPIERS", "Copies", "lay_to_rest"]
 
-# Of types that layers above know how to copy: the copy of an object, or the object itself where it is to be shared.
+# For types that layers above can copy: a function that returns the copy of an object, or the object itself to share it.
 COPIERS: dict[type, Callable[[Never], object]] = {}
 
 _AS_THEY_ARE = (
@@ -45,20 +45,20 @@ _AS_THEY_ARE = (
     *FOREIGN_VALUES,
 )
 _HOLDERS = (type, types.FunctionType, types.ModuleType)
-# Where classes are at home whose objects run the program, or are what it runs in.
+# Packages of classes whose objects run the program, or in which it runs.
 _NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asyncio", "hypothesis"))
-# Whose finalizers let go of what belongs to the system, or to processes and threads.
+# Packages whose finalizers release what belongs to the system, or to processes and threads.
 _SYSTEMS = frozenset(("torch", *sys.stdlib_module_names)) - {"__main__"}
 _BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
-_taken: list[object] = []  # what the pickle being read refers to by its place
-_made: list[object] = []  # the copies that it has made of objects with a finalizer
+_taken: list[object] = []  # objects to which the pickle being read refers by number
+_made: list[object] = []  # the copies that this pickle has made of objects with a finalizer
 _T = TypeVar("_T")
 _Holder = type | types.FunctionType | types.ModuleType
 _End = connection.Connection
 _Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and what stands in slots
 _EMPTY = object()
 _HEAP_TYPE = 1 << 9  # made by a class statement
-_COLLECTED = 1 << 14  # it is known of its objects whether they are finalized
+_COLLECTED = 1 << 14  # Python notes of its objects whether they are finalized
 
 
 class _Copying(pickle.Pickler):
@@ -73,7 +73,7 @@ class _Copying(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if thing is _nth:
             return NotImplemented
-        kind = type(thing)  # a fork asks no object for anything, and some objects warn of it or compute something then
+        kind = type(thing)  # not `__class__`: a fork asks no object, and some warn or compute when asked
         if issubclass(kind, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
             if issubclass(kind, _HOLDERS):
                 self._found(thing)
@@ -113,10 +113,10 @@ class _Copying(pickle.Pickler):
 
 
 class Copies:
-    """Copies of several things for one forked child: what hangs on two of them is copied once.
+    """Copies of several things for one forked child: an object to which two of them refer is copied once.
 
-    `end_for_child` gives the child's own `Connection` for its parent's; `found` is called for each function, class and
-    module that a copy refers to. What can't be copied as a whole is given back as it is.
+    `end_for_child` returns the child's own `Connection` for its parent's; `found` is called for each function, class
+    and module that a copy refers to. A thing that can't be copied as a whole is returned as it is.
 
     `finalizable` are the copies that have a finalizer.
     """
@@ -142,7 +142,7 @@ class Copies:
         except Exception:
             lay_to_rest(_made)
             self._pickler.clear_memo()
-            # What has been read up to here is known by numbers that the next one gives anew.
+            # The unpickler has numbered what it has read so far, and the pickler begins to count anew.
             self._unpickler = pickle.Unpickler(self._file)
             return thing
         finally:
@@ -162,7 +162,7 @@ def _nth(place: int) -> object:
 
 
 def _is_plain(kind: type) -> bool:
-    """True for a class of Python with nothing of its own to say on how it is pickled, and no state in C."""
+    """True for a Python class without pickling methods of its own, and without state in C."""
     for name in ("__reduce_ex__", "__reduce__"):
         if getattr(kind, name) is not getattr(object, name):
             return False

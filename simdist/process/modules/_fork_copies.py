@@ -1,19 +1,19 @@
-"""What a forked child has for itself of the program's modules, classes and functions.
+"""Contents of the program's modules, classes and functions that a forked child has for itself.
 
-A fork copies all memory. Here parent and child run the same functions, and these read the same dictionaries: of their
-modules, of classes, of what they close over. So what stands in these is exchanged when the baton goes to the child and
-back: first what the child had from its parent, copied (`_copiers`), later what it has made of that. A child's writes
-are its own, and its parent's later ones are not seen by it.
+A fork copies all memory. Here parent and child run the same functions, and these read the same dictionaries and cells:
+of their modules, of classes, of closures. So their contents are exchanged when the baton goes to the child and back:
+first copies of the parent's (`_copiers`), later what the child has made of them. A child's writes are its own, and it
+does not see its parent's later ones.
 
-Copied is what the child can reach of the user's code: from what it is handed, from the code that starts it, and from
-there through modules, functions, closures, default arguments and classes.
+Only what the child can reach of the user's code is copied: from what it is handed, from the code that starts it, and
+from there through modules, functions, closures, default arguments and classes.
 
-Invariant: `_present` is the child whose contents are in place, or None while they are everybody else's; those of all
-other children are in their `_Copy`.
+Invariant: `_present` is the child whose contents are in place, or None while the contents are those for all others; the
+contents of all other children are in their `_Copy`.
 
-In doubt: installed libraries, and the user's modules that only a name in `sys.modules` leads to, stay shared between
-parent and child. What is set as an attribute of them is the child's own all the same (`_attributes`), and so is what is
-written into a library's tables (`_library_tables`); what is written into other objects of theirs is seen by both.
+In doubt: installed libraries, and modules of the user that can be reached only by a name in `sys.modules`, stay shared
+between parent and child. Attributes that the child sets on them are its own all the same (`_attributes`), and so are
+writes into a library's tables (`_library_tables`); both see writes into other objects of theirs.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Copy:
     """The contents of all places that one child has for itself."""
 
     def __init__(self) -> None:
-        # Each with what the child has there, while another process has the baton.
+        # Each place with the child's contents, while another process has the baton.
         self.spaces: list[tuple[_Dict, type | None, _Dict]] = []  # of modules and functions; of classes, with the class
         self.cells: list[tuple[CellType, object]] = []
         self.functions: list[tuple[FunctionType, _Defaults]] = []  # their default arguments
         self.handed: object = None
         self.finalizable: list[weakref.ref[object]] = []
-        self._others: _Contents = ([], [], [])  # what is exchanged for it, while this one has it
+        self._others: _Contents = ([], [], [])  # the others' contents, while this child has the baton
 
     def enter(self) -> None:
         """Put the child's contents in place."""
@@ -72,7 +72,7 @@ class _Copy:
         self.functions = [(each, mine) for (each, _), mine in zip(self.functions, functions, strict=True)]
 
     def lay_to_rest(self) -> None:
-        """The child has ended: what it still has is not finalized."""
+        """At the child's end: take the finalizers from the copies that it still has."""
         lay_to_rest(thing for each in self.finalizable if (thing := each()) is not None)
         self.finalizable.clear()
 
@@ -96,35 +96,35 @@ class _Copy:
 
 
 class _Fork:
-    """One fork, while it is made: copies of what the child is handed, and of all that it reaches in the user's code."""
+    """A fork in the making: copies of what the child is handed, and of all that it can reach in the user's code."""
 
     def __init__(self, copies: Callable[[Callable[[_Holder], None]], Copies]) -> None:
         self.copy = _Copy()
         self._copies = copies(self.found)
         self._judged: dict[int, object] = {}  # holders, each looked at once
-        self._waiting: list[_Holder] = []  # those of the user's
+        self._waiting: list[_Holder] = []  # the user's among them, to be copied
         self._known: dict[int, object] = {}  # places that are copied
 
     def of(self, thing: _T) -> _T:
-        """What the child is handed, and keeps to its end."""
+        """A copy of what the child is handed, which it keeps to its end."""
         mine = self._copies.of(thing)
         self.copy.handed = mine
         return mine
 
     def found(self, holder: _Holder) -> None:
-        """The child reaches a module, a class or a function."""
+        """Note a module, a class or a function that the child can reach."""
         if id(holder) not in self._judged:
             self._judged[id(holder)] = holder
             if is_users(holder):
                 self._waiting.append(holder)
 
     def end(self) -> None:
-        """Let go of all that was copied: a pipe that the parent drops is closed now, not when garbage is collected."""
+        """Let go of the originals: a pipe that the parent drops is closed at once, not by a garbage collection."""
         self.copy.finalizable = self._copies.finalizable
         del self._copies
 
     def take(self, earlier: _Copy | None) -> None:
-        """Copy all that has been found, and what that leads to; what a parent that was forked itself has too."""
+        """Copy all that has been found and what it leads to, and what `earlier`, a forked parent's copy, has."""
         if earlier is not None:
             for space, owner, _ in earlier.spaces:
                 self._take_space(space, owner)
@@ -187,7 +187,7 @@ class _Fork:
 
 
 class ForkCopies:
-    """Of all forked children of one world."""
+    """The copies of all forked children of one world."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Copy] = {}
@@ -198,7 +198,7 @@ class ForkCopies:
     def fork(
         self, child: SimProcess, thing: _T, popen: object, end_for_child: Callable[[Connection], Connection]
     ) -> _T:
-        """A copy of what the child is handed; what it shares with its code is copied with it."""
+        """A copy of what the child is handed, made together with the contents of its code: they may share objects."""
         fork = _Fork(lambda found: Copies(popen, end_for_child, found))
         mine = fork.of(thing)
         for module in _running_modules(sys._getframe(1)):
@@ -224,7 +224,7 @@ class ForkCopies:
 
 
 def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
-    # To write to a class costs more than to look.
+    # Writing to a class costs more than comparing.
     same = owner is not None and len(space) == len(content)
     if same and all(space.get(name, _EMPTY) is value for name, value in content.items()):
         return

@@ -1,4 +1,4 @@
-"""What a rank with modules of its own returns or raises, in terms of the host's classes."""
+"""Turns what a rank with modules of its own returns or raises into objects of the host's classes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _T = TypeVar("_T")
 
 
 class HandedBack:
-    """Turns instances of a rank's classes into instances of the host's, in place where that can be done.
+    """Turns instances of a rank's classes into instances of the host's, in place if possible.
 
     Looks into lists, tuples, dictionaries, sets, the attributes of these instances, and the chain of an exception.
-    `of_host` gives the host's thing of the same name as a rank's class or function, or that itself.
+    `of_host` returns the host's class or function of the same name as a rank's, or the rank's if there is none.
     """
 
     def __init__(self, of_host: Callable[[Any], Any]) -> None:
         self._of_host = of_host
-        # By id of what was given: it, which keeps it alive, and what it became.
+        # By id of a thing: the thing itself, to keep it alive, and what it became.
         self._seen: dict[int, tuple[object, Any]] = {}
 
     def __call__(self, thing: _T) -> _T:

@@ -1,11 +1,11 @@
-"""What the host hands to a rank with modules of its own, in terms of the rank's classes and functions.
+"""Turns what the host hands to a rank with modules of its own into objects of the rank's classes and functions.
 
 A real process gets copies over pickle. Here an object of one of the user's classes is made anew on each rank, as pickle
-would make it, and what holds such objects, classes or functions with it. All else stays the host's object, which all
-ranks share: lists in which they collect what they found, tensors, locks, queues.
+would make it, and so are containers that hold these objects, classes or functions. All else stays the host's, which
+all ranks share: lists in which they collect results, tensors, locks, queues.
 
-In doubt: what an object of a shared class has in its attributes (a layer of torch that holds one of the user's) is not
-looked into; nor is one that pickle could not make.
+In doubt: attributes of an object of a shared class (a layer of torch that holds one of the user's) are not looked into;
+nor is an object that pickle could not make.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 class HandedOver:
     """Makes the rank's objects of the host's.
 
-    `own` gives the rank's thing of the same name as a class, a function or a module, or that itself; `isolates` says
-    whether the rank has a module of this name for itself.
+    `own` returns the rank's class, function or module of the same name as the host's, or the host's if there is none;
+    `isolates` says whether the rank has a module of this name for itself.
     """
 
     def __init__(self, own: Callable[[object], object], isolates: Callable[[str], bool]) -> None:
         self._own = own
         self._isolates = isolates
-        self._made: dict[int, tuple[object, Any]] = {}  # by id of what was given: it, which keeps it alive, and its own
+        self._made: dict[int, tuple[object, Any]] = {}  # by id of a thing: it, to keep it alive, and the rank's own
 
     def __call__(self, thing: _T) -> _T:
         """The same in the rank's terms."""
@@ -50,7 +50,7 @@ class HandedOver:
             keywords = {name: self(each) for name, each in thing.keywords.items()}
             return functools.partial(self(thing.func), *map(self, thing.args), **keywords)
         if kind in (list, tuple, set, frozenset):
-            self._made[id(thing)] = thing, thing  # of what holds itself
+            self._made[id(thing)] = thing, thing  # for a container that holds itself
             parts = [self(each) for each in thing]
             return thing if all(a is b for a, b in zip(thing, parts, strict=True)) else kind(parts)
         if kind is dict:
@@ -68,7 +68,7 @@ class HandedOver:
         memo: dict[int, object] = {}
 
         def own(part: _T, memo: dict[int, object]) -> _T:
-            if id(thing) in memo:  # there since its state is read
+            if id(thing) in memo:  # the new object exists, and its state is being read
                 self._made[id(thing)] = thing, memo[id(thing)]
             return self(part)
 

@@ -1,18 +1,18 @@
 """Each rank imports the user's modules for itself, as a spawned process does.
 
-`sys.modules` stays the same dictionary, for the interpreter holds it itself; what is isolated in it (`_sharing`) is
+`sys.modules` stays the same dictionary, for the interpreter itself refers to it. Its isolated modules (`_sharing`) are
 exchanged when the baton goes to another process. So import statements, `importlib`, pickle, `inspect`, `typing` and
-dataclasses need no hook: all read that dictionary. Beside it:
+dataclasses need no hook: all read that dictionary. In addition:
 
-- A finder in front of `sys.meta_path` gives each rank a spec of its own for what the host, or the first rank, found.
-  The real loader runs, and is what the module keeps.
+- A finder in front of `sys.meta_path` gives each rank a spec of its own for a module that the host, or the first rank,
+  found. The real loader runs, and the module keeps it.
 - Each rank has code objects of its own: dynamo keeps its caches on them.
 - The import system's locks are per rank: a rank may park inside an import (a barrier at the top of a module).
-- A module's `__builtins__`, and what `import builtins` gives, are the rank's own copy.
+- A module's `__builtins__`, and what `import builtins` returns, are the rank's own copy.
 - Loggers keep one tree; what a rank changes on a logger is its own (`_logging`).
 
 Invariant: `sys.modules` holds the isolated modules of the process with the baton, or the host's while none has it.
-Everyone else's are in their `_View`.
+All others' are in their `_View`.
 
 In doubt: a view is read back when a module was imported through the finder, or when the number of modules changed;
 `sys.modules[name] = other` under a name that is there already is missed until then. Modules that register something in
@@ -57,14 +57,14 @@ __all__ = ["Isolation", "handed_over", "own", "run_program"]
 _bootstrap: ModuleType = bootstrap  # these have what the stubs leave out
 _runpy: ModuleType = runpy
 _T = TypeVar("_T")
-_LOAD = "__simdist_load__"  # in a `_Program` that has not been imported: the function that does it
+_LOAD = "__simdist_load__"  # in a `_Program` that has not been imported: the function that imports it
 _PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
 
 
 class _Program(ModuleType):
     """`__main__` of a process that was not started with a program of its own: the program that the host runs.
 
-    It is imported when something first asks for what it holds, or a child begins.
+    It is imported when one of its names is first read, or a child begins.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +92,7 @@ class _View:
 
 
 class _Finder:
-    """Finds for a rank what others find for everybody."""
+    """Finds for one rank the modules that other finders find for all."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -104,7 +104,7 @@ class _Finder:
 
 
 class _Loader:
-    """Stands before a module's real loader while the module is made."""
+    """Stands in for a module's real loader while the module is made."""
 
     def __init__(self, isolation: Isolation, real: Loader) -> None:
         self._isolation = isolation
@@ -143,11 +143,11 @@ class Isolation:
         self._codes: dict[str, bytes] = {}  # likewise, marshalled
         # File and spec of the program, for `__mp_main__` of processes that spawn; None: that of the host's `__main__`.
         self._program: tuple[str, ModuleSpec | None] | None = None
-        self._imported = False  # something, since the present view was read
-        self._count = 0  # of entries in `sys.modules` then
+        self._imported = False  # True if something was imported since the present view was read
+        self._count = 0  # of entries in `sys.modules` when it was read
         self._known: frozenset[str] = frozenset()  # their names when the world began
         self._shared: set[str] = set()  # names that were found to be shared
-        self._finders: list[MetaPathFinderProtocol] = []  # of `sys.meta_path`, that all processes have
+        self._finders: list[MetaPathFinderProtocol] = []  # those of `sys.meta_path` that all processes have
         self._original_lock: Callable[[str], object] = _bootstrap._get_module_lock
 
     def begin(self) -> None:
@@ -171,7 +171,7 @@ class Isolation:
         """Put back what the host had, after a `begin` that failed too.
 
         Raises:
-            BaseException: what the first step raised that failed; all others are taken.
+            BaseException: the first error of a step; all others are taken.
         """
         self._runtime.isolation = None
         call_all(
@@ -216,7 +216,7 @@ class Isolation:
         self._logging.switch(entering)
 
     def _share_finders(self) -> None:
-        """A library that all ranks share puts its finder among one's own as it is imported, and that once only."""
+        """Give all processes the finder that a shared library put among one rank's: it does so once, when imported."""
         own = getattr(sys, "meta_path", [])
         for place, finder in enumerate(own):
             if finder not in self._finders and belongs_to_library(finder, self._sharing.isolates):
@@ -227,7 +227,7 @@ class Isolation:
                         known.insert(place, finder)
 
     def inherit(self, parent: SimProcess, child: SimProcess) -> None:
-        """A forked child of the process with the baton has its modules; what they hold is its own (`_fork_copies`)."""
+        """Give a forked child the modules of the process with the baton; it owns their contents (`_fork_copies`)."""
         mine = self._present.builtins
         view = self._views[child] = _View(mine, [list(getattr(sys, name, [])) for name in _PATHS])
         view.modules = {**self._isolated(), "builtins": mine}
@@ -250,7 +250,7 @@ class Isolation:
         return found
 
     def _was_put_there(self, name: str, module: object) -> bool:
-        """True for what a rank made itself instead of importing it: a module that stands in for a library.
+        """True for a module that a rank made itself instead of importing it, as a stand-in for a library.
 
         Extension modules put modules there, too, once for all ranks.
         """
@@ -294,7 +294,7 @@ class Isolation:
         assert spec is not None
         spec.loader = module.__loader__ = real
         if isinstance(real, importlib.machinery.ExtensionFileLoader):
-            if name not in self.compiled:  # a second time Python refuses, or it would share its state anyway
+            if name not in self.compiled:  # Python refuses a second time, or both would share their state
                 self.compiled[name] = module
                 real.exec_module(module)
             return
@@ -336,11 +336,11 @@ class Isolation:
             return thing if isinstance(thing, type) else self._over(module, thing)
 
     def handed_over(self, thing: _T) -> _T:
-        """What the host hands to the rank, with the rank's own classes and functions in it."""
+        """A thing of the host, with the rank's own classes and functions in it."""
         return HandedOver(self.own, self._sharing.isolates)(thing)
 
     def _over(self, module: ModuleType, function: FunctionType) -> FunctionType:
-        """A closure or a lambda: the same code and cells over the globals of the rank's module."""
+        """Make the rank's version of a closure or a lambda: the same code and cells over its module's globals."""
         cells = tuple(self._own_cell(cell) for cell in function.__closure__ or ())
         made = FunctionType(function.__code__.replace(), vars(module), function.__name__, function.__defaults__, cells)
         made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
@@ -356,7 +356,7 @@ class Isolation:
         return cell if mine is held else CellType(mine)
 
     def import_main(self) -> None:
-        """In a spawned process: import the program, under the name that guards keep from running."""
+        """In a spawned process: import the program, as `__mp_main__`, so that its guarded main part does not run."""
         load = vars(sys.modules["__main__"]).get(_LOAD)
         if load is not None:
             load(sys.modules["__main__"])
@@ -388,7 +388,7 @@ class Isolation:
         try:
             self.execute(main, importlib.machinery.SourceFileLoader("__mp_main__", names["__file__"]))
         except BaseException:
-            names[_LOAD] = load  # the next caller gets it, too
+            names[_LOAD] = load  # the next caller gets the error, too
             raise
         main.__class__ = ModuleType
 
@@ -415,7 +415,7 @@ class Isolation:
         exec(code, names)
 
     def handed_back(self, thing: _T) -> _T:
-        """What a rank returned or raised, in terms of the host's classes where the host has the same ones."""
+        """What a rank returned or raised, as objects of the host's classes if the host has the same ones."""
         return HandedBack(self._of_host)(thing)
 
     def _of_host(self, thing: Any) -> Any:
@@ -429,13 +429,13 @@ class Isolation:
 
 
 def own(thing: _T) -> _T:
-    """On a rank: its own version of what the host hands it. All else, and all of it without isolation, stays."""
+    """On a rank: its own version of a class, function or module of the host. All else, or without isolation, stays."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.own(thing)
 
 
 def handed_over(thing: _T) -> _T:
-    """On a rank: what the host hands it as a real process would get it, with its own classes in it; see `own`."""
+    """On a rank: a thing of the host as a real process would get it, with the rank's own classes in it; see `own`."""
     runtime = current_runtime()
     return thing if runtime is None or runtime.isolation is None else runtime.isolation.handed_over(thing)
 
@@ -444,7 +444,7 @@ def run_program(script: str, *, module: bool = False) -> None:
     """Run a script on a rank as its `__main__`, or a module as `python -m` does; the world isolates modules.
 
     Raises:
-        BaseException: whatever the program raises.
+        BaseException: the error that the program raises.
     """
     runtime = current_runtime()
     assert runtime is not None

@@ -1,7 +1,7 @@
 """What ranks leave in state that all of a process share and nothing keeps apart, reported at the world's end.
 
-Lists of the interpreter are compared with what they held when the world began, and get that back. What can't be taken
-back, for Python has no function for it, is reported when a rank does it. Either stands in `RunResult.shared_state`.
+Lists of the interpreter are compared with what they held when the world began, and get that back. A change for whose
+undoing Python has no function is reported when a rank makes it. Both are in `RunResult.shared_state`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _stays(name: str, each: object) -> bool:
 
 
 def belongs_to_library(finder: object, isolates: Callable[[str], bool] | None = None) -> bool:
-    """True for what an installed module that stays imported has put into such a table: it does so only once."""
+    """True for a finder that an installed module, which stays imported, has put there: it does so only once."""
     kind = finder if isinstance(finder, type) else type(finder)
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
@@ -73,7 +73,7 @@ def belongs_to_library(finder: object, isolates: Callable[[str], bool] | None = 
 
 
 def _freezing(original: Callable[[], None]) -> Callable[[], None]:
-    """Of `gc.freeze`, which is for all objects of the process, the host's too."""
+    """For `gc.freeze`, which freezes all objects of the process, the host's too."""
 
     @functools.wraps(original)
     def freeze() -> None:
@@ -88,7 +88,7 @@ def _freezing(original: Callable[[], None]) -> Callable[[], None]:
 
 
 def _registering(original: Callable[[abc.ABCMeta, _K], _K]) -> Callable[[abc.ABCMeta, _K], _K]:
-    """Of abstract classes: that a class which all share counts as one of them. The user's own are the user's affair."""
+    """For abstract classes: report that a shared class is registered with a shared one; not for the user's own."""
 
     @functools.wraps(original)
     def register(cls: abc.ABCMeta, subclass: _K) -> _K:
@@ -113,5 +113,5 @@ _REPLACEMENTS = (
 
 
 def install(patches: Patches) -> None:
-    """Notice what can't be taken back."""
+    """Report changes that can't be taken back."""
     patches.redirect(_REPLACEMENTS)

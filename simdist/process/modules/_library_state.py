@@ -1,12 +1,12 @@
-"""What installed libraries keep for one rank in their modules, where ranks share these modules: a slot each.
+"""State of one rank that installed libraries keep in modules which all ranks share: a slot for each library.
 
-Accelerate has what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
+Accelerate keeps what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
 function, Hydra and OmegaConf what is initialized and registered in tables of a class, TensorBoard a count of its files.
-With modules per rank each rank has these anyway; `simdist.run` shares modules, and there a function that uses such a
-library finds its own as well. A rank begins with what an import gives a new process, and with what the program
-registered when it was imported.
+With modules per rank each rank has these for itself anyway. `simdist.run` shares modules, and there the slots give each
+rank its own. A rank begins with what an import gives a new process, and with what the program registered when it was
+imported.
 
-In doubt: libraries that are not here share what they keep, and want `isolate=True`.
+In doubt: ranks share the state of libraries that are not listed here; these need `isolate=True`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Table = dict[object, object]
 
 APART = frozenset(("accelerate", "hydra", "lightning", "lightning_fabric", "omegaconf", "pytorch_lightning"))
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning looks for its rank
-_OF_ONE_RUN = frozenset(("GlobalHydra", "HydraConfig"))  # of Hydra's singletons; the others hold what is registered
+_OF_ONE_RUN = frozenset(("GlobalHydra", "HydraConfig"))  # among Hydra's singletons; the others hold what is registered
 
 
 def _separate(slot: Slot[_S]) -> None:
@@ -68,7 +68,7 @@ def _of_omegaconf(patches: Patches) -> None:
 def _separate_tables(name: str, places: list[tuple[type, str]], begin: Callable[[_Table], _Table]) -> None:
     """Give each process dictionaries of its own in these attributes of classes."""
     if not all(type(vars(owner).get(attribute)) is dict for owner, attribute in places):
-        return  # another version of the library, or one for another kind of device
+        return  # another version of the library, or another kind of device
 
     def save() -> list[_Table]:
         return [vars(owner)[attribute] for owner, attribute in places]
@@ -87,7 +87,7 @@ def _of_lightning(name: str) -> Callable[[Patches], None]:
     def adapt(patches: Patches) -> None:
         function: Any = vars(sys.modules[name])["rank_zero_only"]
         if current_process() is not None:
-            function.rank = 0  # the module has just been imported by a rank, and the host is none
+            function.rank = 0  # a rank has just imported the module, and the host has no rank
 
         def load(rank: int) -> None:
             function.rank = rank
@@ -103,7 +103,7 @@ def _of_lightning(name: str) -> Callable[[Patches], None]:
 
 def _of_tensorboard(patches: Patches) -> None:
     module: Any = sys.modules["tensorboard.summary.writer.event_file_writer"]
-    counter = getattr(module, "_global_uid", None)  # of files, which it is part of the names of
+    counter = getattr(module, "_global_uid", None)  # of files, whose names contain it
     if counter is None:
         return
 

@@ -1,24 +1,24 @@
-"""What a child has for itself of the dictionaries, lists and sets that installed libraries hold in their modules.
+"""Contents that a child has for itself of the dictionaries, lists and sets in the modules of installed libraries.
 
-A registry, a cache, a counter in a dictionary: a real child has copies of them. Here parent and child call the same
-functions of a library, and these know their tables by identity, so what stands *in* a table is exchanged when the baton
-goes to the child and back. A forked child begins with what its parent had then; so does a spawned one, which in reality
-begins with what an import makes.
+A real child has copies of a library's registries, caches and counters. Here parent and child call the same functions of
+a library, and these know their tables by identity. So the contents of a table are exchanged when the baton goes to the
+child and back. A forked child begins with what its parent had then; so does a spawned one, which in reality begins with
+what an import makes.
 
-Looked after are the libraries that the user's code names, in variables of its modules and in the code of its functions:
-all tables of their modules and classes, with the tables inside. A module is searched for such names once, and again
-when it has another number of variables. Left alone are the standard library, torch, what has
-compiled code, whose state nobody can exchange, and libraries of which `_library_state` knows more. A table of the
-standard library is left alone too where a library has a name for it (`from sys import modules`).
+Covered are the libraries that the user's code names, in variables of its modules and in the code of its functions: all
+tables of their modules and classes, with the tables inside. A module is searched for such names once, and again when
+its number of variables has changed. Not covered are the standard library, torch, libraries with compiled code, whose
+state can't be exchanged, and those that `_library_state` handles. A table of the standard library is not covered either
+if a library has a name for it (`from sys import modules`).
 
-Most tables nobody writes. They are compared at a hand-over, all in one go, and a table is exchanged from the first time
-on that it holds something else for a child than for the others. A world without children has none of this.
+Most tables are never written to. At a hand-over they are compared, all in one go, and a table is exchanged from the
+first time on that a child's contents differ from the others'. A world without children has none of this.
 
-Invariant: `_present` is the child whose contents are in place, or None while they are everybody else's.
+Invariant: `_present` is the child whose contents are in place, or None while the contents are those for all others.
 
-In doubt: of tables with 32 entries and more, and of all where small ones have some two thousand together, only the size
-is compared, so an entry that replaces another there is seen by all. What stands in a table is one object for all, and
-so is what a library keeps elsewhere, in its objects above all. A variable of the program that is such a table (`from
+In doubt: of tables with 32 entries and more, and of all tables if the small ones have some two thousand together, only
+the size is compared, so all see an entry that replaces another there. The objects in a table are the same for all, and
+so is what a library keeps elsewhere, mostly in its objects. A variable of the program that is such a table (`from
 library import TABLE`) is a copy in a forked child, which the library's functions do not know.
 """
 
@@ -46,8 +46,8 @@ __all__ = ["LibraryTables"]
 _Libraries = dict[str, list[tuple[str, ModuleType]]]  # modules with their names, by the name of the library
 _MAPPINGS = frozenset((dict, OrderedDict, defaultdict, Counter))
 _KINDS = _MAPPINGS | {list, deque, set}
-_LARGE, _MANY = 32, 2_000  # entries of one table, and of all, from which on only the number is compared
-_LEFT_ALONE = NEVER_ISOLATED | APART | {"mpmath", "sympy"}  # these two are torch's
+_LARGE, _MANY = 32, 2_000  # entries of one table, and of all, from which on only sizes are compared
+_LEFT_ALONE = NEVER_ISOLATED | APART | {"mpmath", "sympy"}  # torch uses these two
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
@@ -63,15 +63,15 @@ class _Own:
     """The tables of one child."""
 
     def __init__(self, places: list[_Table]) -> None:
-        # Tables that hold the same for all, as far as anybody knows, and what that is.
+        # Tables that, as far as is known, hold the same for all, with a copy of their contents.
         self._alike = [(place, place.copy()) for place in places]
-        # The others, each with what it holds for the child while that has not the baton, and for all others while it
-        # has.
+        # The others, each with the contents that are not in place: the child's while it does not have the baton, those
+        # for all others while it has.
         self._exchanged: list[tuple[_Table, _Table]] = []
         self._remember()
 
     def exchange(self) -> None:
-        """Put the child's contents in place; or, where they are, put back what was there."""
+        """Put the child's contents in place or, if they are there, put back the others'."""
         if not self._looks_alike():
             self._exchanged += [each for each in self._alike if not _same(*each)]
             self._alike = [each for each in self._alike if _same(*each)]
@@ -90,14 +90,14 @@ class _Own:
         self._entries = list(chain.from_iterable(self._parts))
 
     def _looks_alike(self) -> bool:
-        # Sizes first: an entry may have gone from one table to another.
+        # Sizes first: an entry may have moved from one table to another.
         return self._sizes == list(map(len, self._places)) and all(
             map(is_, self._entries, chain.from_iterable(self._parts))
         )
 
 
 class LibraryTables:
-    """Of all children of one world."""
+    """The tables of all children of one world."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Own] = {}
@@ -107,7 +107,7 @@ class LibraryTables:
         runtime.patches.on_undo(lambda: self._switch(None, None))
 
     def begin(self, child: SimProcess) -> None:
-        """The process with the baton starts a child."""
+        """Give a child of the process with the baton tables of its own."""
         assert child.parent is not None
         key = child.parent.oldest, len(sys.modules)  # each rank may have libraries of its own
         if key not in self._libraries:
@@ -132,7 +132,7 @@ class LibraryTables:
 
 
 def _parts(places: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """What shows the entries of the tables, whatever they are then."""
+    """Iterables and views of the tables, which show their entries at the time of iteration."""
     for place in places:
         yield place
         if type(place) in _MAPPINGS:
@@ -140,7 +140,7 @@ def _parts(places: Iterable[Any]) -> Iterator[Iterable[Any]]:
 
 
 def _same(place: _Table, content: _Table) -> bool:
-    """True where the very objects stand in both, in the same order."""
+    """True if both hold the very same objects, in the same order."""
     return len(place) == len(content) and all(
         map(is_, chain.from_iterable(_parts((place,))), chain.from_iterable(_parts((content,))))
     )
@@ -180,7 +180,7 @@ def _is_no_library_of_python(module: tuple[str, ModuleType]) -> bool:
 
 
 def _names_in(value: object) -> Collection[str]:
-    # Of its class: an object that is asked for an attribute may warn of it, as `torch.distributed.reduce_op` does.
+    # By its class: an object may warn when it is asked for an attribute, as `torch.distributed.reduce_op` does.
     kind = type(value)
     if issubclass(kind, FunctionType) and is_users(value):
         return set(_names_in_code(value.__code__))  # type: ignore[attr-defined]
@@ -219,7 +219,7 @@ def _tables_of_python() -> dict[int, Any]:
 def _tables_of(libraries: _Libraries, apart: dict[int, Any]) -> list[_Table]:
     """All tables in variables of these modules, in attributes of the classes they define, and inside such tables.
 
-    Those that are `apart` are not among them, nor what only they hold.
+    Tables in `apart` are not among them, nor are tables that only these hold.
     """
     found = dict(apart)
     for name, module in chain.from_iterable(libraries.values()):

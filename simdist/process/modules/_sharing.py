@@ -1,13 +1,13 @@
 """Which modules each rank imports for itself, and which all ranks share.
 
-Shared, in this order: what the user shares; Python's own library, torch, simdist and the test runner; and everything
-that is installed, but for libraries that keep the state of a rank in their modules (`PER_RANK`) and those that require
-one of them: they bind its names once, when they are imported. Imported by each rank: what the user isolates, those
-libraries, and all modules of the user's own, which is what lies outside the folders for installed packages.
+Ranks share, in this order: what the user shares; Python's own library, torch, simdist and the test runner; and
+everything that is installed, except libraries that keep the state of a rank in their modules (`PER_RANK`) and those
+that require one of them: they bind its names once, when they are imported. Each rank imports for itself what the user
+isolates, those libraries, and all modules of the user, which are those outside the folders for installed packages.
 
 A decision holds for a whole top-level name: an imported submodule becomes an attribute of its parent, so the two have
-to be of one kind. Shared stays as well what no rank could import again: modules that were made and not loaded, and
-those that are compiled, for Python refuses to run most of them twice.
+to be of one kind. Modules that no rank could import again stay shared as well: those that were made and not loaded, and
+compiled ones, for Python refuses to run most of them twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NEVER_ISOLATED", "PER_RANK", "Sharing"]
 
-# Distributions that keep what belongs to one rank in module globals, class attributes or caches.
+# Distributions that keep state of one rank in module globals, class attributes or caches.
 PER_RANK = (
     "accelerate",
     "deepspeed",
@@ -68,7 +68,7 @@ class Sharing:
     """The decision for every module, by its top-level name."""
 
     def __init__(self, isolate: Iterable[str] = (), share: Iterable[str] = ()) -> None:
-        # The program has two names on a rank, and none yet when it is imported there: so it is decided here.
+        # Decided here, because the program has two names on a rank, and none yet when it is imported there.
         program = _is_file_of_user(getattr(sys.modules.get("__main__"), "__file__", None))
         self._isolated: dict[str, bool] = dict.fromkeys(("__main__", "__mp_main__"), program)
         self._isolated |= dict.fromkeys(isolate, True) | dict.fromkeys(share, False)
@@ -78,7 +78,7 @@ class Sharing:
         top = _top_of(name)
         found = self._isolated.get(top)
         if found is None:
-            self._isolated[top] = False  # for our own finder, which is asked too
+            self._isolated[top] = False  # for our own finder, which `_decide` asks too
             found = self._isolated[top] = self._decide(top)
         return found
 
@@ -107,7 +107,7 @@ def _top_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-# Nearly every world finds the names of the world before.
+# Nearly every world has the same names as the world before.
 @functools.lru_cache(maxsize=1)
 def _tops_of(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The top-level name of each, and every one of those once."""
@@ -141,7 +141,7 @@ def _tops_per_rank() -> Collection[str]:
     """The top-level names of `PER_RANK` and of all that requires one of them."""
     about = {}
     for distribution in importlib.metadata.distributions():
-        # The parser for mail, behind `distribution.metadata`, takes four times as long.
+        # `distribution.metadata` parses mail, which takes four times as long.
         header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
         name = re.search(r"^Name: *(\S+)", header, re.MULTILINE)
         if name is not None:

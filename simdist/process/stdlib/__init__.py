@@ -1,1 +1,1 @@
-"""What the standard library shows a process: its clock, environment, entropy, sockets, settings, one file each."""
+"""The standard library as a process sees it: its clock, environment, entropy, sockets, settings, one file each."""

@@ -1,15 +1,15 @@
 """Virtual time behind `time.*` and `datetime`.
 
-Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. What
-has a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) adds the `epoch_ns` of its process, the
-moment at which its world began. If a fault has set the clock of its host wrong, that is added last, so that what
-follows holds for a clock that is right.
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. Clocks
+with a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) add the `epoch_ns` of their process, the
+moment at which its world began. If a fault has set the clock of the host wrong, the error is added last, so that the
+rules below hold for a right clock.
 
-But `perf_counter`, which durations are measured with, shows a nanosecond more at each further look at the same moment:
-what a program computes in between takes no virtual time, and it divides by the duration all the same. Where ranks have
-modules of their own, whole programs measure with other clocks, too: `monotonic` shows a nanosecond more, and what has a
-calendar a microsecond. Functions of tests want these exact. The standard library, which waits until moments, always has
-`monotonic` as it is.
+`perf_counter`, by which programs measure durations, shows a nanosecond more at each further look at the same moment:
+what a program computes in between takes no virtual time, but the program may divide by the duration. If ranks have
+modules of their own, they run whole programs, which measure with other clocks, too. Then `monotonic` shows a nanosecond
+more at each look, and clocks with a calendar a microsecond. Test functions need these exact. The standard library,
+which waits until moments, always gets the exact `monotonic`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["install", "taken_early"]
 _T = TypeVar("_T")
 
 _COUNTING = ("process_time", "thread_time")
-_LEAD_NS = 1_000_000  # a calendar is never further ahead: who polls it waits for virtual time
+_LEAD_NS = 1_000_000  # a calendar is never further ahead: polling it must wait for virtual time
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
 } | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
@@ -54,7 +54,7 @@ def install(patches: Patches) -> None:
 
 
 def taken_early(method: BuiltinFunctionType) -> Make | None:
-    """What makes the replacement of a method of `datetime` that somebody took before the world began."""
+    """Return the maker of the replacement of a method of `datetime` that was taken before the world began, or None."""
     owner = method.__self__
     return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.datetime) else None
 
@@ -101,7 +101,7 @@ def _measured_ns(original: Callable[[], int]) -> Callable[[], int]:
 
 
 def _is_program() -> bool:
-    """True where ranks have modules of their own."""
+    """True if ranks have modules of their own."""
     runtime = current_runtime()
     return runtime is not None and runtime.isolation is not None
 
@@ -135,7 +135,7 @@ def _monotonic_ns(original: Callable[[], int]) -> Callable[[], int]:
 
 
 def _right_ns(process: SimProcess) -> int:
-    """Nanoseconds since 1970, for a program that asks, by a clock that is right."""
+    """Nanoseconds since 1970 for a program that reads the time, by a clock that is right."""
     now_ns = process.epoch_ns + process.simulation.read_clock()
     if _is_program():
         if now_ns <= process.shown_ns:
@@ -145,7 +145,7 @@ def _right_ns(process: SimProcess) -> int:
 
 
 def _calendar_ns(process: SimProcess) -> int:
-    """Nanoseconds since 1970, for a program that asks, by the clock of its host."""
+    """Nanoseconds since 1970 for a program that reads the time, by the clock of its host."""
     right_ns, skew_ns = _right_ns(process), process.host.skew_ns
     return right_ns if skew_ns is None else right_ns + skew_ns(process.simulation.now_ns)
 
@@ -204,7 +204,7 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
         simulation = process.simulation
-        # At least one: who sleeps until a moment that a float has rounded would never get there.
+        # At least one: a loop that sleeps until a moment that a float has rounded would never get there.
         duration_ns = max(1, round(seconds * 1e9)) if seconds else 0
         shown = Shown(process)
         simulation.bus.record(slept(simulation.now_ns, process.rank, duration_ns))
@@ -218,7 +218,7 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def _sleep_until(process: SimProcess, until_ns: int) -> None:
-    """Sleep, and run the handlers of signals that come meanwhile; what they raise ends the sleep."""
+    """Sleep, and run the handlers of signals that come meanwhile; an error in a handler ends the sleep."""
     simulation = process.simulation
     if process.pending:
         process.handle_signals()

@@ -1,18 +1,19 @@
-"""What a process that was killed would still do to files: nothing.
+"""Keeps a process that was killed from changing files.
 
-Python knows no other way to end a thread than to unwind it, which happens when the world ends. Then a killed process
-still has its `finally` blocks, its context managers, and what stands in the buffers of its files. A real process ends
-without them: no temporary file is removed, no emergency checkpoint is written, the rest of a file is lost.
+Python can end a thread only by unwinding it, which happens when the world ends. Then a killed process would still run
+its `finally` blocks and context managers, and write the buffers of its files. A real process ends without them: no
+temporary file is removed, no emergency checkpoint is written, the rest of a file is lost.
 
-So a doomed task changes no file. What would return nothing returns at once, since finalizers call it, and an exception
-in a finalizer is printed; what would open a file ends the task. What it has left open is closed below its buffers
-(`FileTimes.close_left`), as the system does it, before what the task held is given up on a thread of the host.
+So a doomed task changes no file. A function that would return nothing returns at once, since finalizers call it, and an
+exception in a finalizer is printed; a function that would open a file ends the task. Files that the task has left open
+are closed below their buffers (`FileTimes.close_left`), as the system does, before a thread of the host gives up the
+task's objects.
 
-It is installed only where tasks are left when a world ends.
+The replacements are installed only if tasks are left when a world ends.
 
-In doubt: what C code opens for itself is not seen, except what torch's writer opens (`_saved_files`). Functions of `os`
-that a module took by name, or as a default argument, are the real ones, as that by which `NamedTemporaryFile` removes
-its file.
+In doubt: files that C code opens are not seen, except those of torch's writer (`_saved_files`). Functions of `os` that
+a module took by name, or as a default argument, are the real ones, such as the one by which `NamedTemporaryFile`
+removes its file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def is_cut_off() -> bool:
-    """True on a task that is unwound: what it does has no effect."""
+    """True on a task that is being unwound: what it does has no effect."""
     process = current_process()
     task = None if process is None else process.simulation.current
     return task is not None and task.doomed
@@ -68,7 +69,7 @@ def _os_open(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def _leaving_undone(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
-    """Functions that return nothing."""
+    """For functions that return nothing: they do nothing."""
 
     @functools.wraps(original)
     def change(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
@@ -78,7 +79,7 @@ def _leaving_undone(original: Callable[_P, _T]) -> Callable[_P, _T | None]:
 
 
 def _ending(original: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Functions that return how much they have written."""
+    """For functions that return how much they have written: they end the task."""
 
     @functools.wraps(original)
     def write(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -90,7 +91,7 @@ def _ending(original: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _write(original: Callable[[io.FileIO, ReadableBuffer], int]) -> Callable[[io.FileIO, ReadableBuffer], int]:
-    """Of a file object: its buffer is written when it is closed, which finalizers do."""
+    """For file objects, whose buffers are written when finalizers close them: drop the data."""
 
     @functools.wraps(original)
     def write(self: io.FileIO, data: ReadableBuffer, /) -> int:

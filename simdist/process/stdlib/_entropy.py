@@ -1,11 +1,11 @@
-"""What the operating system gives away by chance, as a function of the run's seed, the rank and its life.
+"""The operating system's random bytes, as a function of the run's seed, the rank and its life.
 
-`os.urandom` is where nearly everything comes from: `uuid.uuid4`, `secrets`, `random.SystemRandom`, and through
-`secrets` numpy's generators without a seed. Python's own generators without a seed ask the system in C, and get their
-seed here instead.
+Nearly all of them come from `os.urandom`: for `uuid.uuid4`, `secrets`, `random.SystemRandom`, and through `secrets` for
+numpy's generators without a seed. Python's own generators without a seed ask the system in C; here they get their seed
+from the same streams.
 
 Each use draws from a stream of its own, and so does each module that draws while it is imported: only the first world
-of a process imports it, and the second must find the same.
+of a process imports it, and the second must draw the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _urandom(original: Callable[[int], bytes]) -> Callable[[int], bytes]:
         if process is None:
             return original(size)
         length = operator.index(size)
-        return original(length) if length < 0 else drawn_from(process, "urandom", length)  # which refuses
+        return original(length) if length < 0 else drawn_from(process, "urandom", length)  # the original refuses
 
     return urandom
 

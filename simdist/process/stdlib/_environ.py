@@ -1,4 +1,4 @@
-"""A rank's own `os.environ`. The mapping object stays the same; only where it keeps its data depends on the caller."""
+"""A rank's own `os.environ`. The mapping object stays the same; its data depend on the caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _environ: Any = os.environ  # has what the stubs leave out
 
 
 class _EnvironData(MutableMapping[Encoded, Encoded]):
-    """Stands in for `os.environ._data`: encoded names and values, of the rank that asks or of the host."""
+    """Stands in for `os.environ._data`: encoded names and values, of the calling rank or of the host."""
 
     def __init__(self, host: dict[Encoded, Encoded]) -> None:
         self.of_host = host
@@ -81,7 +81,7 @@ def encoded(environ: dict[str, str]) -> dict[Encoded, Encoded]:
 def variable_of(process: SimProcess, name: str) -> str | None:
     """A variable in the environment of a process; None if it has none of that name.
 
-    What `os.environ.get` gives on that rank, without the ten calls that it takes.
+    Returns what `os.environ.get` does on that rank, without its ten calls.
     """
     value = process.environ.get(encoded_name(name))
     found: str | None = None if value is None else _environ.decodevalue(value)

@@ -1,7 +1,8 @@
-"""`faulthandler` on a rank: switched on and off on paper, and reports for signals that ranks send each other.
+"""`faulthandler` on a rank: only noted as on or off, but with reports for signals that ranks send each other.
 
 A crash that it reports is the host's, and a report after so many real seconds would say nothing of a rank. A signal for
-which a rank has registered a report is a simulated one: a handler writes the report when it arrives, on the main task.
+which a rank has registered a report is a simulated one: a handler writes the report when the signal arrives, on the
+main task.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _DEEPEST = 100  # frames of a stack that it writes
 
 
 class _Report:
-    """The handler of a signal that writes where the threads of a process are."""
+    """A signal handler that writes where the threads of a process are."""
 
     def __init__(self, process: SimProcess, file: int | TextIO | None, every: bool, before: Handler) -> None:
         self._process = process
         self._file = file
         self._every = every
-        self.before = before  # the handler that it took the place of
+        self.before = before  # the handler that it has replaced
         self.chain = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

@@ -1,23 +1,23 @@
-"""When files were written, in virtual time: what `os.stat` shows a rank of what ranks have written.
+"""When files were written, in virtual time: what `os.stat` shows a rank of files that ranks have written.
 
-Programs compare a file's times with `time.time()`, or two files' with each other: a lock that is stale, the newest
-checkpoint. The real times mean nothing there. So what a rank does to a file or a folder is noted here, with the time
-that its calendar shows, and `os.stat` and its like return that. The files themselves keep their real times, for the
-host and for programs that ranks start, which have real clocks too. What no rank has written keeps its real times
-everywhere.
+Programs compare a file's times with `time.time()`, or two files' with each other: for a stale lock, or the newest
+checkpoint. The real times mean nothing there. So this module notes what a rank does to a file or a folder, with the
+time that its calendar shows, and `os.stat` and its like return that. The files themselves keep their real times, for
+the host and for programs that ranks start, which have real clocks too. Files that no rank has written keep their real
+times everywhere.
 
-It sees what Python code calls: `open`, writes of file objects (when their buffers go), functions of `os`, torch's own
-writer. A file that C code has written otherwise gets the time at which a rank first looks at it after it was made, or
-has grown or shrunk.
+The module sees what Python code calls: `open`, writes of file objects (when their buffers are written), functions of
+`os`, torch's own writer. A file that C code has written otherwise gets the time at which a rank first looks at it after
+it was made, or has grown or shrunk.
 
-On a simulated disk the same holds: what is below `os` and `open` there announces its effects, and notes the times of
-those that a crash may interrupt (`wrote_file` and its like). What a crash of the host brings back has the times that it
-had (`assign`).
+The same holds on a simulated disk: the layer below `os` and `open` there announces its effects, and notes the times of
+those that a crash may interrupt (`wrote_file` and its like). A file that a crash of the host brings back has the times
+that it had (`assign`).
 
-Stores to a mapping count when it is flushed; so does a flush after no store, where the system would change nothing.
+Stores to a mapping count when it is flushed; so does a flush without a store, where the system would change nothing.
 
 In doubt: the import system always sees real times, for it compares them with those in compiled files, which outlive a
-world. What C code changes in place is not seen, and neither is what it makes in the few milliseconds in which the
+world. Changes by C code in place are not seen, and neither are files that it makes in the few milliseconds in which the
 system's clock for files has not moved since the world began.
 """
 
@@ -60,14 +60,14 @@ KeptTimes = tuple[int, int, int]
 
 _SECOND_NS = 10**9
 _WRITES = os.O_WRONLY | os.O_RDWR
-_stat: Callable[..., os.stat_result] = os.stat  # it says itself what it takes
+_stat: Callable[..., os.stat_result] = os.stat  # it checks its own arguments
 _fstat = os.fstat
 _numbers = itertools.count()
 _CLOCK_OF_FILES = 5 if sys.platform == "linux" else 0  # CLOCK_REALTIME_COARSE, which the module does not name
 
 
 class _Times:
-    """Of one file or folder."""
+    """The times of one file or folder."""
 
     __slots__ = ("accessed_ns", "changed_ns", "modified_ns", "size")
 
@@ -85,20 +85,20 @@ class FileTimes:
         # By the system's clock for files, which moves every few milliseconds.
         self.began_ns = real(time.clock_gettime_ns)(_CLOCK_OF_FILES)
         self._known: dict[tuple[int, int], _Times] = {}
-        self._open: dict[Task, weakref.WeakSet[io.FileIO]] = {}  # for writing, by the main task of who opened it
+        self._open: dict[Task, weakref.WeakSet[io.FileIO]] = {}  # for writing, by the main task of the process
         self._buffers: dict[Task, weakref.WeakValueDictionary[int, io.IOBase]] = {}  # above them, in order
 
     def note_open(self, process: SimProcess, file: object) -> None:
-        """A rank has opened it for writing."""
+        """Note a file that a rank has opened for writing."""
         main, raw = process.main, getattr(getattr(file, "buffer", file), "raw", None)
-        if main is None or type(raw) is not io.FileIO:  # that of a simulated disk knows itself who is gone
+        if main is None or type(raw) is not io.FileIO:  # one of a simulated disk knows itself which process has ended
             return
         self._open.setdefault(main, weakref.WeakSet()).add(raw)
         if process.parent is not None or not isinstance(file, io.IOBase):
-            return  # a child leaves as real ones do, by `os._exit`, which writes no buffers
+            return  # a child ends as real ones do, by `os._exit`, which writes no buffers
         if main not in self._buffers:
             self._buffers[main] = weakref.WeakValueDictionary()
-            process.at_exit.insert(0, (self._write_buffers, (main,), {}))  # the last that is done
+            process.at_exit.insert(0, (self._write_buffers, (main,), {}))  # it is called last
         self._buffers[main][next(_numbers)] = file
 
     def _write_buffers(self, main: Task) -> None:
@@ -108,7 +108,7 @@ class FileTimes:
                 file.flush()
 
     def close_left(self) -> None:
-        """Close what processes that were killed have open; what stands in buffers above is lost."""
+        """Close the files of killed processes; the contents of the buffers above them are lost."""
         for main, files in self._open.items():
             if main.doomed:
                 for file in files:
@@ -116,24 +116,24 @@ class FileTimes:
         self._open.clear()
 
     def written(self, process: SimProcess, found: os.stat_result, *, made: bool = False) -> None:
-        """A rank has made or written it."""
+        """Note that a rank has made or written a file."""
         now_ns = _now_ns(process)
         accessed_ns = now_ns if made else self._of(process, found).accessed_ns
         self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, now_ns, now_ns, found.st_size)
 
     def changed(self, process: SimProcess, found: os.stat_result) -> None:
-        """A rank has changed what is known of it: its name, its mode."""
+        """Note that a rank has changed a file's metadata: its name, its mode."""
         times = self._known[found.st_dev, found.st_ino] = self._of(process, found)
         times.changed_ns = _now_ns(process)
 
     def set(self, process: SimProcess, found: os.stat_result, *, exact: bool) -> None:
-        """A rank has set its times, to those that it really has now, or to the present."""
+        """Note that a rank has set a file's times: to those that it really has now if `exact`, or to the present."""
         now_ns = _now_ns(process)
         accessed_ns, modified_ns = (found.st_atime_ns, found.st_mtime_ns) if exact else (now_ns, now_ns)
         self._known[found.st_dev, found.st_ino] = _Times(accessed_ns, modified_ns, now_ns, found.st_size)
 
     def reported(self, process: SimProcess, found: os.stat_result) -> os.stat_result:
-        """The times for a rank that asks."""
+        """What `os.stat` returns to a rank: `found` with the virtual times."""
         key = found.st_dev, found.st_ino
         times = self._known.get(key)
         if times is None:
@@ -160,7 +160,7 @@ class FileTimes:
         return found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
 
     def assign(self, found: os.stat_result, kept: KeptTimes | None) -> None:
-        """It has taken the place of another file or of another state, which had these times."""
+        """Give a file the `kept` times of the other file, or the earlier state, whose place it has taken."""
         self._known.pop((found.st_dev, found.st_ino), None)
         if kept is not None:
             self._known[found.st_dev, found.st_ino] = _Times(*kept, found.st_size)
@@ -195,7 +195,7 @@ def _under_import(frame: FrameType) -> bool:
 
 
 def wrote_file(path: StrOrBytesPath, *, made: bool = False) -> None:
-    """Code that is not Python's has made or written a file for the rank that calls; does nothing elsewhere."""
+    """Note that code other than Python's has made or written a file for the calling rank; does nothing elsewhere."""
     here = _here()
     found = None if here is None else _look(path)
     if here is not None and found is not None:
@@ -205,14 +205,14 @@ def wrote_file(path: StrOrBytesPath, *, made: bool = False) -> None:
 
 
 def touched_folder(path: StrOrBytesPath) -> None:
-    """Something was made or removed at a path by the rank that calls; does nothing elsewhere."""
+    """Note that the calling rank has made or removed something at a path; does nothing elsewhere."""
     here = _here()
     if here is not None:
         _touch_folder(*here, path, None)
 
 
 def moved_file(source: StrOrBytesPath, target: StrOrBytesPath, *, linked: bool = False) -> None:
-    """The rank that calls has given a file another name, or with `linked` one more; does nothing elsewhere."""
+    """Note that the calling rank has renamed a file, or with `linked` added a name; does nothing elsewhere."""
     here = _here()
     if here is not None:
         _moved(here, (source, None), (target, None), linked=linked)
@@ -244,7 +244,7 @@ def _look(path: object, folder: object = None, *, follow: object = True) -> os.s
 
 
 def _touch_folder(process: SimProcess, times: FileTimes, path: StrOrBytesPath, folder: object) -> None:
-    """Something was made or removed in the folder of a path."""
+    """Note that something was made or removed in the folder of a path."""
     name = os.fspath(path)
     bare = name.rstrip(os.sep) if isinstance(name, str) else name.rstrip(os.fsencode(os.sep))
     above = os.path.dirname(bare)  # noqa: PTH120  # it may be bytes
@@ -302,7 +302,7 @@ def _os_open(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def _writing(place: int) -> Make:
-    """Functions that write to a descriptor, which stands at this place of the arguments."""
+    """For functions that write to a descriptor, the argument at this place."""
 
     def make(original: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(original)
@@ -337,21 +337,21 @@ def _of_file_object(original: Callable[..., _T]) -> Callable[..., _T]:
 
 
 def _closing(original: Callable[[io.FileIO], None]) -> Callable[[io.FileIO], None]:
-    """Of a file that C code may have written to: numpy does so with arrays."""
+    """For a file to which C code may have written, as numpy writes arrays."""
 
     @functools.wraps(original)
     def close(self: io.FileIO) -> None:
         here = None if self.closed or not self.writable() else _here()
         found = None if here is None else _look(self.fileno())
         if here is not None and found is not None:
-            here[1].reported(here[0], found)  # which looks at the size
+            here[1].reported(here[0], found)  # it compares the size
         original(self)
 
     return close
 
 
 def _making(original: Callable[..., _T]) -> Callable[..., _T]:
-    """Functions that make a folder, a link or another thing at a path, or remove one."""
+    """For functions that make a folder, a link or another thing at a path, or remove one."""
 
     @functools.wraps(original)
     def make(path: FileDescriptorOrPath, *args: object, **kwargs: object) -> _T:
@@ -371,7 +371,7 @@ def _making(original: Callable[..., _T]) -> Callable[..., _T]:
 
 
 def _naming(original: Callable[..., _T]) -> Callable[..., _T]:
-    """Functions with two paths: a new name comes, and of some an old one goes."""
+    """For functions with two paths, which make a new name, and of which some remove the old one."""
 
     @functools.wraps(original)
     def name(source: StrOrBytesPath, target: StrOrBytesPath, **kwargs: object) -> _T:
@@ -421,7 +421,7 @@ def _utime(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _setting(original: Callable[..., _T]) -> Callable[..., _T]:
-    """Functions that set the rights, the owner or an attribute of what is at a path, or behind a descriptor."""
+    """For functions that set the rights, the owner or an attribute of a file, given a path or a descriptor."""
     follows = original.__name__ not in ("lchmod", "lchown")
 
     @functools.wraps(original)
@@ -438,7 +438,7 @@ def _setting(original: Callable[..., _T]) -> Callable[..., _T]:
 
 
 def _flush(original: Callable[..., _T]) -> Callable[..., _T]:
-    """Of a mapping: what was stored is in its file now, if it is a mapping of one that can be stored to."""
+    """For a mapping: the file has the stored bytes now, if it is a mapping of a file that can be stored to."""
 
     @functools.wraps(original)
     def flush(self: mmap.mmap, *args: object, **kwargs: object) -> _T:

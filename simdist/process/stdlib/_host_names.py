@@ -1,16 +1,16 @@
-"""The name of the machine that a rank lives on: that of its simulated host, and not the real machine's.
+"""The name of the machine that a rank runs on: that of its simulated host, and not the real machine's.
 
 `socket.gethostname`, `os.uname`, `platform.node` and what is made of them (`socket.getfqdn`, names of files and of
-workers) give a rank the name of its host in the cluster. The names of all hosts of the cluster lead to an address, one
-for each: hosts are numbered from 127.1.0.1 on. These are addresses of the loopback, so ranks can bind sockets to theirs
-and connect to those of others, and two hosts can use one port. Every other name and address is the real machine's
-affair, as it is for all threads that are no ranks'.
+workers) return the name of the rank's host in the cluster. The name of each host of the cluster resolves to an address
+of its own: hosts are numbered from 127.1.0.1 on. These are addresses of the loopback, so ranks can bind sockets to
+theirs and connect to those of others, and two hosts can use one port. The real machine resolves every other name and
+address, and all names for threads that are not ranks'.
 
 The other fields of `os.uname` stay the real system's: programs ask for the kernel's release and the processor's kind
 to choose among functions that they then really call. A rank that sends them finds a digest that holds for this kernel.
 
-In doubt: every connection comes from 127.0.0.1, whatever host it is on. On systems other than Linux only 127.0.0.1
-is there to be bound to, and all hosts have that.
+In doubt: every connection comes from 127.0.0.1, no matter which host it is on. On systems other than Linux only
+127.0.0.1 can be bound to, and all hosts have that address.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNAMES: Extra[dict[str, platform.uname_result]] = Extra("uname of hosts")
 
 
 def _addresses() -> dict[str, str]:
-    """Those of all hosts of the world, by name in lower case, and in the cluster's order."""
+    """The addresses of all hosts of the world, by name in lower case, in the cluster's order."""
     runtime = active_runtime()
     if runtime is None:
         return {}
@@ -108,7 +108,7 @@ def _uname(original: Callable[[], os.uname_result]) -> Callable[[], os.uname_res
 
 
 def _uname_of_platform(original: Callable[[], platform.uname_result]) -> Callable[[], platform.uname_result]:
-    """Python keeps the first answer for good: that must not be a rank's. Each host has its own."""
+    """For `platform.uname`: Python caches its first result for good, so that must not be a rank's. Each host has one."""
 
     @functools.wraps(original)
     def uname() -> platform.uname_result:
@@ -189,7 +189,7 @@ def _name_for(original: Callable[[object, int], tuple[str, str]]) -> Callable[[o
         name = None if flags & socket.NI_NUMERICHOST else _name_of(number)
         if name is None:
             return original((number, *address[1:]), flags)
-        return name, original((number, *address[1:]), flags | socket.NI_NUMERICHOST)[1]  # nobody else is asked for it
+        return name, original((number, *address[1:]), flags | socket.NI_NUMERICHOST)[1]  # no name is looked up
 
     return getnameinfo
 

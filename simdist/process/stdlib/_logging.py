@@ -1,7 +1,7 @@
 """One tree of loggers, with settings for each process.
 
-The loggers stay those of the host: torch's own obey what a rank configures. From the first change that a rank makes to
-a logger on, the dictionary behind that logger is exchanged at each hand-over.
+The loggers stay those of the host, so that a rank's configuration also holds for torch's own. From a rank's first
+change of a logger on, the dictionary behind that logger is exchanged at each hand-over.
 
 In doubt: handlers are objects that all share; one that a rank's `basicConfig(force=True)` closes is closed for all.
 """
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class LoggingViews:
-    """What each process has set on which logger."""
+    """The settings of each process on each changed logger."""
 
     def __init__(self, patches: Patches) -> None:
         self._of_host: dict[logging.Logger, _State] = {}  # of the loggers that a rank has changed
@@ -47,7 +47,7 @@ class LoggingViews:
         manager._clear_cache()
 
     def switch(self, entering: SimProcess | None) -> None:
-        """The baton goes to another process, or to the host."""
+        """Exchange settings when the baton goes to another process, or to the host."""
         for logger, of_host in self._of_host.items():
             if self._present is not None:
                 self._of_rank[self._present, logger] = logger.__dict__
@@ -58,7 +58,7 @@ class LoggingViews:
         self._present = entering
 
     def inherit(self, child: SimProcess) -> None:
-        """The process with the baton starts a forked child, which goes on with its settings."""
+        """Give a forked child of the process with the baton that process's settings."""
         for logger in self._of_host:
             self._of_rank[child, logger] = _fresh(logger.__dict__)
 

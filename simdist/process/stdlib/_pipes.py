@@ -1,14 +1,14 @@
 """Pipes between processes of one rank: real ones, whose readers and writers wait in virtual time.
 
-A rank and the children that it starts talk over pipes of the operating system, as real ones do: how much one holds,
-when it has ended and when nobody reads it any more is the system's own answer. All ends lie in one process here, so
-each process has a *table* of those that are its own:
+A rank and the children that it starts talk over pipes of the operating system, as real ones do: the system itself
+decides how much a pipe holds, when it has ended and when it has no reader left. All ends are in one process here, so
+each process has a *table* of its own ends:
 
-- A forked child gets a copy of every end that its parent has, as under a fork, and closes its copies by itself. It may
-  call them by the parent's numbers; the table knows which of its own is meant.
-- A process that ends closes all of its ends, and what is left of the objects that held them forgets their numbers.
+- A forked child gets a copy of every end that its parent has, as under a fork, and closes its copies itself. It may
+  use the parent's numbers; the table maps them to its own ends.
+- A process that ends closes all of its ends, and the objects that held them forget their numbers.
 
-No end blocks: a task that would have to wait parks, until somebody reads, writes or closes at the same pipe.
+No end blocks: a task that would have to wait parks, until a task reads, writes or closes at the same pipe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Pipes"]
 
 
 class _Channel:
-    """One pipe, no matter who has its ends: the tasks that wait for something to happen to it."""
+    """One pipe, no matter which processes have its ends: the tasks that wait for something to happen to it."""
 
     __slots__ = ("__weakref__", "waiting")
 
@@ -43,7 +43,7 @@ class _Channel:
 
 
 class _PipeWait:
-    """What a task is parked on that reads an empty pipe, or writes to a full one."""
+    """What a task waits on that reads an empty pipe, or writes to a full one."""
 
     __slots__ = ("_task", "_verb")
     interruptible = True  # by signals
@@ -58,7 +58,7 @@ class _PipeWait:
         return parked_in(self._task) or f"{self._verb} of a pipe"
 
     def waits_for(self) -> Iterable[Task]:
-        """The holder of another end."""
+        """No task in particular: the holder of another end."""
         return ()
 
 
@@ -72,7 +72,7 @@ class Pipes:
         self._users: dict[SimProcess, None] = {}  # those that have, or had, an end
         self._borrowed: dict[int, None] = {}  # ends that the host made, and has again when the world is over
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Under what a disk has laid over them by name, which would come back here.
+        # Without the wrappers of a simulated disk, which would call this module again.
         self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
         self._write: Callable[[int, ReadableBuffer], int] = original(inspect.unwrap(os.write))
         self._close: Callable[[int], None] = original(inspect.unwrap(os.close))
@@ -80,7 +80,7 @@ class Pipes:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def make(self, process: SimProcess, *, duplex: bool = False) -> tuple[int, int]:
-        """A new pipe: the end to read from and the one to write to; both serve both if it is `duplex`."""
+        """A new pipe: the end to read from and the one to write to; if it is `duplex`, each end serves both."""
         if duplex:
             one, other = socket.socketpair()
             ends = one.detach(), other.detach()
@@ -102,13 +102,13 @@ class Pipes:
         return first, second
 
     def hold(self, made: connection.Connection) -> None:
-        """This object has an end, and forgets it when its process has ended."""
+        """Have this object, which has an end, forget it when its process has ended."""
         self._connections.add(made)
 
     def adopt(self, process: SimProcess, made: Iterable[connection.Connection]) -> None:
-        """Let a process have what the host has made, for as long as the world lives.
+        """Let a process have connections that the host has made, for as long as the world lives.
 
-        Nobody says which two are the ends of one pipe: a task that waits at one of them looks again whenever anything
+        It is not known which two are the ends of one pipe: a task that waits at one of them looks again when anything
         happens to any.
         """
         channel = _Channel()
@@ -161,7 +161,7 @@ class Pipes:
         return own
 
     def number_in(self, process: SimProcess, number: int) -> int | None:
-        """The end that a process means by a number; None if it is no pipe of ours."""
+        """The end that a process means by a number; None if it is not one of these pipes."""
         table = self._inherited.get(process)
         if table is not None and number in table:
             return table[number]
@@ -173,14 +173,14 @@ class Pipes:
         del self._owners[end]
         self._borrowed.pop(end, None)
         for table in self._inherited.values():
-            table.pop(end, None)  # the number will be another file's
+            table.pop(end, None)  # another file may get the number
             for number in [number for number, own in table.items() if own == end]:
                 del table[number]
         self._close(end)
         self._report(channel)
 
     def close_all_of(self, process: SimProcess) -> None:
-        """A process has ended."""
+        """Close all ends of a process that has ended."""
         ends = {end for end, owner in self._owners.items() if owner is process and end not in self._borrowed}
         for made in list(self._connections):
             if made._handle in ends:
@@ -191,7 +191,7 @@ class Pipes:
         self._users.pop(process, None)
 
     def close_all(self) -> None:
-        """The world is over."""
+        """Close all ends at the end of the world; the host's get back to it."""
         for made in list(self._connections):
             made._handle = None
         for end in list(self._owners):
@@ -208,7 +208,7 @@ class Pipes:
     # -- bytes ---------------------------------------------------------------------------------------------------
 
     def read(self, process: SimProcess, end: int, size: int) -> bytes:
-        """Read as `os.read` does; nothing comes out when every other end is closed."""
+        """Read as `os.read` does; returns no bytes when every other end is closed."""
         channel = self._channels[end]
         while True:
             try:
@@ -264,7 +264,7 @@ class Pipes:
         process.drain()
 
     def _report(self, channel: _Channel) -> None:
-        """Something has happened to a pipe."""
+        """Wake the tasks that wait for something to happen to a pipe."""
         for task in list(channel.waiting):
             task.simulation.wake(task)
         for process in self._users:

@@ -1,9 +1,9 @@
-"""What a process sets for all of its threads: working folder, file mask, limits of the interpreter, the collector.
+"""Settings of a process for all of its threads: working folder, file mask, limits of the interpreter, the collector.
 
 Each setting is a slot (`_slots`): from the first moment that a rank changes one, every process of the world has its
-own, and the host's stands again when the world has ended. A world in which no rank changes any pays nothing for them.
+own, and the host's is back when the world has ended. A world in which no rank changes any pays nothing for them.
 
-`follow` makes slots of the settings of a library, for the layers above, which know the libraries.
+`followed` makes slots of the settings of a library, for the layers above, which know the libraries.
 
 In doubt: threads of the host see what the rank with the baton has set, as they do with every slot.
 """
@@ -57,9 +57,9 @@ def followed(
 ) -> list[Replacement]:
     """Replacements that give each process its own setting from the first call of one of the `writers` on.
 
-    `save` reads the setting and `load` sets it, past the replacements: `original(function)` does. A process begins with
-    what the host has, `copied` if that is an object that changes. Writers that this Python or this torch does not have
-    are left out.
+    `save` reads the setting and `load` sets it, both by the original functions (`original(function)`). A process begins
+    with the host's setting, `copied` if that is an object that changes. Writers that this Python or this torch does not
+    have are left out.
     """
     slot: Slot[_S] = Slot(name, save, load, _as_the_host)
     if copied is not None:
@@ -84,7 +84,7 @@ def _separating(slot: Slot[_S], writers: Sequence[Writer]) -> list[Replacement]:
 def followed_variables(
     name: str, module: ModuleType, variables: Sequence[str], writers: Sequence[str]
 ) -> list[Replacement]:
-    """As `followed`, for variables of a module that its functions write; none where this version lacks one of them."""
+    """As `followed`, for variables of a module that its functions write; none if this version lacks one of them."""
     namespace = vars(module)
 
     def save() -> list[object]:
@@ -107,7 +107,7 @@ def _as_the_host(process: SimProcess, of_host: _S) -> _S:
 def _folder() -> Path | None:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # somebody deleted it
+    except FileNotFoundError:  # it was deleted
         return None
 
 
@@ -124,7 +124,7 @@ def _mask() -> int:
 
 
 def _set_recursion_limit(limit: int) -> None:
-    with contextlib.suppress(RecursionError):  # who hands the baton over stands deeper: the higher one stays
+    with contextlib.suppress(RecursionError):  # the stack is deeper at this hand-over: the higher limit stays
         original(sys.setrecursionlimit)(limit)
 
 
@@ -193,7 +193,7 @@ def _set_logging(state: _LoggingState) -> None:
 
 
 def _fill(table: dict[_K, _V], entries: dict[_K, _V]) -> None:
-    """In place: C code holds on to some of these."""
+    """Fill a table in place: C code keeps references to some of these."""
     if table != entries:
         table.clear()
         table.update(entries)

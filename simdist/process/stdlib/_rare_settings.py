@@ -1,9 +1,9 @@
 """Settings of a process in modules that few programs import: limits, the tracing of memory, types of files, loops.
 
-Limits (`resource.setrlimit`) are each process's own on paper: a rank finds what it has set, and the host is under the
-ones that it had. So they limit nothing here, and no program that a rank starts. One limit of the host is changed: that
-of open files is raised while a world lives. All ranks share it, and each opens as many as a process of its own would;
-a worker of a DataLoader alone takes about 26.
+Limits (`resource.setrlimit`) are only noted for each process: a rank reads back what it has set, and the host keeps its
+own limits. So a rank's limits have no effect here, nor on a program that it starts. One limit of the host is changed:
+that of open files is raised while a world lives. All ranks share it, and each opens as many files as a process of its
+own would; a worker of a DataLoader alone takes about 26.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Limits = dict[int, tuple[int, int]]  # the soft and the hard one, by resource
 
-_FILES = 65_536  # that a process may have open, at most: enough for 2,500 workers of DataLoaders
+_FILES = 65_536  # the most open files to ask for: enough for 2,500 workers of DataLoaders
 
-_set: _Limits = {}  # limits, of the process that has the baton
+_set: _Limits = {}  # the limits that the process with the baton has set
 _raised: _Limits = {}  # limits that the host had before they were raised for a world
 
 

@@ -1,9 +1,9 @@
-"""Waiting for file descriptors in virtual time: what `selectors`, and asyncio's event loop above it, blocks in.
+"""Waiting for file descriptors in virtual time, as `selectors`, and asyncio's event loop above it, do.
 
-A task that polls looks at the real descriptors without waiting. If none is ready it parks, until its time-out or until
-a task of its own process has written somewhere, or one of any process to a socket; then it looks again. A byte that
-`call_soon_threadsafe` puts into the loop's own socket pair is such a write. What a descriptor gets from outside the
-world in the meantime is not noticed.
+A task that polls looks at the real descriptors without waiting. If none is ready, it parks until its timeout, until
+a task of its own process has written to any descriptor, or until a task of any process has written to a socket; then it
+looks again. A byte that `call_soon_threadsafe` puts into the loop's own socket pair is such a write. Data that a
+descriptor gets from outside the world in the meantime is not noticed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class _Polling:
-    """What a task is parked on that polls."""
+    """What a task waits on that polls."""
 
     __slots__ = ("timed",)
     interruptible = True  # by signals
@@ -50,7 +50,7 @@ class _Polling:
         return "wait for file descriptors (an event loop, or a selector)"
 
     def waits_for(self) -> Iterable[Task]:
-        """It may be anyone who writes."""
+        """No task in particular: any may write."""
         return ()
 
 
@@ -105,7 +105,7 @@ def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[
         if found:
             return found
         if timeout == 0:
-            # `multiprocessing.connection.wait` asks again and again until the clock shows that time has passed.
+            # `multiprocessing.connection.wait` polls in a loop until the clock shows that time has passed.
             process.simulation.ask()
             return found
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout) * 1_000_000
@@ -235,6 +235,6 @@ def install(patches: Patches) -> None:
 
 
 def notice_writes(patches: Patches) -> None:
-    """From now on a write may wake who polls; not before somebody does."""
+    """From now on a write may wake tasks that poll; before the first of these nothing is replaced."""
     patches.wrap_all_in_type(_socket.socket, METHODS)
     patches.redirect(_WRITES)

@@ -1,7 +1,7 @@
-"""Blocks of `multiprocessing.shared_memory` that a rank makes, real ones.
+"""Blocks of `multiprocessing.shared_memory` that a rank makes: real ones.
 
-A real process has a helper process beside it, the resource tracker, which removes what is left when its processes have
-ended. Ranks have none: what they leave is removed when their world ends.
+A real process has a helper process, the resource tracker, which removes the blocks that are left when its processes
+have ended. Ranks have none: blocks that they leave are removed when their world ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
-_BLOCKS: Extra[dict[str, None]] = Extra("names of shared memory")  # of those that are there
+_BLOCKS: Extra[dict[str, None]] = Extra("names of shared memory")  # of those that exist
 _tracker: ModuleType = resource_tracker  # has what the stubs leave out
 
 

@@ -1,18 +1,18 @@
 """Sockets of ranks: those that join tasks of the world block in virtual time, all others really.
 
-A socket is a real one. Where its other end is in the world too (a server on a thread of the rank, on another rank, a
-pair), a task that would block parks until somebody has written, connected or read, and its time-out is virtual. What
-comes from outside, from a service or the host's own threads, is waited for with the baton in hand: virtual time stands
+A socket is a real one. If its other end is in the world too (a server on a thread of the rank, on another rank, a
+pair), a task that would block parks until another task has written, connected or read, and its timeout is virtual. For
+data from outside, from a service or the host's own threads, a task waits while it keeps the baton: virtual time stands
 still meanwhile, as it does for programs that ranks start, and `RunResult.programs` names the connection.
 
 The other end is in the world if it has the address of a socket that a rank holds. All this begins with the first
 socket that a rank makes.
 
-In doubt: bytes between tasks take no virtual time, and how many fit into a buffer, so how often a task parks that sends
-more than some hundred kilobytes at once, is up to the operating system. A rank that accepts, or receives datagrams from
-anybody, waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is the
-host's. Encrypted connections (`ssl`) read and write in C: they are set not to wait, and what they say they want is
-waited for here.
+In doubt: bytes between tasks take no virtual time. The operating system decides how many fit into a buffer, and so how
+often a task parks that sends more than some hundred kilobytes at once. A rank that accepts, or receives datagrams from
+any sender, waits for this world only, so a server on a rank is not for clients outside; a socket that the host made is
+the host's. Encrypted connections (`ssl`) read and write in C: they are set not to block, and this module waits for the
+event that they ask for.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _T = TypeVar("_T")
 _Socket = _socket.socket
 _Key = tuple[int | str, object]
 _PAIR: _Key = ("pair", None)  # the ends of a pair, which have no address
-_LOCAL = ("pair", "path")  # what is sent there is there at once
+_LOCAL = ("pair", "path")  # these deliver data at once
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, not to be bound
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
-_PATIENCE_MS = 50.0  # real time within which the system hands over what a task was notified of
+_PATIENCE_MS = 50.0  # real time within which the system delivers data of which a task was notified
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 
 
 class _Wait:
-    """What a task is parked on that blocks on a socket."""
+    """What a task waits on that blocks on a socket."""
 
     __slots__ = ("event", "names", "notified", "what")
     interruptible = True  # by signals
@@ -63,15 +63,15 @@ class _Wait:
     def __init__(self, event: int, what: str, names: tuple[_Key | None, _Key | None]) -> None:
         self.event = event
         self.what = what
-        self.names = names  # of its own end and of the other; those that may move it on have them the other way round
-        self.notified = False  # somebody has, and the system may need a moment
+        self.names = names  # of its own end and of the other; the sockets that may wake it have them swapped
+        self.notified = False  # such a socket was used, but the system may need a moment to deliver
 
     def describe(self) -> str:
         """In words."""
         return f"{self.what} a socket"
 
     def waits_for(self) -> Iterable[Task]:
-        """It may be anyone who has the other end."""
+        """No task in particular: any may have the other end."""
         return ()
 
 
@@ -80,18 +80,18 @@ class Sockets:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: those of ranks that have an address
-        self._to_outside: dict[int, None] = {}  # numbers of those that have sent datagrams there
+        self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: ranks' sockets that have an address
+        self._to_outside: dict[int, None] = {}  # numbers of sockets that have sent datagrams outside
         self._waits: dict[Task, _Wait] = {}
-        self._encrypts = False  # one of ranks' sockets does
-        self._living: set[weakref.ref[socket.socket]] = set()  # those that ranks have made
+        self._encrypts = False  # True once a rank has an encrypted connection
+        self._living: set[weakref.ref[socket.socket]] = set()  # sockets that ranks have made
 
     def follow(self, sock: socket.socket) -> None:
-        """Have those that wait look again when a socket goes that nobody has closed: that closes it."""
+        """Have waiting tasks look again when a socket is collected that was not closed: that closes it."""
         self._living.add(weakref.ref(sock, self._went))
 
     def unfollow(self, sock: _Socket) -> None:
-        """It is closed: when the object goes does not matter any more."""
+        """Stop following a closed socket: when its object is collected does not matter any more."""
         if isinstance(sock, socket.socket):
             self._living.discard(weakref.ref(sock))
 
@@ -103,18 +103,18 @@ class Sockets:
                 self._runtime.simulation.wake(task)
 
     def notice(self) -> None:
-        """From now on look at what ranks do with sockets."""
+        """From now on notice what ranks do with sockets."""
         self._runtime.notice_writes()
 
     def encrypt(self, kind: type) -> None:
-        """A rank has made a connection of this class."""
+        """Replace methods of this class of encrypted connections when a rank makes the first."""
         if not self._encrypts:
             self._encrypts = True
             for name, make in _ENCRYPTED:
                 self._runtime.patches.wrap(kind, name, make)
 
     def name(self, sock: _Socket, process: SimProcess, number: int = -1) -> None:
-        """It has an address now; another one with `number`, the same."""
+        """Note that a socket has an address now, or that a new one with this `number` has the same address."""
         if process.simulation.policy.touch is not None:
             process.simulation.policy.touch(BEYOND, writes=True)
         key = _own_name(sock)
@@ -122,7 +122,7 @@ class Sockets:
             self._named[sock.fileno() if number < 0 else number] = key, process
 
     def forget(self, number: int) -> None:
-        """A socket is closed, or a new one has its number."""
+        """Forget a socket that is closed, or whose number a new one has."""
         self._named.pop(number, None)
         self._to_outside.pop(number, None)
 
@@ -140,7 +140,7 @@ class Sockets:
         return key in (_PAIR, *(known for known, _ in self._named.values()))
 
     def sent(self, sock: _Socket, process: SimProcess, address: object) -> None:
-        """It has an address, and has connected or sent something to that one."""
+        """Note that a socket, which has an address now, has connected or sent something to `address`."""
         number = sock.fileno()
         if number not in self._named:
             self.name(sock, process)
@@ -151,10 +151,10 @@ class Sockets:
             self._to_outside[number] = None
 
     def wait(self, sock: _Socket, process: SimProcess, event: int, what: str) -> None:
-        """Park until the socket is ready, unless it comes to that by what is outside.
+        """Park until the socket is ready, unless it waits for something outside the world.
 
         Raises:
-            TimeoutError: its time-out came first.
+            TimeoutError: its timeout came first.
         """
         number, timeout_s = sock.fileno(), sock.gettimeout()
         if number < 0 or timeout_s == 0 or process.polls_really or _is_ready(number, event) or not self.joins(sock):
@@ -180,9 +180,9 @@ class Sockets:
     def notify(
         self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: _Socket | None = None
     ) -> None:
-        """A task has done something with a socket that has these addresses: tasks that wait look again.
+        """Wake tasks that wait, after a task has done something with a socket that has these addresses.
 
-        `reader` is the socket if that was to read.
+        `reader` is the socket if the task has read.
         """
         own, other = names
         simulation = process.simulation
@@ -191,7 +191,7 @@ class Sockets:
             meant = wait.names in ((other, own), (other, None))
             if not meant or (reader is not None and wait.event == _READ):
                 continue
-            # There need not be room as soon as somebody has read, but certainly when all has been.
+            # There may be no room yet after a read, but certainly when all has been read.
             wait.notified = (other is not None and other[0] not in _LOCAL) and (
                 reader is None or not _is_ready(reader.fileno(), _READ)
             )
@@ -208,7 +208,7 @@ def _is_ready(number: int, event: int, real_ms: float = 0) -> bool:
 
 
 def _key(sock: _Socket, address: Any) -> _Key | None:
-    """An address as a name that both ends have for it; None for an end without."""
+    """The name that both ends have for an address; None for an end without one."""
     if sock.family in _INTERNET:
         return (int(sock.type), address[1]) if address and address[1] else None
     return ("path", address) if address else _PAIR
@@ -242,7 +242,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _numeric(sock: _Socket, address: object) -> object:
-    """An address with the name of a simulated host, which the system does not know, with that host's own."""
+    """Replace the name of a simulated host in an address, which the system does not know, by the host's address."""
     if sock.family == socket.AF_INET and isinstance(address, tuple) and address:
         return (address_of_host(address[0]) or address[0], *address[1:])
     return address
@@ -262,7 +262,7 @@ def _known() -> tuple[Sockets, SimProcess] | None:
 
 
 def _encrypted(wants: int) -> Make:
-    """A method of `ssl.SSLSocket` that reads, or writes, or both in turn."""
+    """For a method of `ssl.SSLSocket` that reads, or writes, or both in turn."""
 
     def make(original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
@@ -306,7 +306,7 @@ _ENCRYPTED = (
 
 
 def _blocking(event: int, what: str) -> Make:
-    """A method that blocks until something is there, or there is room."""
+    """For a method that blocks until there is something to read, or room to write."""
 
     def make(original: Callable[..., _T]) -> Callable[..., _T]:
         @functools.wraps(original)
@@ -355,7 +355,7 @@ def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callab
         left = memoryview(data).cast("B")
         while True:
             sockets.wait(self, process, _WRITE, "wait for room in")
-            # Without waiting: what has room for one byte need not have it for all.
+            # Without blocking: room for one byte need not be room for all.
             left = left[_send(self, left, flags | _AT_ONCE) if sockets.joins(self) else _send(self, left, flags) :]
             sockets.notify(_names(self), process)
             if not left:
@@ -431,7 +431,7 @@ def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
         sockets, process = known
         names, number = _names(self), self.fileno()
         done = original(self, *args)
-        if self.fileno() < 0 and done is None:  # `detach` returns the number, which somebody goes on with
+        if self.fileno() < 0 and done is None:  # `detach` returns the number, which stays in use
             sockets.forget(number)
             sockets.unfollow(self)
         sockets.notify(names, process)
@@ -441,7 +441,7 @@ def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def _own_address(original: Callable[[_Socket], Any]) -> Callable[[_Socket], object]:
-    """A program that asks an unbound socket for it, after connecting, wants to know what its machine is called."""
+    """For `getsockname`: a program that connects a datagram socket outside, and asks this, wants its host's address."""
 
     @functools.wraps(original)
     def getsockname(self: _Socket) -> object:
@@ -468,7 +468,7 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
             sockets.notice()
             sockets.forget(self.fileno())
             sockets.follow(self)
-            if kwargs.get("fileno") is not None:  # another object of a socket that there is
+            if kwargs.get("fileno") is not None:  # another object for an existing socket
                 sockets.name(self, process)
             ssl = sys.modules.get("ssl")
             if ssl is not None and isinstance(self, ssl.SSLSocket):
@@ -497,5 +497,5 @@ _REPLACEMENTS = (Replacement(socket.socket, "__init__", _made),)
 
 
 def install(patches: Patches) -> None:
-    """Look at sockets from the first on that a rank makes."""
+    """Notice the first socket that a rank makes."""
     patches.redirect(_REPLACEMENTS)

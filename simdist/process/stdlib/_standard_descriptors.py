@@ -1,15 +1,15 @@
-"""Descriptors 0, 1 and 2 of a rank: what it lays over them with `os.dup2` stays its own.
+"""Descriptors 0, 1 and 2 of a rank: a descriptor that it lays over them with `os.dup2` stays its own.
 
-All ranks share the host's, so that a rank which sends its output to a file (`os.dup2(log.fileno(), 1)`) would take the
-others' and the host's with it. Each process has a table instead: the number, and a copy of the descriptor that lies
-over it. What the process prints, writes to the number and lets its programs inherit goes there. The table begins with
-the first rank that lays one over; until then `os.write` is as it was.
+All ranks share the host's, so a rank that sends its output to a file (`os.dup2(log.fileno(), 1)`) would send the
+others' and the host's there, too. Instead each process has a table of these numbers, each with a copy of the descriptor
+that lies over it. What the process prints, what it writes to the number, and what the programs that it starts write,
+goes there. The table begins with the first rank that lays one over; until then `os.write` is not replaced.
 
-A copy of the stream as it was before, laid over it again, takes the entry away: that it is one says the system, which
-knows both files. The null device alone says nothing, for the host's own stream may be there: the first is laid over,
-the next taken away.
+A copy of the former stream, laid over the number again, removes the entry: the system shows that both are the same
+file. Only the null device proves nothing, for the host's own stream may be that: the first one is laid over, the next
+removes the entry.
 
-In doubt: what C code of the rank itself writes (`printf`) goes to the host's streams, as ever.
+In doubt: what C code of the rank itself writes (`printf`) goes to the host's streams, as without this module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def standard_number(process: SimProcess, fd: Any) -> int | None:
 
 
 def for_program(process: SimProcess, number: int) -> int:
-    """What a program that the process starts has there, unless it is given something else."""
+    """The descriptor that a program of the process inherits as this number, unless it is given another."""
     laid_over = process.laid_over.get(number)
     return descriptor_of(process, STREAMS[number]) if laid_over is None else laid_over
 
@@ -97,7 +97,7 @@ _LAID: Extra[bool] = Extra("descriptors laid over others")
 
 
 def _begin(runtime: Runtime) -> None:
-    """A rank lays a descriptor over another."""
+    """Prepare the world when a rank first lays a descriptor over another."""
     runtime.notice_writes()
     if _LAID not in runtime.extras:
         runtime.extras[_LAID] = True
@@ -113,7 +113,7 @@ def _dup(original: Callable[[int], int]) -> Callable[[int], int]:
 
 
 def laid_over(fd: int) -> int:
-    """What the caller has laid over a standard descriptor; else the number itself."""
+    """The descriptor that the caller has laid over a standard one; else the number itself."""
     process = current_process()
     if process is None or not process.laid_over:
         return fd
@@ -122,7 +122,7 @@ def laid_over(fd: int) -> int:
 
 
 def _is_its_own(process: SimProcess, fd: int, number: int) -> bool:
-    """True for a copy of what was there when the process began."""
+    """True for a copy of the descriptor that was there when the process began."""
     here, host = os.fstat(fd), _host(number)
     behind = process.descriptors.get(STREAMS.get(number, ""))
     if behind is not None and os.path.samestat(here, os.fstat(behind.number)):
@@ -135,7 +135,7 @@ def _is_its_own(process: SimProcess, fd: int, number: int) -> bool:
 def _host(number: int) -> os.stat_result | None:
     try:
         return os.fstat(number)
-    except OSError:  # it has none
+    except OSError:  # the host has none
         return None
 
 

@@ -1,9 +1,9 @@
 """A rank's own temporary names and folder.
 
 Module `tempfile` keeps the folder that it has found and the generator of its names. From the first moment that a rank
-asks for either, each rank has its own: names drawn from its entropy, and the folder that its own TMPDIR names. (To set
-`tempfile.tempdir` is not to ask: a rank that does so before anybody has asked sets it for all ranks, though never for
-the host.)
+asks for either, each rank has its own: names drawn from its entropy, and the folder that its own TMPDIR names. (Setting
+`tempfile.tempdir` does not count as asking: a rank that does so before any rank has asked sets it for all ranks, though
+never for the host.)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
             runtime.separate(FOLDER_SLOT)
         drawn = dict(process.entropy)
         result = original(*args, **kwargs)
-        # To look for a folder draws a name; whether that is needed depends on what the host has done before.
+        # Looking for a folder draws a name; whether that is needed depends on what the host has done before.
         process.entropy = drawn
         return result
 

@@ -1,9 +1,9 @@
 """The time zone that a rank has set: `os.environ["TZ"] = ...`, then `time.tzset()`.
 
-C keeps one for all of the process and reads it from an environment that ranks do not write to. From the first
-`time.tzset` of a rank on it is exchanged at each hand-over.
+C keeps one zone for the whole process and reads it from an environment to which ranks do not write. From the first
+`time.tzset` of a rank on, the zone is exchanged at each hand-over.
 
-In doubt: a rank that begins with another TZ than the host has gets it when it calls `time.tzset`, and not before.
+In doubt: a rank that begins with another TZ than the host has gets its zone when it calls `time.tzset`, not before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _of_host() -> str | None:
 
 
 class _Zone:
-    """The one that is in place."""
+    """The time zone that is in place."""
 
     def __init__(self) -> None:
         self.name = _of_host()
@@ -71,5 +71,5 @@ _REPLACEMENTS = (Replacement(time, "tzset", _tzset),) if hasattr(time, "tzset") 
 
 
 def install(patches: Patches) -> None:
-    """Let ranks set it."""
+    """Let ranks set their time zone."""
     patches.redirect(_REPLACEMENTS)

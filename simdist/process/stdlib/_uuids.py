@@ -1,8 +1,8 @@
 """UUIDs made of a clock and of the machine's address.
 
-Module `uuid` keeps the last time that it handed out, and asks the network interfaces; a rank has its own last time, in
-virtual time, and the address of the host that it lives on. The functions stay Python's, run over a copy of the module's
-variables that belongs to the process. (UUIDs of chance come from `os.urandom`, as ever.)
+Module `uuid` keeps the last time that it used, and asks the network interfaces for an address. A rank has its own last
+time, in virtual time, and an address of its host. The functions stay Python's, but run over the process's own copy of
+the module's variables. (Random UUIDs come from `os.urandom`, as usual.)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from simdist.process._runtime import Extra, Patches, Replacement, current_proces
 
 __all__ = ["install"]
 
-_MULTICAST = 1 << 40  # marks an address that no interface has, as RFC 4122 asks for
+_MULTICAST = 1 << 40  # marks an address that no interface has, as RFC 4122 requires
 _VARIABLES: Extra[dict[SimProcess, dict[str, Any]]] = Extra("uuid")
 _OF_TIME = ("uuid1", "uuid6", "uuid7", "getnode")
 
 
 def _variables_of(process: SimProcess) -> dict[str, Any]:
-    """What the module's functions read and write, for one process."""
+    """The variables that the module's functions read and write, of one process."""
     runtime = current_runtime()
     assert runtime is not None
     of_all = runtime.extras.setdefault(_VARIABLES, {})
@@ -67,5 +67,5 @@ _REPLACEMENTS = tuple(
 
 
 def install(patches: Patches) -> None:
-    """Replace what makes UUIDs of time."""
+    """Replace the functions that make UUIDs of time."""
     patches.redirect(_REPLACEMENTS)

@@ -1,18 +1,18 @@
-"""A rank's own warning filters, and what it has been warned of.
+"""A rank's own warning filters, and the warnings that it has been shown.
 
 `warnings.catch_warnings`, and `pytest.warns` above it, saves the module's filters on entry and puts them back on exit.
 Ranks that are inside at the same time would put back each other's. So from the first moment that a rank touches the
-filters, each has its own, swapped when the baton changes hands; a world in which none does pays nothing. A module that
-all ranks share sets its filters for all of them, and for good, when the first imports it; in doubt, for if any rank has
-filters of its own by then, only the one that imports it gets them.
+filters, each rank has its own, swapped when the baton changes hands; a world in which none does pays nothing. A module
+that all ranks share sets its filters for all of them, and for good, when the first rank imports it. In doubt: if any
+rank has filters of its own by then, only the rank that imports the module gets them.
 
-A warning is shown once for each place. Python notes that in the globals of the module that is warned, which ranks and
-worlds share for libraries: the first rank of the first world would be warned alone. So a note that a rank leaves there
-is taken away again, and kept with its process. Invariant: no note of a rank is in a shared module when it goes on. What
-the host was warned of before is void while a world lives, as it is inside `catch_warnings`.
+A warning is shown once for each place. Python notes that in the globals of the module that is warned. Ranks and worlds
+share these for libraries, so only the first rank of the first world would be warned. So a note that a rank leaves there
+is removed again, and kept with its process. Invariant: no note of a rank is in a shared module when the rank goes on.
+The host's notes from before the world are void while it lives, as they are inside `catch_warnings`.
 
-A warning names the line that its stack level leads to. Frames of ours lie between the program's (around a comm hook, a
-handler of signals, what judges hear of): they are not counted.
+A warning names the line at its stack level. simdist's frames between the program's (around a comm hook, a handler of
+signals, an announced effect) are not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 _State = tuple[list[tuple[object, ...]], Callable[..., object], Callable[..., object]]
 
 _module: Any = warnings  # has what the stubs leave out
-# Since Python 3.14 a lock is held around it.
+# Since Python 3.14 a lock is held around this call.
 _FILTERS_CHANGED = next(each for each in ("_filters_mutated_lock_held", "_filters_mutated") if hasattr(warnings, each))
 _filters_changed: Callable[[], None] = getattr(_module, _FILTERS_CHANGED)
 _of_imports: list[tuple[object, ...]] = []  # they stay as long as their modules do
@@ -56,7 +56,7 @@ def _load(state: _State) -> None:
 
 
 def _forget_notes() -> None:
-    """What modules have noted of warnings is void: that of the host, not that of a rank."""
+    """Make the warnings that modules have noted void: those of the host, not those of a rank."""
     with getattr(_module, "_lock", contextlib.nullcontext()):
         original(_filters_changed)()
 
@@ -87,7 +87,7 @@ def _separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def is_filter_of_import(thing: object) -> bool:
-    """True for a filter that a module which all ranks share has set when one of them imported it."""
+    """True for a filter that a module shared by all ranks has set when one of them imported it."""
     return any(each is thing for each in _of_imports)
 
 
@@ -114,7 +114,7 @@ def _unlocked() -> Iterator[None]:
         return
     try:
         release()
-    except RuntimeError:  # nobody holds it
+    except RuntimeError:  # the lock is not held
         yield
         return
     try:
@@ -124,7 +124,7 @@ def _unlocked() -> Iterator[None]:
 
 
 def _taken(message: warnings.WarningMessage) -> tuple[object, ...] | None:
-    """Take the note of a warning that is about to be shown out of its module; None if it is shown each time."""
+    """Take the note of a warning that is about to be shown out of its module; None if the warning is always shown."""
     text, category = str(message.message), message.category
     # What Python notes, the widest last: of this line, of all lines, of all places.
     notes = ((text, category, message.lineno), (text, category, 0), (text, category))
@@ -160,7 +160,7 @@ def _counting_the_programs_frames(warn: Callable[..., None]) -> Callable[..., No
 
 
 def _skipped(frame: FrameType, prefixes: tuple[str, ...]) -> bool:
-    """Whether Python doesn't count a frame either."""
+    """True if Python does not count the frame either."""
     file = frame.f_code.co_filename
     return ("importlib" in file and "_bootstrap" in file) or _has_prefix(frame, prefixes)
 
@@ -195,5 +195,5 @@ def install(patches: Patches) -> None:
 
 
 def begin() -> None:
-    """A world begins: what modules have noted of the host's warnings is void."""
+    """At the start of a world, make the notes of the host's warnings void."""
     _forget_notes()

@@ -1,4 +1,4 @@
-"""The types of C that are locks, as they are outside worlds."""
+"""The lock types of C, as they are outside worlds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Kind:
     reset: Callable[[object], None]  # free it, no matter who has it
 
     def is_free_again(self, lock: object) -> bool:
-        """After it was given back: an RLock may have been taken several times."""
+        """True if a lock that was released once is free: an RLock may have been taken several times."""
         return self.owned is None or not self.owned(lock)
 
 
@@ -46,11 +46,11 @@ def _make_recursive(like: object) -> object:
 
 def _make_shared(like: Any) -> object:
     name = f"/simdist-{os.getpid()}-{next(_numbers)}"
-    return SharedLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: nobody else finds it by its name
+    return SharedLock(like.kind, like.maxvalue, like.maxvalue, name, True)  # True: unlink the name
 
 
 def _free_shared(lock: object) -> None:
-    with contextlib.suppress(AssertionError):  # of a thread that is gone
+    with contextlib.suppress(AssertionError):  # the thread that holds it has ended
         SHARED.give(lock)
 
 
@@ -77,5 +77,5 @@ KINDS = (PLAIN, RECURSIVE, SHARED)
 
 
 def real_methods(lock: object) -> tuple[Callable[..., bool], Callable[[], None]]:
-    """`acquire` and `release` of an RLock as they are outside worlds: of one that guards what all ranks share."""
+    """`acquire` and `release` of an RLock as they are outside worlds, for one that guards what all ranks share."""
     return RECURSIVE.take.__get__(lock), RECURSIVE.give.__get__(lock)

@@ -1,4 +1,4 @@
-"""What the methods of locks and queues do on tasks, no matter who made the object and when."""
+"""What the methods of locks and queues do on tasks, no matter which code made the object, or when."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _get_ident = _thread.get_ident
 
 
 def share_between_processes(lock: object, rank: SimProcess) -> None:
-    """A rank made a lock of `multiprocessing`, which is one for it and its children."""
+    """Note a lock of `multiprocessing` that a rank made: it is one lock for the rank and its children."""
     if _present is not None:
         _present.share(lock, rank)
 
@@ -92,7 +92,7 @@ def _locked(original: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _asked(original: Callable[[object], _T]) -> Callable[[object], _T]:
-    """Of an RLock: what the calling thread has."""
+    """For methods of an RLock that say what the calling thread holds."""
 
     def ask(lock: object) -> _T:
         locks = _present
@@ -201,7 +201,7 @@ _BOUND = ("acquire", "release", "_release_save", "_acquire_restore", "_is_owned"
 
 
 def _with_new_methods(original: Callable[..., _T]) -> Callable[..., _T]:
-    """Of a condition variable, which keeps bound methods of its lock: of today, if it was made before the world."""
+    """For a condition variable, which keeps bound methods of its lock: rebind those from before the world."""
 
     def method(condition: Any, *args: object, **kwargs: object) -> _T:  # a `threading.Condition`
         own = vars(condition)
@@ -222,7 +222,7 @@ def _taken(original: Any) -> Callable[..., object]:
 
 
 def taken_early(method: types.BuiltinMethodType) -> Make | None:
-    """What makes the replacement of a lock's or a queue's method that somebody took before the world began."""
+    """Return the maker of the replacement of a lock's or queue's method taken before the world began, or None."""
     return _taken if method.__name__ in _TAKEN.get(type(method.__self__), ()) else None
 
 
@@ -234,7 +234,7 @@ _REPLACEMENTS = (
 
 
 def begin(patches: Patches, locks: Locks) -> None:
-    """These are the locks of the world that begins; before `install`, and then comes `bind_again`."""
+    """Set the locks of the world that begins; called before `install`, which `bind_again` follows."""
     global _present
     _present = locks
     patches.on_undo(_uninstall)
@@ -249,7 +249,7 @@ def install(patches: Patches) -> None:
 
 
 def bind_again() -> None:
-    """Locks of `multiprocessing` keep bound methods, and it keeps a list of them."""
+    """Rebind the methods that locks of `multiprocessing` keep; it has a list of these locks."""
     if "multiprocessing.synchronize" in sys.modules:
         registry: Any = vars(sys.modules["multiprocessing.util"])["_afterfork_registry"]
         for reference in list(registry.data.values()):

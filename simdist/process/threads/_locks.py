@@ -2,26 +2,27 @@
 
 `threading` and `queue` are Python code over three types of C: `Lock`, `RLock` and `SimpleQueue`; the locks of
 `multiprocessing`, which tqdm uses too, are over a fourth. While a world lives, the methods of these types do something
-else for tasks, no matter who made the lock and when; for every other thread of the
-host program they are the originals. What Python builds on them (conditions, events, semaphores, barriers, queues,
-pools, joins) needs nothing more, and time-outs are waits with a deadline.
+else for tasks, no matter which code made the lock, or when; for every other thread of the host program they are the
+originals. What Python builds on them (conditions, events, semaphores, barriers, queues, pools, joins) needs nothing
+more, and timeouts are waits with a deadline.
 
-Here is who has which lock and who waits for it; `_lock_kinds` has the types, `_lock_methods` what their methods do.
+This module knows which task holds which lock and which tasks wait for it; `_lock_kinds` has the types, `_lock_methods`
+what their methods do.
 
-- A task that takes a lock takes the real one, so that threads of the host keep out. It never waits for it in earnest:
-  when the lock is taken, it parks until the holder gives it back. The lock then is *promised* to the task that
-  has waited longest, and nobody else gets it meanwhile: no thread starves, in whatever order the tasks take turns.
-- Ranks are processes, and a lock made before the world began, or by a module that they share, is one in each of them.
-  A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which serves the process
-  until nobody in it holds it. What else such an object has, the flag of an event or the items of a queue, ranks share
-  as they share any other object.
+- A task that takes a lock takes the real one, so that threads of the host keep out. It never really blocks on it: if
+  the lock is taken, the task parks until the holder releases it. The lock then is *promised* to the task that has
+  waited longest, and no other task gets it meanwhile: no thread starves, in any order in which the tasks take turns.
+- Ranks are processes, and a lock made before the world began, or by a module that they share, is a separate lock in
+  each of them. A task that finds it held by another rank gets a *stand-in*, a real lock of its own process, which
+  serves the process until no task of the process holds it. Ranks share the other parts of these objects, such as the
+  flag of an event or the items of a queue, as they share any other object.
 
 Invariant: `_held` has every lock that a task took and did not give back, and the holder is the task that took it last.
 
 In doubt: a bound method that was taken before the world began (`take = lock.acquire` at the top of a module) is the
-original, unless it is found in the user's modules (`_early`). The condition variables of `threading` have such ones,
-and get new ones when a task waits with them. What an installed package keeps takes the real lock, and a task that finds
-that held by nobody it knows looks again every virtual millisecond.
+original, unless it is found in the user's modules (`_early`). The condition variables of `threading` keep such methods,
+and get new ones when a task waits with them. A method that an installed package keeps takes the real lock, and a task
+that finds this held by no task looks again every virtual millisecond.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ if TYPE_CHECKING:
 __all__ = ["LockWait", "Locks", "give_back", "nanoseconds"]
 
 _T = TypeVar("_T")
-_HOST_S = 0.2  # of real time, that a thread of the host may keep a lock before the world goes on without it
+_HOST_S = 0.2  # real seconds that a thread of the host may keep a lock before the world goes on without it
 _LOOK_NS = 1_000_000
 _LONGEST_S = threading.TIMEOUT_MAX
 
 
 class LockWait:
-    """What a task is parked on that waits for a lock or for a queue."""
+    """What a task waits on that wants a lock or an item of a queue."""
 
     __slots__ = ("_locks", "_name", "_thing", "task", "timed")
     interruptible = True  # by signals
@@ -66,14 +67,14 @@ class LockWait:
         self._thing = thing
         self._name = name
         self.task = task
-        self.timed = timed  # it ends by itself
+        self.timed = timed  # it has a timeout
 
     def describe(self) -> str:
-        """What the program calls it: the method of `threading` or `queue` that waits."""
+        """The method of `threading` or `queue` in which the program waits."""
         return parked_in(self.task) or self._name
 
     def waits_for(self) -> Iterable[Task]:
-        """The task that has the lock, unless that is the one that waits, as in a condition: then it may be anyone."""
+        """The task that has the lock; no task in particular if that is the one that waits, as in a condition."""
         holder = None if self.timed else self._locks.holder_of(self._thing)
         return () if holder is None or holder is self.task else (holder,)
 
@@ -93,7 +94,7 @@ class Locks:
         self._of_family: dict[object, SimProcess] = {}
 
     def share(self, lock: object, rank: SimProcess) -> None:
-        """A rank made a lock of `multiprocessing`: it is one for the rank and all children."""
+        """Note a lock of `multiprocessing` that a rank made: it is one for the rank and all children."""
         self._of_family[lock] = rank
 
     def _is_shared(self, lock: object, task: Task) -> bool:
@@ -112,13 +113,13 @@ class Locks:
         return task
 
     def offer(self, task: Task) -> None:
-        """Let other threads go first if the policy wants it so."""
+        """Let other threads go first if the policy decides so."""
         beside = self.simulation.preempts and len(process_of(task).tasks) > 1
         if beside and not task.doomed and task.state is TaskState.RUNNING and not _importing(sys._getframe(1)):
             self.simulation.offer()
 
     def report(self, task: Task, thing: object, *, gives: bool) -> None:
-        """Those who listen hear that a task has taken a lock or an item of a queue, or given one; ask `heard` first."""
+        """Report to listeners that a task has taken a lock or an item of a queue, or given one; check `heard` first."""
         bus = self.simulation.bus
         if bus.hears(HandedOver):
             bus.report(HandedOver(task, thing, gives))
@@ -174,14 +175,14 @@ class Locks:
             self._freed(lock)
 
     def locked(self, lock: object, ask: Callable[[object], bool]) -> bool:
-        """True if somebody of the process has it, or a thread of the host."""
+        """True if a task of the process has it, or a thread of the host."""
         if self._stand_ins:
             lock = self._stand_ins.get((self._process(), lock), lock)
         holder = self.holder_of(lock)
         return (holder is None or holder.context is self._process()) and (lock in self._promised or ask(lock))
 
     def meant(self, lock: object) -> object:
-        """The lock that serves the process."""
+        """The lock that serves the process: `lock`, or its stand-in."""
         return self._stand_ins.get((self._process(), lock), lock) if self._stand_ins else lock
 
     def give_back_all(self, lock: object, save: Callable[[object], _T]) -> _T:
@@ -224,12 +225,12 @@ class Locks:
                     if not in_time:
                         raise
                 if wait not in line:
-                    line.appendleft(wait)  # somebody else was faster
+                    line.appendleft(wait)  # another task was faster
         finally:
             self._leave(queue, wait)
 
     def put(self, queue: object) -> None:
-        """An item is there."""
+        """Wake the first task that waits for an item, after one was put."""
         if self.simulation.bus.heard:
             self.report(self.running(), queue, gives=True)
         line = self._waiting.get(queue)
@@ -243,7 +244,7 @@ class Locks:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No task is left: what they still held is free."""
+        """Free the locks that tasks still held; called when no task is left."""
         for lock in self._held:
             next(kind for kind in KINDS if isinstance(lock, kind.type)).reset(lock)
         self._held.clear()
@@ -263,14 +264,14 @@ class Locks:
         task = wait.task
         if task.doomed:
             raise TaskKilled
-        if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that the kernel's steps set off
+        if task.state is not TaskState.RUNNING:  # a timer's action, or a finalizer that ran in the kernel
             raise InternalError("a taken lock was requested where no task can wait")
         in_time = self.simulation.park(wait, deadline_ns)
         process = process_of(task)
         if process.pending:
             process.handle_signals()
         if process.inbox and self._held.get(wait._thing, task) is task:
-            # Not while a lock of others is waited for: what was delivered may want the same.
+            # Not while another task holds the lock: a delivered callback may want the same one.
             process.drain()
         return in_time
 
@@ -308,7 +309,7 @@ class Locks:
 
     def _freed(self, lock: Any) -> None:
         self._held.pop(lock, None)
-        if lock in self._of_family and lock.maxvalue > 1:  # a semaphore: it may let several in
+        if lock in self._of_family and lock.maxvalue > 1:  # a semaphore: several tasks may take it
             for wait in self._waiting.get(lock, ()):
                 self.simulation.wake(wait.task)
             return
@@ -338,7 +339,7 @@ class Locks:
             if deadline_ns is not None and simulation.now_ns >= deadline_ns:
                 return False
             if deadline_ns is None and self._all_wait_for_host():
-                real_s = _HOST_S  # with the baton in hand: virtual time has nothing to go on to, so it may be a stall
+                real_s = _HOST_S  # keep the baton: virtual time can't go on, so it may be a stall
                 continue
             real_s = 0.001
             self._for_host[task] = None
@@ -350,7 +351,7 @@ class Locks:
         return True
 
     def _all_wait_for_host(self) -> bool:
-        """True if nothing will happen in the world but that tasks look again whether the host has released a lock."""
+        """True if all that will happen in the world is that tasks check again whether the host has released a lock."""
         simulation = self.simulation
         if any(task.state is TaskState.READY and task not in self._for_host for task in simulation.tasks):
             return False
@@ -358,7 +359,7 @@ class Locks:
 
 
 def _importing(frame: types.FrameType | None) -> bool:
-    """True inside an import: only the first world of a process imports a module, and the second has to be the same."""
+    """True inside an import: only the first world of a process imports a module, and the second must run the same."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -367,7 +368,7 @@ def _importing(frame: types.FrameType | None) -> bool:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A time-out. Not less than the clock's step: a task that asks again after it must find that time has passed."""
+    """A timeout in nanoseconds, at least the clock's step: after it a task must see that time has passed."""
     return max(1, round(seconds * 1e9)) if seconds > 0 else 0
 
 

@@ -1,11 +1,11 @@
-"""Loops that only ask whether another thread has done something, as `while not event.is_set(): pass`.
+"""Loops that only ask whether another thread has done something, such as `while not event.is_set(): pass`.
 
-Time stands still while a task runs, and the other thread never gets the baton. So "not yet" counts as a look at the
-clock, and after thousands of them without a pause time passes (`Simulation.read_clock`). Nothing is replaced before a
-rank has a second thread.
+Time stands still while a task runs, and the other thread never gets the baton. So the answer "not yet" counts as a look
+at the clock, and after thousands of them without a pause time passes (`Simulation.read_clock`). Nothing is replaced
+before a rank has a second thread.
 
-Time passes slowly then, not as for loops that ask after a child (`Simulation.ask`): a thread may well compute all the
-time, and only look whether it is to stop.
+Time then passes slowly, unlike in loops that ask for a child (`Simulation.ask`): a thread may well compute all the
+time, and only check whether it is to stop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _not_yet() -> None:
 
 
 def _asking(not_yet: bool) -> Make:
-    """Of a method that returns `not_yet` as long as there is something to wait for."""
+    """For a method that returns `not_yet` as long as there is something to wait for."""
 
     def make(original: Callable[_P, bool]) -> Callable[_P, bool]:
         @functools.wraps(original)
@@ -68,7 +68,7 @@ _REPLACEMENTS = (
 
 
 def count_questions(runtime: Runtime) -> None:
-    """A rank starts a thread: questions to other threads count from now on."""
+    """Count questions to other threads from now on; called when a rank starts a thread."""
     if _COUNTED not in runtime.extras:
         runtime.extras[_COUNTED] = True
         runtime.patches.redirect(_REPLACEMENTS)

@@ -1,4 +1,4 @@
-"""What functions of `threading` and `_thread` do on tasks: `_threads` has what they ask."""
+"""What functions of `threading` and `_thread` do on tasks, with the help of `_threads`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Invoke = Callable[[threading.Thread], None]
 
 
 def start_name(name: str = "start_new_thread") -> str:
-    """By which `_thread` has a function of Python that starts threads: pydevd puts its own in its place."""
+    """The name under which `_thread` has Python's own function that starts threads: pydevd replaces it by its own."""
     kept = f"_original_{name}"
     return kept if hasattr(_thread, kept) else name
 
@@ -72,7 +72,7 @@ def _set_tstate_lock(original: Callable[[threading.Thread], None]) -> Callable[[
         if process is None:
             original(thread)
             return
-        # Python's own would be released by the interpreter, which wakes nobody here.
+        # The interpreter would release Python's own lock, which wakes no task.
         thread._tstate_lock = lock = threading.Lock()
         lock.acquire()
         task = process.simulation.current
@@ -102,7 +102,7 @@ def _current_thread(original: Callable[[], threading.Thread]) -> Callable[[], th
             task, threads = process.simulation.current, threads_of(process)
             if task is process.tasks[0]:
                 return threads.main
-            if task in threads.objects:  # before `threading` lists it, too: a debugger asks so early
+            if task in threads.objects:  # even before `threading` lists it: a debugger asks so early
                 return threads.objects[task]
         return original()
 
@@ -150,7 +150,7 @@ def _register_atexit(original: Callable[..., None]) -> Callable[..., None]:
             original(function, *args, **kwargs)
             return
         if getattr(function, "__module__", "") in POOL_MODULES:
-            # A rank was the first to import it. `_end_pools` does for ranks what it does.
+            # A rank was the first to import the module. `_end_pools` does for ranks what this function does.
             original(function, *args, **kwargs)
             return
         threads = threads_of(process)
@@ -168,7 +168,7 @@ def _shutdown(original: Callable[[], None]) -> Callable[[], None]:
         if process is None:
             original()
         else:
-            shut_down(process)  # a child of `multiprocessing` calls this by itself
+            shut_down(process)  # a child of `multiprocessing` calls this itself
 
     return shutdown
 
@@ -223,7 +223,7 @@ _POOL_NUMBER = staticmethod(_pool_number)
 
 
 def _naming(create: Callable[..., _T]) -> Callable[..., _T]:
-    """Make the method of an event loop that gives a task its name, which asyncio would take from one count for all."""
+    """For an event loop's method that names a task: count per process, where asyncio has one count for all."""
 
     @functools.wraps(create)
     def create_task(self: object, coro: object, *, name: object = None, **kwargs: object) -> _T:

@@ -1,4 +1,4 @@
-"""What `threading` and `concurrent.futures` keep once per interpreter: slots, from a rank's first thread or pool on."""
+"""State that `threading` and `concurrent.futures` keep per interpreter: slots, from a rank's first thread or pool."""
 
 from __future__ import annotations
 

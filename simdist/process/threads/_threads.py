@@ -1,10 +1,10 @@
 """Threads of a rank: tasks of its process.
 
-`_thread.start_new_thread` (from Python 3.13 on `start_joinable_thread`) begins a task when a task calls it, and
-`threading.Thread` does all the rest by itself. What `threading` keeps once per interpreter and a process has for itself
-is asked for per process: the main thread, who is there, the numbers in names, what is called before the interpreter
-ends. At its end a process does what the interpreter does: idle workers of pools are asked to end, threads that are not
-daemons are waited for, the functions of `atexit` are called, and then whatever still runs is stopped.
+`_thread.start_new_thread` (from Python 3.13 on `start_joinable_thread`) starts a task when a task calls it, and
+`threading.Thread` does all the rest itself. What `threading` keeps once per interpreter is kept per process here: the
+main thread, the list of threads, the numbers in names, the functions to call before the interpreter ends. At its end a
+process does what the interpreter does: it asks idle workers of pools to end, waits for threads that are not daemons,
+calls the functions of `atexit`, and then stops the threads that still run.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the
 
 
 class _MainThread(_module._MainThread):  # type: ignore[misc]
-    """That of a simulated process, which a debugger of the host shows by the name of its rank."""
+    """The main thread of a simulated process, which a debugger of the host shows by the name of its rank."""
 
     @property
     def name(self) -> str:
-        """As everywhere for the process itself."""
+        """Its own name for the process itself, the task's name for the host."""
         return self._name if current_runtime() is not None else self.of
 
     @name.setter
@@ -63,7 +63,7 @@ class Threads:
         # A lock that is held as long as the task runs, or its handle.
         self.ends: dict[Task, _thread.LockType | Handle] = {}
         self.number = itertools.count(1).__next__  # in names of threads
-        self.pool_number = itertools.count().__next__  # and of those of pools
+        self.pool_number = itertools.count().__next__  # in names of pools' threads
         self.loop_task_number = itertools.count(1).__next__  # in names of asyncio's tasks
         self.calls: list[Callable[[], object]] = []  # before threads are waited for at the end
         self.shutting_down = False
@@ -103,14 +103,14 @@ class Threads:
 
 
 def threads_of(process: SimProcess) -> Threads:
-    """What `threading` knows of a process; made when somebody first asks."""
+    """What `threading` knows of a process; made at the first call."""
     if process.threads is None:
         process.threads = Threads(process)
     return process.threads
 
 
 class Joining:
-    """What is waited for: the end of a task."""
+    """What a task waits on until another task ends."""
 
     __slots__ = ("_name", "_task", "timed")
     interruptible = True  # by signals
@@ -125,7 +125,7 @@ class Joining:
         return f"join of thread {self._name!r}"
 
     def waits_for(self) -> Iterable[Task]:
-        """It."""
+        """The task, unless the wait has a timeout."""
         return () if self.timed else (self._task,)
 
 
@@ -152,7 +152,7 @@ class Handle:
         limited = timeout is not None and timeout >= 0
         if limited and not timeout:
             simulation.check()
-            return  # as a lock that is only tried
+            return  # like a lock that is only tried
         deadline_ns = due_at(process_of(self._task), nanoseconds(timeout or 0)) if limited else None
         thread = self._threads.objects.get(self._task)
         wait = Joining(self._task, getattr(thread, "name", ""), timed=deadline_ns is not None)
@@ -181,7 +181,7 @@ def begin(
     assert runtime is not None
     parent = runtime.simulation.check()
     process = process_of(parent)
-    started = getattr(function, "original_func", function)  # which pydevd has wrapped
+    started = getattr(function, "original_func", function)  # pydevd may have wrapped it
     thread: Any = getattr(started, "__self__", None)
     is_thread = isinstance(thread, threading.Thread)
     if is_thread:
@@ -208,13 +208,13 @@ def begin(
         runtime.simulation.kill(task)
         task.started = False
         raise
-    if is_thread and traced_by_debugger():  # which warns of threads without a number, and these wait for their turn
+    if is_thread and traced_by_debugger():  # it warns of threads without a number
         thread._ident = task.ident
     return task
 
 
 def _free_name(process: SimProcess, name: str) -> str:
-    """Threads may share a name; in reports each has its own."""
+    """A name for reports, unique in the process: threads may share a name."""
     main = process.tasks[0].name
     taken = {task.name for task in process.tasks}
     names = itertools.chain(
@@ -238,7 +238,7 @@ def _run(
     except (SystemExit, TaskKilled):
         pass
     except BaseException as error:
-        # As the interpreter says it, but without an address: what a rank prints is the same in every run.
+        # The interpreter's message without its address, so that a rank prints the same in every run.
         sys.stderr.write(f"Exception ignored in thread started by: {getattr(function, '__qualname__', '?')}\n")
         trace = error.__traceback__
         traceback.print_exception(type(error), error, None if trace is None else trace.tb_next)
@@ -255,7 +255,7 @@ def _ended(process: SimProcess, task: Task) -> None:
     process.tasks.remove(task)
     process.simulation.forget_task(task)
     _report_end(end)
-    process.wake()  # who waits for all of them
+    process.wake()  # tasks may wait for the end of all threads
 
 
 def _report_end(end: _thread.LockType | Handle | None) -> None:
@@ -266,7 +266,7 @@ def _report_end(end: _thread.LockType | Handle | None) -> None:
 
 
 def shut_down(process: SimProcess) -> None:
-    """What the interpreter does when the main thread has ended, before `atexit`. Called by the process's main task."""
+    """Do what the interpreter does after the main thread's end, before `atexit`. Called by the process's main task."""
     threads = process.threads
     if threads is None:
         return
@@ -327,7 +327,7 @@ def _end_pools(runtime: Runtime, threads: Threads) -> None:
 
 
 def waits_of_threads(process: SimProcess) -> str:
-    """What the threads beside the main one wait for, in words; "" if there are none."""
+    """What the threads other than the main one wait for, in words; "" if there are none."""
     said = [
         f"{task.name.partition(', ')[2]} in {task.waiting.describe()}"
         for task in process.tasks[1:]
@@ -337,9 +337,9 @@ def waits_of_threads(process: SimProcess) -> str:
 
 
 def forget() -> None:
-    """The world is over: nothing is left of threads that had no turn."""
+    """At the end of the world, forget threads that never got a turn."""
     begun: Any = _begun
-    if begun.data:  # to look through a weak set takes a dozen calls
+    if begun.data:  # iterating over a weak set takes a dozen calls
         for thread in list(_begun):
-            _module._limbo.pop(thread, None)  # of a thread that was killed before its first turn
+            _module._limbo.pop(thread, None)  # killed before its first turn
         _begun.clear()

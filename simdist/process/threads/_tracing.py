@@ -1,4 +1,4 @@
-"""What the host traces: coverage and debuggers see ranks as they see threads of `threading`."""
+"""Tracing by the host: coverage and debuggers see ranks as they see threads of `threading`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _KEEPERS = ("_pydevd_sys_monitoring", "_pydevd_sys_monitoring_cython")  # of wha
 
 
 def trace_main_thread() -> None:
-    """Have the calling thread, the main one of a simulated process, traced and profiled as `threading` has its threads.
+    """Trace and profile the calling thread, the main one of a simulated process, as `threading` does with its threads.
 
-    Other threads of ranks begin in `threading`, which does so itself.
+    Other threads of ranks begin in `threading`, which does this itself.
     """
     trace, profile = threading.gettrace(), threading.getprofile()
     debugger = debugger_of_host()
@@ -30,10 +30,10 @@ def trace_main_thread() -> None:
 
 
 def introduce(object_of: Callable[[], threading.Thread]) -> None:
-    """Have the debugger know the calling thread by its object on the rank.
+    """Let the debugger find the calling thread's object on the rank.
 
-    It passes over threads without one. From Python 3.12 on it asks at a thread's very first line, when that is no
-    rank's yet, and keeps the dummy that it gets.
+    It ignores threads without one. From Python 3.12 on it asks at a thread's very first line, when the thread is not a
+    rank's yet, and keeps the dummy object that it gets.
     """
     if not traced_by_debugger():
         return
@@ -53,6 +53,6 @@ def traced_by_debugger() -> bool:
 
 
 def debugger_of_host() -> Any:
-    """What pydevd, the debugger of VS Code and PyCharm, traces the host with; None without it."""
+    """The object by which pydevd, the debugger of VS Code and PyCharm, traces the host; None without it."""
     constants = sys.modules.get("_pydevd_bundle.pydevd_constants")
     return None if constants is None else constants.get_global_debugger()
