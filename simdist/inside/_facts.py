@@ -1,7 +1,7 @@
-"""Facts: what simdist relies on inside Python, the system and torch, though nobody promises it.
+"""Facts: what simdist relies on inside Python, the system and torch, though it is not guaranteed.
 
-Each fact says where it comes from, in which versions it was seen, and which feature is off without it. Its probe looks
-whether it holds in the Python and the torch that are here. `simdist doctor` and the test suite run all probes.
+Each fact says where it comes from, in which versions it was seen, and which feature is off without it. Its probe checks
+whether it holds in the installed Python and torch. `simdist doctor` and the test suite run all probes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Probe = Callable[[], str]
 class Fact:
     """One thing that must be as simdist expects it."""
 
-    name: str  # its room and itself: "python.functions"
+    name: str  # its package and itself: "python.functions"
     what: str  # a sentence
     source: str  # where it is written: a file of CPython, torch or the system
     seen: str  # the versions in which it was found to hold
@@ -30,7 +30,7 @@ class Fact:
         """What is different here, empty if the fact holds. A probe that raises has found a difference."""
         try:
             return self.probe()
-        except Exception as error:  # whatever an unknown version does
+        except Exception as error:  # an unknown version may raise anything
             return f"{type(error).__name__}: {error}"
 
 
@@ -51,7 +51,7 @@ def fact(name: str, *, what: str, source: str, seen: str, feature: str) -> Calla
 
 
 def facts() -> list[Fact]:
-    """All of them, by name. Loads torch."""
+    """All facts, by name. Loads torch."""
     for room in _ROOMS:
         importlib.import_module(room)
     return [_known[name] for name in sorted(_known)]

@@ -1,6 +1,6 @@
 """The versions of torch and of Python that simdist was tried on, and the warning about newer ones.
 
-simdist replaces parts of both that change from version to version. With a newer one than those listed here it warns
+simdist replaces parts of both that change from version to version. With a newer version than those listed here it warns
 once and goes on: most of it works, and what does not ends in an error that names it.
 """
 
@@ -31,7 +31,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 @functools.cache
 def warn_of_newer() -> None:
     """Warn, once in a process, if its torch or its Python is newer than all that simdist was tried on."""
-    import torch  # `simdist doctor` reads the versions where torch does not import
+    import torch  # here, for `simdist doctor` reads the versions even if torch can't be imported
 
     version = str(torch.__version__).partition("+")[0]
     if _minor(version) > max(map(_minor, TRIED)):

@@ -1,4 +1,4 @@
-"""What simdist knows of CPython's inside: objects in memory, types written in C, threads, signals, foreign functions.
+"""What simdist knows of CPython's internals: objects in memory, C types, threads, signals, foreign functions.
 
 Nothing here loads torch.
 """

@@ -1,4 +1,4 @@
-"""The end of a process in which Python does not take itself apart."""
+"""The end of a process without the teardown of the interpreter."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _exits_run: Any = getattr(atexit, "_run_exitfuncs", None)
 
 
 def end_process(code: int) -> None:
-    """End the process at once, after all that the interpreter does first: threads, functions of atexit, buffers.
+    """End the process at once, after the interpreter's first steps: wait for threads, run atexit, flush buffers.
 
-    Returns if this Python can't, or if something can't be written, which Python reports in its own way.
+    Returns if this Python can't do that, or if a stream can't be written to, which Python reports in its own way.
     """
     if _differs():
         return
@@ -28,7 +28,7 @@ def end_process(code: int) -> None:
     _exits_run()
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # it was closed before Python began
+            if stream is not None:  # None if it was closed before Python began
                 stream.flush()
     except OSError:
         return

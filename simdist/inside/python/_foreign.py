@@ -9,7 +9,7 @@ __all__ = ["FOREIGN_FUNCTION", "FOREIGN_VALUES", "PYTHON_LIBRARY", "ForeignLibra
 
 ForeignLibrary = ctypes.CDLL
 PYTHON_LIBRARY = ctypes.pythonapi
-FOREIGN_FUNCTION: Any = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the base of them all
+FOREIGN_FUNCTION: Any = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the base of all their classes
 FOREIGN_VALUES: tuple[type, ...] = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 
 

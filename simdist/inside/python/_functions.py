@@ -1,23 +1,23 @@
-"""Functions that behave otherwise while a world lives, wherever and whenever somebody took a reference to them.
+"""Functions that behave differently while a world lives, no matter which code refers to them, and since when.
 
 `from time import sleep` in a module loaded long before, `def f(clock=time.time)`, a class attribute, a
-`functools.partial`, a name that a C extension keeps: all of them hold the one function object `time.sleep`. So it is
-not the names that are replaced but what the object does when it is called; there is nothing to look for and nothing to
-miss. The object stays the same one: `is`, `pickle` and `repr` see no difference.
+`functools.partial`, a name that a C extension keeps: each refers to the one function object. So simdist does not
+replace the names but what the object does when it is called; no reference has to be found, and none can be missed. The
+object stays the same one: `is`, `pickle` and `repr` see no difference.
 
-- A *built-in function* is three words behind its header that belong together: which C function it calls, how (`flags`
-  and the entry point that goes with them), and what that gets as its first argument, the module. Redirected, it calls
+- A *built-in function* has three words after its header that belong together: which C function it calls, how (`flags`
+  and the entry point that goes with them), and the first argument of that function, the module. Redirected, it calls
   `PyObject_Vectorcall`, whose parameters are those of a C function with `METH_FASTCALL | METH_KEYWORDS`, and the first
-  argument is our callable, a module so that `__self__` still is one. All words are written while the
-  GIL is held, so that no other thread sees a part of them; numpy writes those of many functions at once (`_Words`).
+  argument is simdist's callable, a module so that `__self__` still is one. All words are written while the GIL is held,
+  so that no other thread sees a part of them; numpy writes those of many functions at once (`_Words`).
 - A *Python function* gets another code object.
 
-Invariant: what `original` returns is a second function object with the behaviour that was there before, and it is
-never redirected. Threads that are no ranks reach it through the replacement, which asks who is calling.
+Invariant: `original` returns a second function object with the former behaviour, which is never redirected. Threads
+that are not ranks' reach it through the replacement, which checks the calling thread.
 
-In doubt: the layout (`PyCFunctionObject`) is CPython's own, though unchanged from 3.8 to 3.14; each object is looked at
-before it is written to, and a world is refused where something else is found there. The word in which weak references
-to the function are kept is never written to.
+In doubt: the layout (`PyCFunctionObject`) is CPython's own, though unchanged from 3.8 to 3.14. Each object is checked
+before it is written to, and a world is refused if it looks different. The word in which weak references to the function
+are kept is never written to.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Make = Callable[[Callable[..., Never]], Callable[..., object]]
 _Space = ctypes.Array[ctypes.c_size_t]
 _FASTCALL_KEYWORDS = 0x80 | 0x02
 _METHOD = 0x200  # the C function also gets its class: `PyCMethodObject`
-_MODULE, _ENTRY = 2, 4  # places of words; before them the method's definition and its first argument
+_MODULE, _ENTRY = 2, 4  # indices of words; the first two are the method's definition and its first argument
 _WRITTEN = (0, 1, _MODULE, _ENTRY)  # between the last two, weak references
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_AT_ONCE = 100  # functions: up to 500 elements numpy keeps the GIL (`NPY_BEGIN_THREADS_THRESHOLDED`)
+_AT_ONCE = 100  # functions: numpy keeps the GIL for up to 500 elements (`NPY_BEGIN_THREADS_THRESHOLDED`)
 
 _api: Any = ctypes.pythonapi
 _prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
@@ -79,7 +79,7 @@ class _Definition(ctypes.Structure):
 
 
 def can_be_redirected(function: object) -> bool:
-    """True for a function of a module, be it built in or of Python; not for callable objects of other kinds."""
+    """True for a function of a module, built-in or Python; not for callable objects of other kinds."""
     if isinstance(function, types.BuiltinFunctionType):
         return isinstance(function.__self__, types.ModuleType | type)
     return isinstance(function, types.FunctionType)
@@ -98,12 +98,12 @@ def original(function: _F) -> _F:
 
 
 def note_wrapper(wrapper: object, function: object) -> None:
-    """For the length of worlds this stands in the function's place, and is no function of its own for `original`."""
+    """Note that `wrapper` replaces a function while worlds live: `original` looks through it."""
     _wrappers[id(wrapper)] = wrapper, function
 
 
 def without_wrapper(function: _T) -> _T:
-    """What a noted wrapper was put around; the function itself if it is none."""
+    """The function inside a noted wrapper; the function itself if it is none."""
     known = _wrappers.get(id(function))
     if known is None:
         return function
@@ -149,10 +149,10 @@ class Redirection:
 
     @classmethod
     def of(cls, function: Callable[..., object], make: Make) -> Redirection:
-        """The redirection of `function` to `make(original)`, made once: `make` must depend on nothing but that.
+        """The redirection of `function` to `make(original)`, made once: `make` must depend on nothing but `original`.
 
         Raises:
-            UnsupportedError: this Python keeps its functions in another way.
+            UnsupportedError: this Python has another layout of functions.
         """
         known = _redirections.get(id(function))
         if known is None or known.made_by is not make:
@@ -161,7 +161,7 @@ class Redirection:
 
     @classmethod
     def to_code(cls, function: types.FunctionType, make: Callable[[types.FunctionType], types.CodeType]) -> Redirection:
-        """The redirection of a Python function to the code that `make(function)` gives, made once."""
+        """The redirection of a Python function to the code that `make(function)` returns, made once."""
         known = _redirections.get(id(function))
         if known is None or known.made_by is not make:
             known = _redirections[id(function)] = cls(function, lambda original: original)
@@ -169,7 +169,7 @@ class Redirection:
         return known
 
     def switch(self, *, on: bool) -> None:
-        """Let the function object do the one or the other."""
+        """Switch the function object to its other behaviour, or back."""
         Batch((self,)).switch(on=on)
 
 
@@ -188,8 +188,8 @@ class Batch:
         self._words = [_Words(words[first : first + _AT_ONCE]) for first in range(0, len(words), _AT_ONCE)]
 
     def switch(self, *, on: bool) -> None:
-        """Let all these functions do the one or the other."""
-        # Mapped, it takes half the time of a loop: worlds start by the thousand.
+        """Switch all these functions to their other behaviour, or back."""
+        # `map` takes half the time of a loop: worlds start by the thousand.
         deque(map(setattr, self._functions, itertools.repeat("__code__"), self._other if on else self._own), 0)
         for each in self._words:
             each.memory[each.places] = each.on if on else each.off
@@ -211,7 +211,7 @@ class _Words:
 
 
 class _Stand:
-    """What a redirected built-in function refers to. Never given up: somebody may be in the middle of a call."""
+    """What a redirected built-in function refers to. It is never freed: a thread may be in the middle of a call."""
 
     __slots__ = ("_definition", "_module", "first_words", "original")
 
@@ -226,10 +226,10 @@ class _Stand:
 
 
 def _words_of(function: Any) -> _Space:
-    """The five words behind the header of a built-in function.
+    """The five words after the header of a built-in function.
 
     Raises:
-        UnsupportedError: they are not what they have to be.
+        UnsupportedError: they are not as expected.
     """
     size = type(function).__basicsize__
     if size >= object.__basicsize__ + 5 * _WORD:
@@ -261,7 +261,7 @@ def _vectorcall_address() -> int:
 
 @functools.cache
 def _fast_entry() -> int:
-    """The entry point that goes with `METH_FASTCALL | METH_KEYWORDS`, which only another function has."""
+    """The entry point for `METH_FASTCALL | METH_KEYWORDS`, taken from a function that has it."""
     for function in vars(builtins).values():
         if type(function) is types.BuiltinFunctionType:
             words = _words_of(function)
@@ -271,12 +271,12 @@ def _fast_entry() -> int:
 
 
 def looks_up(function: types.FunctionType, name: str) -> bool:
-    """True if a function looks up a global name, and uses the name for nothing else."""
+    """True if a function reads a global name, and uses the name for nothing else."""
     return {each.opname for each in dis.get_instructions(function) if each.argval == name} == {"LOAD_GLOBAL"}
 
 
 class _Marking(ast.NodeTransformer):
-    """Puts texts in the place of names, for values that no source can spell."""
+    """Replaces names by texts, which stand for values that source code can't spell."""
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
@@ -286,10 +286,10 @@ class _Marking(ast.NodeTransformer):
 
 
 def code_with(function: types.FunctionType, values: Mapping[str, object]) -> types.CodeType:
-    """The code of a function, compiled anew, but that these global names stand for these values.
+    """The code of a function, compiled anew, with these values in the place of these global names.
 
     Raises:
-        OSError: its source is not at hand.
+        OSError: its source is not available.
     """
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -300,9 +300,9 @@ def code_with(function: types.FunctionType, values: Mapping[str, object]) -> typ
     marks = {f"the value of {name}": value for name, value in values.items()}
     tree = _Marking(values).visit(tree)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # texts are called
+        warnings.simplefilter("ignore", SyntaxWarning)  # the code calls texts
         module = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
-    # Its annotations are another code object beside it, from Python 3.14 on.
+    # From Python 3.14 on its annotations are another code object in the module.
     (code,) = (each for each in module.co_consts if isinstance(each, types.CodeType) and each.co_name == made.name)
     return code.replace(
         co_consts=tuple(marks.get(each, each) if isinstance(each, str) else each for each in code.co_consts)

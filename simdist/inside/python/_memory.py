@@ -1,4 +1,4 @@
-"""Words in memory: behind addresses, in objects of Python, and in its random generator; files that are mapped there."""
+"""Words in memory: at addresses, in Python objects, and in Python's random generator; files that are mapped there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ number_kinds: dict[str, type[ctypes.c_float | ctypes.c_double | ctypes.c_int32 |
 
 
 def bytes_at(address: int, size: int) -> SharedBytes:
-    """Some bytes in memory, shared: `raw` reads and writes them. A type for each size is kept, so ask for few sizes."""
+    """Some bytes in memory, shared: `raw` reads and writes them. A type is kept for each size, so use few sizes."""
     make = _bytes.get(size)
     if make is None:
         make = _bytes[size] = (ctypes.c_char * size).from_address
@@ -58,9 +58,9 @@ def _held_as_copied(address: int, expected: bytes, size: int) -> int:
 
 
 def _comparing() -> Callable[[int, bytes, int], int]:
-    """The C library's `memcmp`, where it is to be had."""
+    """The C library's `memcmp`, if it can be called."""
     try:
-        compare = ctypes.PyDLL(None).memcmp  # with the GIL, as it is soon over
+        compare = ctypes.PyDLL(None).memcmp  # keeps the GIL, as the call is short
     except (TypeError, OSError, AttributeError):  # not on Windows
         return _held_as_copied
     compare.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
@@ -77,12 +77,12 @@ def holds_bytes(address: int, expected: bytes) -> bool:
 
 
 def word_in(thing: object) -> int:
-    """The first word behind the header of an object, of the size of an address."""
+    """The first word after the header of an object, of the size of an address."""
     return ctypes.c_size_t.from_address(id(thing) + object.__basicsize__).value
 
 
 def address_of_buffer(mapping: object) -> int | None:
-    """Where in memory something lies that has a buffer; None if it has none now."""
+    """The address of the buffer of an object; None if it has none now."""
     view = (ctypes.c_char * _BUFFER_BYTES)()
     if ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapping), view, _SIMPLE):
         return None
@@ -102,7 +102,7 @@ class MappedFile:
 
 
 def mapped_file(address: int) -> MappedFile | None:
-    """The file that is mapped at an address; None if none is, or where the system does not say."""
+    """The file that is mapped at an address; None if there is none, or if the system does not say."""
     try:
         with original(open)("/proc/self/maps", "rb") as maps:
             lines = maps.read().splitlines()
@@ -121,10 +121,10 @@ def mapped_file(address: int) -> MappedFile | None:
 def own_random_words() -> memoryview[int] | None:
     """The position and the 624 words of the generator behind the functions of `random`, shared; None if not found.
 
-    Its C struct is an index and 624 words right behind the object header.
+    Its C struct is an index and 624 words right after the object header.
     """
     instance: random.Random = random._inst
-    # The object must be large enough before anything behind its header is read.
+    # Check that the object is large enough before reading anything after its header.
     if type(instance).__mro__[-2].__basicsize__ >= object.__basicsize__ + 4 * (1 + _RANDOM_WORDS):
         words = words_at(id(instance) + object.__basicsize__, 1 + _RANDOM_WORDS)
         state = instance.getstate()[1]

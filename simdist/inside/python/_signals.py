@@ -1,4 +1,4 @@
-"""What a process does with a signal, asked and set from any thread, where `signal.signal` is for the main one."""
+"""What a process does with a signal, read and set from any thread; `signal.signal` works on the main one only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _set.argtypes, _set.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 
 def signal_disposition(number: int) -> int:
-    """0 for what the system does by itself, 1 for nothing (`SIG_DFL`, `SIG_IGN`), else the address of a handler."""
+    """0 for the system's default action, 1 for none (`SIG_DFL`, `SIG_IGN`), else the address of a handler."""
     return _get(number) or 0
 
 
 def set_signal_disposition(number: int, disposition: int) -> None:
-    """Set it, to what `signal_disposition` returned or to one of the first two."""
+    """Set the disposition of a signal: 0, 1, or what `signal_disposition` returned."""
     _set(number, disposition)

@@ -1,4 +1,4 @@
-"""The handle of a thread, and exceptions that are raised in another one, between two of its instructions."""
+"""The handle of a thread, and exceptions raised in another thread, between two of its instructions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _raise_in.argtypes, _raise_in.restype = [ctypes.c_ulong, ctypes.py_object], ctyp
 
 
 def raise_in_thread(ident: int, kind: type[BaseException]) -> None:
-    """Have the thread raise an exception of this class soon, in place of one that it has not raised yet."""
+    """Have a thread raise an exception of this class soon; it replaces an earlier one that was not raised yet."""
     _raise_in(ident, kind)
 
 

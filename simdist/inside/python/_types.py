@@ -1,6 +1,6 @@
-"""What Python code can't change of types and objects: their dictionaries, what sets an attribute, what is finalized.
+"""Parts of types and objects that Python code can't change: dictionaries, attribute setters, what is finalized.
 
-The C function stands in `PyTypeObject.tp_setattro`, the 20th word of a type.
+The C function that sets attributes is in `PyTypeObject.tp_setattro`, the 20th word of a type.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _delete_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object,
 
 
 def namespace_of(owner: type) -> dict[str, object]:
-    """The dictionary of a type itself, behind the view that can only be read. `note_change` belongs to each change."""
+    """The dictionary of a type itself, behind its read-only view. Call `note_change` after each change."""
     (namespace,) = gc.get_referents(vars(owner))
     return namespace  # type: ignore[no-any-return]
 
 
 def note_change(owner: type) -> None:
-    """Have the interpreter forget what it remembers of a type, as C code that changes one has to."""
+    """Clear the interpreter's caches of a type, as C code that changes a type has to."""
     _type_modified(ctypes.py_object(owner))
 
 
 def finalized_already(thing: object) -> None:
-    """Have the interpreter take an object that it collects for one whose `__del__` it has called."""
+    """Mark an object as finalized, so that the interpreter does not call its `__del__` when it collects the object."""
     kind = type(thing)
     space = namespace_of(kind)
     own = space.get("__del__", _NONE)
@@ -53,11 +53,11 @@ def finalized_already(thing: object) -> None:
 
 
 def _do_nothing(thing: object) -> None:
-    """A finalizer."""
+    """Replace a finalizer."""
 
 
 def noter_of_changes(owner: type) -> Callable[[], None]:
-    """`note_change` of one type, for those who change it often: half the work is done here."""
+    """`note_change` for one type, with half the work done in advance, for code that changes it often."""
     return functools.partial(_type_modified, ctypes.py_object(owner))
 
 
@@ -98,14 +98,14 @@ generic_setter = ctypes.cast(ctypes.pythonapi.PyObject_GenericSetAttr, ctypes.c_
 
 
 class _Class:
-    """A class of Python with the slot that such have."""
+    """A Python class, with the slot that Python classes have."""
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
 
 
 def can_exchange_setters() -> bool:
-    """True if the slot is where we look for it. `type` has a function of its own, and so has a class of Python."""
+    """True if the slot is where it is expected. `type` has a function of its own, and so has a Python class."""
     return (
         setter_of(ModuleType) == generic_setter == setter_of(object)
         and len({generic_setter, setter_of(type), setter_of(_Class)}) == 3

@@ -1,6 +1,6 @@
 """What simdist knows of the operating system below Python: calls of the C library, and who makes them.
 
-Nothing here loads torch. What only Linux has says so when it is asked, not when it is imported.
+Nothing here loads torch. On other systems than Linux all of it can be imported; its functions check the system.
 """
 
 from simdist.inside.system._calls import ask_parent_signal, become_subreaper, c_library, call, watch_opens

@@ -1,4 +1,4 @@
-"""Calls of the C library that Python does not offer: namespaces, what ties processes to their parents, inotify."""
+"""Calls of the C library that Python does not offer: for namespaces, for parents and their processes, for inotify."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def call(name: str, *arguments: int | bytes) -> int:
 
 
 def ask_parent_signal(number: int) -> None:
-    """Have the kernel send a signal to this process when the thread that started it ends, where it does such things."""
+    """Have the kernel send a signal to this process when the thread that started it ends (on Linux only)."""
     if sys.platform == "linux":
         c_library().prctl(_PR_SET_PDEATHSIG, number)
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of every process below it whose own parent ends, where the system does that."""
+    """Make this process the parent of every descendant whose own parent ends (on Linux only)."""
     if sys.platform == "linux":
         c_library().prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -48,7 +48,7 @@ def watch_opens(queue: int, folder: str, events: int) -> tuple[int, int]:
     """Have inotify report `events` of a folder; with `queue` -1 to a new queue. Returns the queue and the watch.
 
     Raises:
-        OSError: the system has no such thing, or no more of it.
+        OSError: the system has no inotify, or no more queues or watches.
     """
     if sys.platform != "linux":
         raise OSError("only Linux reports who opens a file")

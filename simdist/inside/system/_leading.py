@@ -1,4 +1,4 @@
-"""Functions of Python that stand in for those of the C library, for C code that calls them."""
+"""Python functions that replace those of the C library for C code that calls them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LED_TYPES: dict[str, Any] = {
 
 
 class LedFunction:
-    """A function of the C library, and one of Python that C code calls in its place.
+    """A function of the C library, and a Python function that C code calls in its place.
 
     Args:
         name: of the C library's function.
         types: the result's and then each argument's, names of `LED_TYPES`.
-        lead: makes the function of Python, given the C library's.
+        lead: makes the Python function, given the C library's.
     """
 
     __slots__ = ("_ours", "_real", "address", "real_address")

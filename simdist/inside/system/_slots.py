@@ -1,8 +1,8 @@
-"""The functions of the C library that libraries in this process call: each such call can be led elsewhere for a while.
+"""Redirects, for a while, calls of functions of the C library by other libraries in this process.
 
-A shared library calls another's function through a slot of its own, which the loader fills by name. Here the slots are
-found as the loader finds them (`dl_iterate_phdr`, and the relocations of each library), and something else is put into
-them. That reaches C code which was compiled long ago, and needs no compiler. What it does not reach: calls inside the C
+A shared library calls another's function through a slot of its own, which the loader fills by name. This module finds
+the slots as the loader does (`dl_iterate_phdr`, and the relocations of each library), and puts other addresses into
+them. That reaches C code which was compiled long ago, and needs no compiler. It does not reach calls inside the C
 library itself, system calls made by hand, and functions that are looked up by name (`dlsym`).
 
 Linux on x86-64 and aarch64; elsewhere there are no slots.
@@ -59,7 +59,7 @@ class _Library(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("segments", ctypes.POINTER(_Segment)),
         ("count", ctypes.c_uint16),
-        ("loaded", ctypes.c_uint64),  # so many libraries since the process began
+        ("loaded", ctypes.c_uint64),  # number of libraries since the process began
         ("unloaded", ctypes.c_uint64),
     )
 
@@ -101,13 +101,13 @@ def slots_of(names: Collection[str], *, without: tuple[str, ...] = ()) -> list[S
 
 
 def _change() -> tuple[int, int]:
-    """What is another one when a library was loaded or unloaded."""
+    """Two counts that change when a library is loaded or unloaded."""
     found: list[tuple[int, int]] = []
 
     def look(library: ctypes._Pointer[_Library], size: int, _: object) -> int:
         if size >= ctypes.sizeof(_Library):
             found.append((library.contents.loaded, library.contents.unloaded))
-        return 1  # the first one says it
+        return 1  # stop: every library has the counts
 
     _system().dl_iterate_phdr(_Look(look), None)
     return found[0] if found else (-2, -2)
@@ -128,7 +128,7 @@ def _libraries() -> list[tuple[str, int, list[tuple[int, int, int]]]]:
 
 
 def _read(library: str, base: int, segments: list[tuple[int, int, int]], names: Collection[str]) -> tuple[Slot, ...]:
-    """The slots of one library, as its own tables have them."""
+    """The slots of one library, from its own tables."""
     at = next((address for kind, address, _ in segments if kind == _DYNAMIC), 0)
     entries = _entries(at, base) if at else {}
     if _STRINGS not in entries or _SYMBOLS not in entries:
@@ -157,7 +157,7 @@ def _read(library: str, base: int, segments: list[tuple[int, int, int]], names: 
 
 
 def _entries(at: int, base: int) -> dict[int, int]:
-    """What a library's dynamic section says, by tag. Glibc has made addresses of the offsets already."""
+    """The entries of a library's dynamic section, by tag. Glibc has turned the offsets into addresses already."""
     found: dict[int, int] = {}
     while tag := ctypes.c_uint64.from_address(at).value:
         value = ctypes.c_uint64.from_address(at + 8).value
@@ -168,7 +168,7 @@ def _entries(at: int, base: int) -> dict[int, int]:
 
 
 def put_into(slots: Iterable[Slot], functions: Mapping[str, int]) -> dict[Slot, int]:
-    """Have slots hold the addresses of these functions, by name; what they held."""
+    """Put the addresses of these functions, by name, into slots; return what the slots held."""
     held: dict[Slot, int] = {}
     library, page = _system(), mmap.PAGESIZE
     for slot in slots:

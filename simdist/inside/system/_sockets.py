@@ -23,7 +23,7 @@ def listens_at(port: int) -> bool:
 
 
 def _listens(number: int, port: int) -> bool:
-    # The socket is asked itself: the machine's tables take milliseconds to read.
+    # Asks the socket itself: the machine's tables take milliseconds to read.
     try:
         found = _socket.socket(fileno=number)
     except OSError:  # no socket, or closed meanwhile

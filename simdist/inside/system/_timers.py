@@ -1,11 +1,11 @@
-"""A timer of the system that ends the process by a signal, in C: the GIL may be held meanwhile.
+"""A timer of the system that ends the process by a signal, in C: it works even while the GIL is held.
 
-It is none of the three that programs use (`setitimer`), and the signal one of those without a name.
+It is none of the three timers that programs use (`setitimer`), and its signal is one of those without a name.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # of C: the module around it makes enums of all answers
+import _signal  # type: ignore[import-not-found]  # of C: `signal` makes enums of all results
 import ctypes
 import signal
 import sys
@@ -45,7 +45,7 @@ class _Action(ctypes.Structure):
     )
 
 
-_library: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None  # its calls keep the lock: they are short
+_library: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None  # its calls keep the GIL: they are short
 _DEFAULT = int(signal.SIG_DFL)
 _never = _Span()
 
@@ -53,7 +53,7 @@ _never = _Span()
 class KillTimer:
     """Sends `SIGNAL` after `limit_s`, and again every `repeat_s`; the second time it ends the process.
 
-    It has to be made, somebody has to handle the signal (`faulthandler.register`), and then it can start.
+    First make it, then set a handler of the signal (`faulthandler.register`), and then start it.
 
     Example:
         >>> timer = KillTimer()
@@ -70,7 +70,7 @@ class KillTimer:
         self._span = _never
 
     def is_free(self) -> bool:
-        """True if the system has such timers and nobody handles the signal."""
+        """True if the system has such timers and the signal has no handler."""
         return _library is not None and _signal.getsignal(self.SIGNAL) == _DEFAULT
 
     def make(self) -> bool:
@@ -82,7 +82,7 @@ class KillTimer:
         return True
 
     def start(self, limit_s: float, repeat_s: int) -> None:
-        """Begin, once somebody handles the signal: the second one does what it does by default."""
+        """Begin, once the signal has a handler: the second signal then has its default action."""
         _library.sigaction(self.SIGNAL, None, ctypes.byref(self._action))
         self._action.flags |= ctypes.c_int(_SA_RESETHAND).value
         whole_s = int(min(limit_s, _MOST_S))
@@ -90,7 +90,7 @@ class KillTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now, also if the first signal came already."""
+        """Count from now, even if the first signal was sent already."""
         _library.sigaction(self.SIGNAL, ctypes.byref(self._action), None)
         _library.timer_settime(self._timer, 0, ctypes.byref(self._span), None)
 
@@ -99,6 +99,6 @@ class KillTimer:
         _library.timer_settime(self._timer, 0, ctypes.byref(_never), None)
 
     def delete(self) -> None:
-        """Leave nothing behind."""
+        """Delete the system's timer."""
         _library.timer_delete(self._timer)
         self._timer = None

@@ -1,4 +1,4 @@
-"""What simdist knows of torch's inside, by purpose: the dispatcher, autograd, process groups, tables, the compiler."""
+"""What simdist knows of torch's internals, by purpose: dispatcher, autograd, process groups, tables, compiler."""
 
 from simdist.inside.torch._autograd import (
     BaseFuture,

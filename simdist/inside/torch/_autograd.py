@@ -36,7 +36,7 @@ pass_by_subclasses: Callable[[], AbstractContextManager[object]] = core_bindings
 
 
 def profiler_settings() -> object:
-    """The settings of the profiler that have no public name, as they are by default."""
+    """The defaults of the profiler's settings that have no public name."""
     return core_bindings._profiler._ExperimentalConfig()
 
 

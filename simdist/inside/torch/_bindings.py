@@ -1,6 +1,6 @@
-"""The modules of torch's C++ bindings, whole: for those that patch them or ask for names that may not be there.
+"""The whole modules of torch's C++ bindings, for code that patches them or asks for names that may be missing.
 
-The stubs of torch leave most of what is in them out, so that both are untyped.
+torch's stubs leave out most of their content, so both are untyped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ c10d_bindings: ModuleType = _distributed_c10d
 
 
 def missing(owner: object, names: Iterable[str]) -> str:
-    """What a probe reports of names that are not there; empty if all are."""
+    """What a probe reports of missing names; empty if none is missing."""
     found = [name for name in names if not hasattr(owner, name)]
     return f"{getattr(owner, '__name__', owner)} has no {', '.join(found)}" if found else ""

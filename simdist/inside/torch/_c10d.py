@@ -42,46 +42,46 @@ BackendOptions = Backend.Options
 
 
 class SplitParent(Protocol):
-    """A backend of NCCL whose communicator is split."""
+    """An NCCL backend whose communicator is split."""
 
     bound_device_id: torch.device | None
 
     def count_split(self, index: int) -> None:
-        """Count a communicator that is split from it, on a device."""
+        """Count a communicator that is split from this one, on a device."""
         ...
 
 
 class BackendRequest(_DistributedBackendOptions):
-    """What torch asks of a backend that it makes.
+    """The options by which torch asks for a backend.
 
-    Its own takes only backends of C++ as the one that a communicator is split from, and since torch 2.14 it is used for
-    NCCL too.
+    torch's own class accepts only backends of C++ as the one from which a communicator is split, and since torch 2.14
+    it is used for NCCL too.
     """
 
-    split_from: SplitParent | None = None  # hides the one of C++
+    split_from: SplitParent | None = None  # hides the attribute of C++
 
 
 def group_world() -> _World:
-    """What torch keeps of all groups (`_world`): in a world of simdist, what the calling rank has."""
+    """torch's object with all groups (`_world`): in a world of simdist, that of the calling rank."""
     world: _World = c10d_module._world
     return world
 
 
 def newer_group_tables(known: Iterable[str]) -> list[str]:
-    """The tables by groups that torch has beside those that are known, such as 2.15's `pg_flight_recorder_hooks`."""
+    """The tables by group that torch has besides the known ones, such as 2.15's `pg_flight_recorder_hooks`."""
     return _newer_group_tables(c10d_module._World, tuple(known))
 
 
 @functools.cache
 def _newer_group_tables(world: type, known: tuple[str, ...]) -> list[str]:
-    beside = {*known, "pg_config_info", "pg_default_device"}  # one is worked out, one is of older versions
+    beside = {*known, "pg_config_info", "pg_default_device"}  # one is computed, one is of older versions
     names = (name for name, each in vars(world).items() if isinstance(each, property))
     return [name for name in names if name.startswith("pg_") and name not in beside]
 
 
 @functools.cache
 def counts_ranks() -> CodeType | None:
-    """The code that makes the table of the default group's ranks from a `range`, its only one; None if none does."""
+    """The code that makes the default group's table of ranks from a `range`, its only one; None if there is none."""
     code: CodeType = inspect.unwrap(c10d.init_process_group).__code__
     ranges = [each for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL" and each.argval == "range"]
     return code if len(ranges) == 1 else None
@@ -93,12 +93,12 @@ def init_method_name() -> str:
 
 
 def backend_plugin(name: str) -> c10d.Backend._BackendPlugin | None:
-    """What a program has registered as a backend (`Backend.register_backend`); None if there is no such name."""
+    """The backend that a program has registered under a name (`Backend.register_backend`); None if there is none."""
     return c10d.Backend._plugins.get(name.upper())
 
 
 def nccl_means_nccl2() -> bool:
-    """True if the backend "nccl" is the newer ProcessGroupNCCL2: since torch 2.15, but for TORCH_DIST_USE_NCCL2=0."""
+    """True if the backend "nccl" is the newer ProcessGroupNCCL2: since torch 2.15, unless TORCH_DIST_USE_NCCL2=0."""
     version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
     return hasattr(c10d_module, "_create_nccl2_process_group") and version >= _NCCL2_BY_DEFAULT
 
@@ -109,7 +109,7 @@ _NCCL2_BY_DEFAULT = (2, 15)
 def wrap_for_debugging(
     group: ProcessGroup, name: str, store: Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> ProcessGroup:
-    """The group that compares calls, which torch makes around each at debug level DETAIL."""
+    """The group that compares calls, which torch puts around each group at debug level DETAIL."""
     wrapper: ProcessGroup = c10d_module._create_process_group_wrapper(group, name, store, rank, size, timeout)
     return wrapper
 
@@ -121,9 +121,9 @@ def op_types() -> dict[str, int]:
 
 @functools.cache
 def calls_override(name: str) -> bool:
-    """Whether C++'s method of this name calls one that a subclass in Python has: since torch 2.14 for these two.
+    """True if C++'s method of this name calls that of a Python subclass, as it does since torch 2.14.
 
-    `name` is "all_gather_single" or "reduce_scatter_single". Elsewhere the method goes to the dispatcher.
+    `name` is "all_gather_single" or "reduce_scatter_single". In older versions the method goes to the dispatcher.
     """
     if not hasattr(ProcessGroup, name):  # before torch 2.13 they have only their older names
         return False

@@ -1,4 +1,4 @@
-"""The C++ side of `torch.compile`, and of compiled backward passes."""
+"""The C++ side of `torch.compile` and of compiled backward passes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ InductorWrapper = torch._TorchCompileInductorWrapper
 
 
 def compile_without_inductor(model: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
-    """What `torch.compile` makes as far as Inductor, partitioner included, run by torch's own kernels."""
-    from torch._dynamo.backends.debugging import aot_eager  # which takes seconds to load
+    """Compile a graph up to Inductor, partitioner included; torch's own kernels run the result."""
+    from torch._dynamo.backends.debugging import aot_eager  # takes seconds to load
 
     return aot_eager(model, inputs)
 
 
 def guard_pointer(name: str) -> int:
-    """The address of a C++ function that code by Inductor calls, which it finds by this name of the environment."""
+    """The address of a C++ function that Inductor's code calls, found by the name of this environment variable."""
     return int(core_bindings._dynamo.guards.__dict__[name.lower()])
 
 
 def forget_warnings() -> None:
-    """Let what torch warns of once in a process (`torch._logging.warning_once`) be warned of again."""
+    """Let torch repeat warnings that it gives once in a process (`torch._logging.warning_once`)."""
     _warning_once.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""`torch.cuda` from within: variables of its modules, how it begins, and the functions that C++ gives it."""
+"""Internals of `torch.cuda`: variables of its modules, how it is initialised, and its functions in C++."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _BUILT: bool = torch.version.cuda is not None
 
 
 def is_built_for_cuda() -> bool:
-    """True if this torch has kernels for real GPUs by NVIDIA, whatever ranks find."""
+    """True if this torch has kernels for real NVIDIA GPUs, no matter what ranks see."""
     return _BUILT
 
 
 def says_cuda() -> tuple[str | None, bool]:
-    """What torch says of its build: the version of CUDA, and `torch._C._has_cuda`. Inside, what ranks find."""
+    """What torch says of its build: the version of CUDA, and `torch._C._has_cuda`; in a world, what ranks see."""
     return torch.version.cuda, bool(core_bindings._has_cuda)
 
 
 def begin_cuda() -> None:
-    """Begin CUDA, in this process or for the calling rank, unless it has begun. Hot."""
+    """Initialise CUDA, in this process or for the calling rank, unless it is. Hot."""
     if not cuda_variables["_initialized"]:
         cuda_beginning()()
 
 
 def cuda_beginning() -> Callable[[], None]:
-    """What `torch.cuda` calls to begin, `_lazy_init`."""
+    """The function by which `torch.cuda` initialises, `_lazy_init`."""
     found: Callable[[], None] = torch.cuda._lazy_init
     return found
 
 
 def exchange_beginning(other: Callable[[], None]) -> None:
-    """Let `torch.cuda` begin by another function."""
+    """Let `torch.cuda` initialise by another function."""
     torch.cuda._lazy_init = other
 
 
@@ -60,7 +60,7 @@ def visible_devices() -> list[int] | list[str]:
 
 
 def compiled_base(cls: type) -> type:
-    """The class of C++ under one of `torch.cuda`; in a CPU build a dummy, which refuses to be made."""
+    """The C++ base of a class of `torch.cuda`; in a CPU build a dummy, which can't be instantiated."""
     return cls.__mro__[1]
 
 
@@ -87,7 +87,7 @@ _HARMLESS = frozenset(  # they set or return a number of torch's own; none asks 
 
 
 def functions_of_driver(known: Collection[str]) -> list[str]:
-    """The functions of `torch._C` that would ask the driver, beside those that are `known`."""
+    """The functions of `torch._C` that would ask the driver, except those that are `known`."""
     return [
         name
         for name, function in core_names.items()

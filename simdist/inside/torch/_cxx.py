@@ -1,6 +1,6 @@
-"""C++ objects in memory: torch's libraries, the words behind an address, and tables of virtual functions.
+"""C++ objects in memory: torch's libraries, the words at an address, and tables of virtual functions.
 
-An object begins with the address of its table. Two words before the table's first function are the type's.
+An object begins with the address of its table. The two words before the table's first function belong to the type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["BeforeTable", "Pointer", "Table", "address_of", "copy_table", "keep_
 __all__ += ["table_of", "unknown"]
 
 Pointer = ctypes.c_void_p
-Table = Any  # pointers to functions, by place
+Table = Any  # pointers to functions, by index
 BeforeTable = 2  # words of the type
 
 
@@ -26,7 +26,7 @@ def library(name: str) -> Any:
     """A library that torch has loaded, whose symbols are its attributes.
 
     Raises:
-        UnsupportedError: there is none of that name, as on systems other than Linux.
+        UnsupportedError: there is no library of that name, as on systems other than Linux.
     """
     path = Path(torch.__file__).parent / "lib" / name
     if not path.is_file():
@@ -40,12 +40,12 @@ def table_of(thing: int) -> Table:
 
 
 def address_of(function: Any) -> int:
-    """Where a function is that C++ can call."""
+    """The address of a function that C++ can call."""
     return ctypes.cast(function, Pointer).value or 0
 
 
 def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int, object]:
-    """A copy of a table with other functions in some places: its address, and what must be kept for it.
+    """A copy of a table with other functions at some indices: its address, and what must be kept alive for it.
 
     An answer is a function of `ctypes`, or an address.
     """
@@ -56,13 +56,13 @@ def copy_table(old: Table, words: int, answers: Mapping[int, Any]) -> tuple[int,
 
 
 def stand_in(table: int) -> tuple[int, object]:
-    """An object that has nothing but a table: its address, and what must be kept for it."""
+    """An object that has nothing but a table: its address, and what must be kept alive for it."""
     thing = (Pointer * 1)(table)
     return ctypes.addressof(thing), thing
 
 
 def keep_for_ever(*things: object) -> None:
-    """Keep what C++ points at for as long as the process lives: tensors may go after all modules have."""
+    """Keep objects to which C++ points for as long as the process lives: tensors may be freed after all modules."""
     for each in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 

@@ -44,14 +44,14 @@ class KeySet(Protocol):
 
 
 class KernelLibrary(Protocol):
-    """Kernels that are registered together; unlike `torch.library.Library` it is made in no time."""
+    """Kernels that are registered together; unlike a `torch.library.Library` it is made in almost no time."""
 
     def impl(self, name: str, key: str, kernel: Callable[..., object], with_keyset: bool = False, /) -> object:
-        """Register a kernel of an operator for a dispatch key; it may want the keys that are left before all else."""
+        """Register a kernel of an operator for a dispatch key; `with_keyset`: its first argument is the keys left."""
         ...
 
     def define(self, schema: str, alias_analysis: str, tags: object, /) -> object:
-        """Define an operator; its name."""
+        """Define an operator; returns its name."""
         ...
 
     def fallback(self, key: str, kernel: Callable[..., object], with_keyset: bool, /) -> object:
@@ -59,7 +59,7 @@ class KernelLibrary(Protocol):
         ...
 
     def register_ad_inplace_or_view_fallback(self, name: str, /) -> object:
-        """Let an operator pass by the key of views and changes in place."""
+        """Let an operator skip the key of views and changes in place."""
         ...
 
     def impl_with_aoti_compile(self, namespace: str, name: str, key: str, /) -> object:
@@ -67,7 +67,7 @@ class KernelLibrary(Protocol):
         ...
 
     def reset(self) -> None:
-        """Take all of them back."""
+        """Unregister all of them."""
         ...
 
 
@@ -103,9 +103,9 @@ _AS_BEFORE = contextlib.nullcontext()
 
 
 def without_modes() -> AbstractContextManager[object]:
-    """Inside, the calling thread is in none of its dispatch modes.
+    """A context in which the calling thread is in none of its dispatch modes.
 
-    Torch's function for that imports a compiler, and takes 20 µs where there are none.
+    Torch's function for that imports a compiler, and takes 20 µs even without modes.
     """
     if count_dispatch_modes() or _count_before_dispatch():
         modes: AbstractContextManager[object] = _python_dispatch._disable_current_modes()
@@ -122,7 +122,7 @@ kernel_library: Callable[[str, str, str], KernelLibrary] = core_bindings._dispat
 
 
 def has_kernel(name: str, key: object = None) -> bool:
-    """True if an operator is there; with a key, if it has a kernel for that."""
+    """True if an operator exists; with a key, if it has a kernel for that key."""
     if key is None:
         return bool(core_bindings._dispatch_has_kernel(name))
     return bool(core_bindings._dispatch_has_kernel_for_dispatch_key(name, key))
@@ -135,7 +135,7 @@ def compiled_kernel(name: str, key: object) -> Callable[..., object]:
 
 
 def forget_operators(names: Sequence[str]) -> None:
-    """Let `torch.ops` look these operators up again. torch has a function for that since 2.13."""
+    """Have `torch.ops` look these operators up again. torch has a function for that since 2.13."""
     library: Any = torch.library
     forget = getattr(library, "_clear_torch_ops_cache", None)
     if forget is not None:
@@ -151,13 +151,13 @@ def forget_operators(names: Sequence[str]) -> None:
 
 
 def strict_fake_kernels() -> type | None:
-    """The class that refuses a second kernel for fake tensors by default (its `register`): of torch 2.11 and 2.12."""
+    """The class whose `register` refuses a second kernel for fake tensors by default, as in torch 2.11 and 2.12."""
     default = inspect.signature(FakeImplHolder.register).parameters["allow_override"].default
     return None if default else FakeImplHolder
 
 
 def operator_tables() -> tuple[object, ...]:
-    """Where Python keeps the operators and kernels that programs have defined."""
+    """The tables in which Python keeps the operators and kernels that programs have defined."""
     library: Any = torch.library
     return (
         library._impls,

@@ -1,7 +1,7 @@
-"""The device guard of CUDA: C++'s answer to which device and which streams are a thread's current ones.
+"""The device guard of CUDA, by which C++ knows a thread's current device and streams.
 
-Torch has one for its own tests (`FakeGuardImpl`, for eight devices), which `ensureCUDADeviceGuardSet` puts in the
-registry where the guard of a CUDA build counts no device. A stand-in that counts none makes it do so.
+Torch has one for its own tests (`FakeGuardImpl`, for eight devices). `ensureCUDADeviceGuardSet` puts it in the registry
+if the guard of a CUDA build counts no device. A stand-in that counts none makes it do so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ += ["physical_gpus"]
 CUDA_TYPE = 1  # c10::DeviceType
 _TYPES = 22  # words of the registry
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-# Places in the table of `DeviceGuardImplInterface`.
+# Indices in the table of `DeviceGuardImplInterface`.
 _TYPE, _GET_DEVICE, _SET_DEVICE, _GET_STREAM, _EXCHANGE_STREAM = 0, 2, 3, 5, 9
 _WORDS = 64  # more than its table has
 
@@ -45,10 +45,10 @@ class _Stream(ctypes.Structure):
 
 
 class DeviceGuard:
-    """`FakeGuardImpl` in the place of CUDA's guard. Everything about "the current" one is the calling thread's.
+    """`FakeGuardImpl` in the place of CUDA's guard. "Current" always refers to the calling thread.
 
     Raises:
-        UnsupportedError: this torch keeps what is looked for in another way.
+        UnsupportedError: this torch has another layout.
     """
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class DeviceGuard:
     # -- on and off ----------------------------------------------------------------------------------------------
 
     def put(self) -> None:
-        """From now on C++ asks this one."""
+        """From now on C++ asks this guard."""
         self._registry[CUDA_TYPE] = self._guard
 
     def give_back(self) -> None:
-        """Put the guard of a CUDA build in its place again; where there was none, ours stays."""
+        """Put the guard of a CUDA build back in its place; if there was none, ours stays."""
         if self._old is not None:
             self._registry[CUDA_TYPE] = self._old
 
@@ -102,8 +102,8 @@ class DeviceGuard:
     def _make(self) -> int:
         if self._old is not None and not is_built_for_cuda():
             raise unknown("has devices of its own in the place of CUDA's")
-        # Autograd's engine starts threads for the devices that it finds when it first runs, and then refuses to run in
-        # forked processes. It finds those that a real CUDA would have: none, in a CPU build.
+        # When autograd's engine first runs, it starts threads for the devices that it finds, and then refuses to run in
+        # forked processes. Here it finds the devices of a real CUDA: none in a CPU build.
         self._registry[CUDA_TYPE] = self._counting(physical_gpus()) if is_built_for_cuda() else None
         torch.ones(1, device="cpu", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]  # of torch
         none = self._registry[CUDA_TYPE] = self._counting(0)
@@ -112,12 +112,12 @@ class DeviceGuard:
         if guard is None or guard == none:
             self._registry[CUDA_TYPE] = self._old
             raise unknown("did not install its own device guard")
-        address, kept = stand_in(_word_at(guard))  # the thread that made that one may end: see `ensure_guard`
+        address, kept = stand_in(_word_at(guard))  # torch's may end with its thread: see `ensure_guard`
         keep_for_ever(kept)
         return address
 
     def _counting(self, count: int) -> int:
-        """A guard that answers every question by a number."""
+        """A guard whose every function returns `count`."""
         answer = ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: count)
         table: Table = (Pointer * _WORDS)(*[address_of(answer)] * _WORDS)
         address, guard = stand_in(ctypes.addressof(table))
@@ -145,12 +145,12 @@ def _word_at(address: int) -> int:
 
 
 def guards_go_with_threads() -> bool:
-    """Does torch keep its guard for fake tensors only as long as the thread lives that first wanted one? 2.11 does."""
+    """True if torch's guard for fake tensors lives only as long as the thread that first needed one, as in 2.11."""
     return is_built_for_cuda() and torch.__version__.startswith("2.11.")
 
 
 def ensure_guard() -> None:
-    """What `torch._C._ensureCUDADeviceGuardSet` does, with a guard that stays where it is."""
+    """Do what `torch._C._ensureCUDADeviceGuardSet` does, with a guard that outlives the thread."""
     registry = (Pointer * _TYPES).in_dll(library("libc10.so"), _REGISTRY)
     before = registry[CUDA_TYPE]
     _ensure()
@@ -163,7 +163,7 @@ def ensure_guard() -> None:
 
 @functools.cache
 def device_guard() -> DeviceGuard:
-    """The one of this interpreter, made on first use: CUDA must not have begun."""
+    """The guard of this interpreter, made on first use: CUDA must not have been initialised."""
     return DeviceGuard()
 
 

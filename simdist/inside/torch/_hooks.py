@@ -1,8 +1,8 @@
-"""The hooks of CUDA: C++'s answers to whether there is an accelerator, how many devices, whose pinned memory.
+"""The hooks of CUDA, by which C++ asks if there is an accelerator, how many devices, and for pinned memory.
 
-The object is there in every build; its table of functions is replaced by a copy with our answers. A CUDA build's own
-hooks end in the driver, so that there the copy is made of the base class's table, by which a CPU build answers. C++
-remembers in `at::globalContext()` and in a flag of Python's that CUDA was initialised; both are taken back.
+The object exists in every build; its table of functions is replaced by a copy with our functions. A CUDA build's own
+hooks call the driver, so there the copy is made of the base class's table, which a CPU build uses. C++ remembers in
+`at::globalContext()` and in a flag of Python's that CUDA was initialised; both are reset.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from simdist.inside.torch._timers import hide_timer
 
 __all__ = ["DeviceHooks", "device_hooks"]
 
-# Places in the table of `CUDAHooksInterface`, of which the first two words are destructors.
+# Indices in the table of `CUDAHooksInterface`, whose first two words are destructors.
 _IS_BUILT, _IS_AVAILABLE, _HAS_CONTEXT, _INIT, _COUNT, _SET_CURRENT, _GET_CURRENT = 2, 3, 4, 5, 6, 7, 8
 _IS_PINNED, _PINNED_ALLOCATOR, _HAS_CUDA = 11, 12, 16
 _WORDS = 64
-# Places in the table of `Allocator`.
+# Indices in the table of `Allocator`.
 _ALLOCATE, _ALLOCATOR_WORDS = 2, 6
-# Of `at::Context`, which begins with the flags of devices that were initialised, one and a lock for each type.
+# Of `at::Context`, which begins with a flag (device initialised) and a lock for each type of device.
 _CONTEXT_BYTES = 1024
 
 _REQUIRE_INIT = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
@@ -52,10 +52,10 @@ _CPU_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
 
 
 class DeviceHooks:
-    """The devices as C++ finds them. `count` is asked how many there are, on whatever thread.
+    """The devices as C++ finds them. `count` returns how many there are, on any thread.
 
     Raises:
-        UnsupportedError: this torch keeps what is looked for in another way.
+        UnsupportedError: this torch has another layout.
     """
 
     def __init__(self, guard: DeviceGuard) -> None:
@@ -69,7 +69,7 @@ class DeviceHooks:
         self._begun_at = 0  # known once the hooks have been checked
         self._hooks: Any = Pointer.from_address(_found_by(_HOOKS))
         self._old_table = self._hooks.value
-        # What a CPU build answers, in a CUDA build too.
+        # The table of a CPU build, in a CUDA build too.
         self._plain_table = (_plain_table() if is_built_for_cuda() else self._old_table) or 0
         self._new_table = self._make_table()
         try:
@@ -78,7 +78,7 @@ class DeviceHooks:
             guard.give_back()
 
     def switch(self, *, on: bool) -> None:
-        """Let C++ find devices, or what it found before."""
+        """Let C++ find our devices, or those that it found before."""
         if on:
             self._guard.put()
         if is_built_for_cuda():
@@ -86,12 +86,12 @@ class DeviceHooks:
         self._hooks.value = self._new_table if on else self._old_table
         self._require_init(CUDA_TYPE, True)
         if not on and self._begun_at:
-            # Have C++ initialise CUDA when it is next needed, and not only once in a process.
+            # Have C++ initialise CUDA again when it is next needed, and not only once in a process.
             ctypes.c_uint8.from_address(self._begun_at).value = 0
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Inside, torch takes it that CUDA has begun, and does not begin it."""
+        """A context in which torch takes CUDA as initialised, and does not initialise it."""
         self._require_init(CUDA_TYPE, False)
         try:
             yield
@@ -100,7 +100,7 @@ class DeviceHooks:
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Inside, C++ finds no devices, as on a CPU build."""
+        """A context in which C++ finds no devices, as on a CPU build."""
         before, self._hooks.value = self._hooks.value, self._plain_table
         try:
             yield
@@ -129,7 +129,7 @@ class DeviceHooks:
         return address
 
     def _make_allocator(self) -> int:
-        """An allocator of pinned memory: the CPU's, with a record of what it has handed out."""
+        """An allocator of pinned memory: the CPU's, with a record of its allocations."""
         plain = _found_by(_CPU_ALLOCATOR, "libc10.so")
         old = table_of(plain)
         make = ctypes.CFUNCTYPE(Pointer, Pointer, Pointer, ctypes.c_size_t)
@@ -144,13 +144,13 @@ class DeviceHooks:
         frees, pinned = ctypes.CFUNCTYPE(None, Pointer), self.pinned
 
         def free(data: int) -> None:
-            """It may be called when the names of modules are gone."""
+            """Free pinned memory; it may be called when the names of modules are gone."""
             frees(pinned.pop(data))(data)
 
         freeing = frees(free)
 
         def allocate(result: int, _: int, size: int) -> int:
-            """A `DataPtr`: the data, what frees it, and the argument of that, which is the data again."""
+            """Make a `DataPtr`: the data, the function that frees it, and its argument, which is the data again."""
             allocate_plain(result, plain, size)
             words = (Pointer * 3).from_address(result)
             data = words[0]
@@ -189,7 +189,7 @@ class DeviceHooks:
         return ctypes.string_at(self._globals, _CONTEXT_BYTES)
 
     def _place_of_begun(self, before: bytes, after: bytes) -> int:
-        """Where it says that CUDA was initialised, which the first pinned memory of a process does."""
+        """The address of the flag that CUDA is initialised, which the first pinned memory of a process sets."""
         places = [place for place, (was, now) in enumerate(zip(before, after, strict=True)) if was == 0 and now == 1]
         if len(places) != 1:
             raise unknown("remembers elsewhere that a device was initialised")
@@ -197,21 +197,21 @@ class DeviceHooks:
 
 
 def _found_by(symbol: str, of: str = "libtorch_cpu.so") -> int:
-    """What a function without arguments returns: the address of an object that there is once."""
+    """Call a C++ function without arguments that returns the address of a singleton."""
     get = library(of)[symbol]
     get.restype = Pointer
     return int(get())
 
 
 def _plain_table() -> int:
-    """Where the table of functions of `at::CUDAHooksInterface` is: what a CPU build answers by."""
+    """The address of the function table of `at::CUDAHooksInterface`, which a CPU build uses."""
     words = (Pointer * BeforeTable).in_dll(library("libtorch_cpu.so"), _PLAIN_TABLE)
     return ctypes.addressof(words) + ctypes.sizeof(words)  # behind the offset and the type
 
 
 @functools.cache
 def device_hooks() -> DeviceHooks:
-    """The one of this interpreter, made on first use: CUDA must not have begun."""
+    """The hooks of this interpreter, made on first use: CUDA must not have been initialised."""
     return DeviceHooks(device_guard())
 
 

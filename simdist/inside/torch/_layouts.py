@@ -1,7 +1,7 @@
 """Layouts in memory: a DLPack capsule's device, a generator's device and its words.
 
-A DLPack capsule says where its memory is, and torch believes it: a capsule whose device is written over comes back as a
-genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
+A DLPack capsule says on which device its memory is, and torch trusts it: from a capsule whose device is overwritten
+torch makes a genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
 __all__ += ["say_device", "to_capsule"]
 
 Tensor = torch.Tensor
-# DLPack's table of functions, with which C code reads a tensor, in a capsule; None with a torch that has none.
+# A capsule with DLPack's table of functions, by which C code reads a tensor; None if this torch has none.
 TENSOR_TABLE: object = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 _CPU, _CUDA = 1, 2  # DLDeviceType
 _AT_DEVICE = 8  # where `DLTensor` has its device: two integers of 32 bits
 _NAME = b"dltensor"
-_Generator = torch.Generator  # itself: inside a world the name stands for a class that makes either kind
-_LONGEST_HEAD = 160  # bytes of a generator in which its device is looked for
+_Generator = torch.Generator  # the real one: inside a world the name stands for a class that makes either kind
+_LONGEST_HEAD = 160  # bytes of a generator that are searched for its device
 _ENGINE_WORDS = 2 + 3 + 624  # at::mt19937_data_pod: seed; left, seeded, next; state
-# Where CPUGeneratorImpl's serialised state says that it keeps a Gaussian: a double's and a float's flag.
+# Offsets in CPUGeneratorImpl's serialised state of the flags for a kept Gaussian: a double's and a float's.
 _NORMAL, _NORMAL_FLOAT = 5040, 5052
 
 _pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
@@ -57,7 +57,7 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def on_device(capsule: object, index: int) -> Tensor:
-    """The tensor of a capsule, as one on `cuda:<index>`. A capsule makes one tensor."""
+    """A tensor on `cuda:<index>` made from a capsule, which can make only one."""
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | index << 32
     return _from_capsule(capsule)
 
@@ -67,7 +67,7 @@ address_of_generator: Callable[[torch.Generator], int] = word_in
 
 
 def say_device(generator: torch.Generator, index: int) -> None:
-    """Let a generator say that it is on `cuda:<index>`, where it is known how."""
+    """Let a generator say that it is on `cuda:<index>`, if the place of its device is known."""
     place = _place_of_device()
     if place is not None:
         ctypes.c_int16.from_address(address_of_generator(generator) + place).value = 1 | index << 8
@@ -75,7 +75,7 @@ def say_device(generator: torch.Generator, index: int) -> None:
 
 @functools.cache
 def _place_of_device() -> int | None:
-    """Where in a C++ generator its device is: two bytes, type and index. None if it is not to be found."""
+    """The offset in a C++ generator of its device: two bytes, type and index. None if it is not found."""
     known: Any = torch.default_generator
     if known._cdata != address_of_generator(known):
         return None
@@ -96,7 +96,7 @@ def _place_of_device() -> int | None:
 
 
 def place_of_engine() -> int | None:
-    """Where in the C++ object of a CPU generator its seed lies, in bytes, and its words behind; None if not found."""
+    """The offset in bytes, in a CPU generator's C++ object, of its seed and the words after it; None if not found."""
     generator: Any = torch.default_generator
     legacy = memoryview(generator.get_state().numpy()).cast("Q")
     seed, left, following = legacy[0], legacy[1] & 0xFFFF_FFFF, legacy[2]
@@ -117,7 +117,7 @@ def engine_words(generator: torch.Generator, place: int) -> memoryview[int]:
 
 
 def keeps_gaussian(state: bytes) -> bool:
-    """True if a generator with that state has a number in store for the next Gaussian."""
+    """True if a generator with this state keeps a number for the next Gaussian."""
     return bool(state[_NORMAL] or state[_NORMAL_FLOAT])
 
 

@@ -1,8 +1,8 @@
-"""The NCCL that torch's wheels for CUDA 13 ask for, by version of torch: its number, its texts, lines of its sources.
+"""The NCCL that torch's wheels for CUDA 13 require, by version of torch: its number, its texts, lines of its sources.
 
 NCCL 2.28.9 comes with torch 2.11, 2.29.7 with 2.12 and 2.13, and 2.30.7 with 2.14 and 2.15. The lines and the texts
-are those of NCCL's sources at these versions, and the versions of CUDA are those that the libraries name themselves. A
-newer torch is taken for the newest of these.
+are those of NCCL's sources at these versions, and the versions of CUDA are those that the libraries themselves report.
+A newer torch counts as the newest of these.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class NcclBuild:
     cuda: str  # what it was built with
     same_device: str  # its text if two ranks have one GPU: with `one`, `other` and `bus`
     connects: str  # its function that connects, which its text names
-    no_algorithm: str  # how it begins to say that a choice of algorithms leaves nothing
-    names_functions: bool = False  # a warning has the function behind the line
+    no_algorithm: str  # the beginning of its text if a choice of algorithms leaves none
+    names_functions: bool = False  # a warning has the function after the line
     can_share_devices: bool = False  # with NCCL_MULTI_RANK_GPU_ENABLE=1
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ _BUILDS = (
         can_share_devices=True,
     ),
 )
-_OF_TORCH = {(2, 11): 0, (2, 12): 1, (2, 14): 2}  # which of them comes with torch, since when
+_OF_TORCH = {(2, 11): 0, (2, 12): 1, (2, 14): 2}  # which of them comes with torch, from this version on
 
 
 def nccl_build_of(version: tuple[int, ...]) -> NcclBuild:
@@ -62,7 +62,7 @@ _FIRST_FILES = {"PEER_SILENT": "transport/net_ib.cc", "CONNECTION_REFUSED": "mis
 
 
 class NcclPlace(Enum):
-    """Where NCCL gives a warning: a file, the function (of 2.30.7), and the line in each version."""
+    """A place at which NCCL warns: the file, the function (of 2.30.7), and the line in each version."""
 
     SAME_DEVICE = "init.cc", "initTransportsRank", 904, 974, 1057
     SEND_TO_ITSELF = "enqueue.cc", "scheduleP2pTasksToPlan", 1070, 1126, 1160
@@ -83,12 +83,12 @@ class NcclPlace(Enum):
         self._lines = lines
 
     def shown_by(self, build: NcclBuild) -> str:
-        """As a warning of a version shows it: "init.cc:974", or "init.cc:1057 (initTransportsRank)"."""
+        """The place as a warning of this version shows it: "init.cc:974", or "init.cc:1057 (initTransportsRank)"."""
         file = _FIRST_FILES.get(self.name, self._file) if build is _BUILDS[0] else self._file
         place = f"{file}:{self._lines[_BUILDS.index(build)]}"
         return f"{place} ({self._function})" if build.names_functions else place
 
     @property
     def shown(self) -> str:
-        """As a warning of the NCCL that goes with this torch shows it."""
+        """The place as a warning of this torch's NCCL shows it."""
         return self.shown_by(NCCL)

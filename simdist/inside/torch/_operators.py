@@ -1,4 +1,4 @@
-"""Operators of torch: their schemas, the kernels that they have, and the ways to call them past the dispatcher's first.
+"""Operators of torch: their schemas, their kernels, and ways to call them that skip the dispatcher's first keys.
 
 torch/_ops.py has the Python side, torch/csrc/utils/python_dispatch.cpp the C++ one.
 """
@@ -24,7 +24,7 @@ Kernel = Callable[..., Any]
 
 
 class _Aliases(Protocol):
-    """What an argument or a result shares memory with."""
+    """The memory that an argument or a result shares with others."""
 
     @property
     def is_write(self) -> bool:
@@ -42,17 +42,17 @@ class Argument(Protocol):
 
     @property
     def type(self) -> object:
-        """Its type, whose text is that of a schema, such as "Tensor?"."""
+        """Its type, whose text is as in a schema: "Tensor?"."""
         ...
 
     @property
     def kwarg_only(self) -> bool:
-        """True if it is given by name."""
+        """True if it is passed by keyword only."""
         ...
 
     @property
     def alias_info(self) -> _Aliases | None:
-        """None if it shares memory with nothing."""
+        """None if it shares no memory."""
         ...
 
 
@@ -85,12 +85,12 @@ class Operator(Protocol):
 
     @property
     def tags(self) -> Sequence[torch.Tag]:
-        """What torch says of it."""
+        """torch's tags of it."""
         ...
 
     @property
     def overloadpacket(self) -> OpOverloadPacket[..., object]:
-        """All overloads, to be called with whatever arguments one of them takes."""
+        """All overloads as one callable, which takes the arguments of any of them."""
         ...
 
     @property
@@ -110,7 +110,7 @@ class Operator(Protocol):
 
 
 class Replacements:
-    """Kernels of one namespace that go before torch's own, as `torch.library.Library` keeps them.
+    """Kernels of one namespace that take precedence over torch's own, as `torch.library.Library` keeps them.
 
     `impl(name, key, kernel)` registers a kernel of an operator, named without its namespace, for a dispatch key.
     """
@@ -119,10 +119,10 @@ class Replacements:
 
     def __init__(self, space: str) -> None:
         self._library: Any = _Library(space, "IMPL")
-        self.impl = self._library.m.impl  # past the checks of the library's own
+        self.impl = self._library.m.impl  # without the checks of the library's own `impl`
 
     def destroy(self) -> None:
-        """Take all of them back."""
+        """Unregister all of them."""
         del self.impl
         self._library._destroy()
 
@@ -152,7 +152,7 @@ def full_name(op: Operator) -> str:
 
 
 def no_deterministic_form(label: str, *, warns: bool = False) -> str:
-    """What torch says of results that can differ from run to run (aten/src/ATen/Context.cpp, 2.11 to 2.15)."""
+    """torch's message on results that can differ from run to run (aten/src/ATen/Context.cpp, 2.11 to 2.15)."""
     asked = "True, warn_only=True" if warns else "True"
     ways_out = (
         "You can "
@@ -186,27 +186,27 @@ def all_operators() -> Iterable[str]:
 
 
 def has_composite_for_cpu(name: str) -> bool:
-    """True if the dispatcher takes a kernel for the CPU, if only one that calls other operators."""
+    """True if the dispatcher has a kernel for the CPU, even if only one that calls other operators."""
     return bool(core_bindings._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
 
 
 def takes_numbers_as_tensors(name: str) -> bool:
-    """True if C++ makes tensors of numbers that this operator, named without a namespace, is given for such."""
+    """True if C++ turns numbers into tensors for this operator, named without a namespace."""
     return bool(core_bindings._should_allow_numbers_as_tensors(name))
 
 
 def calling(op: Operator) -> Kernel:
-    """An operator as it is called, without what Python does around each call."""
+    """An operator's C++ call, without what Python does around each call."""
     return op._op
 
 
 def below_autocast(op: Operator) -> Kernel | None:
-    """An operator's kernel for the CPU, where an autocast for the CPU would change its arguments; else None."""
+    """An operator's kernel for the CPU, if an autocast for the CPU would change its arguments; else None."""
     return functools.partial(op._op_dk, DispatchKey.CPU) if has_kernel(full_name(op), "AutocastCPU") else None
 
 
 def redispatching(op: Operator) -> Kernel:
-    """What calls the kernel that an operator has for a set of keys: `redispatching(op)(CPU, *args, **kwargs)`."""
+    """A function that calls an operator's kernel for a set of keys: `redispatching(op)(CPU, *args, **kwargs)`."""
     call: Kernel = op._handle.redispatch_boxed
     return call
 

@@ -1,13 +1,13 @@
 """Where in C++ sources a text of torch, Gloo or NCCL comes from: the file and the line, which logs and errors show.
 
-Lines move from version to version. A place has one for each of `_SEEN`, or a single one that is the same in all; a
-newer torch is taken for the newest of these. They were read in the machine code of libtorch_cpu and libtorch_cuda of
-the wheels for CUDA (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0): each call that logs or raises is given its line as a
-number, next to the address of its text. What a program can bring about without a GPU was compared with what it shows.
-The folder in which torch was built is taken from a library of the torch that is here.
+Lines move from version to version. A place has a line for each of `_SEEN`, or a single one that is the same in all; a
+newer torch counts as the newest of these. The lines were read in the machine code of libtorch_cpu and libtorch_cuda of
+the wheels for CUDA (2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0): each call that logs or raises gets its line as a number,
+next to the address of its text. Texts that a program can cause without a GPU were compared with real output.
+The folder in which torch was built is taken from a library of the installed torch.
 
-Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 and 2.14 alone. `STORE_READ_VECTOR` was
-seen with 2.13 alone; in all versions the lines before and behind it are the same.
+Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 and 2.14 only. `STORE_READ_VECTOR` was
+seen with 2.13 only; in all versions the lines before and after it are the same.
 `CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL.
 """
 
@@ -30,7 +30,7 @@ RECORDER_HEADER = "FlightRecorder.hpp"
 _SEEN = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))  # versions of torch, oldest first: columns of the lines below
 _CUDA_FOLDERS = {(2, 11): "/pytorch", (2, 13): "/__w/pytorch/pytorch"}  # in which wheels for CUDA are built, since when
 _LIBRARIES = ("libc10.so", "libc10.dylib")
-_SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that stands in each of them
+_SOURCE = b"/c10/core/CPUAllocator.cpp\0"  # the end of a name that each of them contains
 
 _NCCL = "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp"
 _NCCL_HEADER = "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -46,12 +46,12 @@ _FUTURE = "torch/csrc/jit/python/pybind_utils.h"
 
 
 def this_version() -> tuple[int, ...]:
-    """The first two numbers of the version of the torch that is here."""
+    """The first two numbers of the installed torch's version."""
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
 def newest(known: Iterable[tuple[int, int]], version: tuple[int, ...]) -> tuple[int, int]:
-    """The newest of some versions, oldest first, that is no newer than `version`; else the oldest."""
+    """The newest of the `known` versions, oldest first, that is not newer than `version`; else the oldest."""
     first, *others = known
     return max((each for each in others if each <= version), default=first)
 
@@ -68,7 +68,7 @@ def _folder() -> str:
     return ""
 
 
-# Found here, in a millisecond, and not when a text is made: then files may be those of a simulated disk.
+# Found at import, in a millisecond, and not when a text is made: then files may be those of a simulated disk.
 _COLUMN, _FOUND = _SEEN.index(newest(_SEEN, this_version())), _folder()
 _CUDA_FOLDER = _CUDA_FOLDERS[newest(_CUDA_FOLDERS, this_version())]
 _BUILT_IN = _FOUND or _CUDA_FOLDER
@@ -78,7 +78,7 @@ _BUILT_FOR_CUDA_IN = _BUILT_IN if is_built_for_cuda() else _CUDA_FOLDER
 class Place(Enum):
     """A line of a source file; as text it is the file's name without its folders, a colon and the line.
 
-    Where later versions of torch do not have the text, it has lines for the earlier ones only.
+    If later versions of torch do not have the text, it has lines for the earlier ones only.
     """
 
     # ProcessGroupNCCL: works.
@@ -94,7 +94,7 @@ class Place(Enum):
     CALL_FAILED = _NCCL_UTILS, 93, 93, 92, 92, 91
     CALL_TIMED_OUT = _NCCL_UTILS, 197, 197, 193, 193, 192
     HOOK_IS_OLD = _NCCL, 1217, 1289, 1252, 1272, 1265
-    # Its watchdog, the report of who has come how far, and errors of other ranks.
+    # Its watchdog, the report on the progress of each rank, and errors of other ranks.
     WATCHDOG_SAYS_HOW = _NCCL, 2058, 2136, 2113, 2131, 2130
     WATCHDOG_ENDED = _NCCL, 2119, 2197, 2174, 2192, 2192
     WATCHDOG_JOINED = _NCCL, 2088, 2166, 2143, 2161, 2161
@@ -126,7 +126,7 @@ class Place(Enum):
     DUMP_BEGUN = _NCCL, 1641, 1713, 1690, 1707, 1705
     DUMP_WRITTEN = _RECORDER, 40
     DUMP_ENDED = _NCCL, 1644, 1716, 1693, 1710, 1708
-    # How it is made, and ends.
+    # How it is created and destroyed.
     MADE_WITH_BLOCKING_WAIT = _NCCL, 939, 1008, 980, 1003, 996
     MADE_WITH_HANDLING = _NCCL, 944, 1013, 985, 1008, 1001
     MADE_DETERMINISTIC = _NCCL, 960, 1029, 1001, 1024, 1017
@@ -194,16 +194,16 @@ class Place(Enum):
 
     @property
     def path(self) -> str:
-        """As above, with the folder in which the torch that is here was built."""
+        """The file and the line, with the folder in which the installed torch was built."""
         return f"{_BUILT_IN}/{self._file}:{self._line}"
 
     @property
     def path_for_cuda(self) -> str:
-        """As above, with the folder in which a torch for CUDA was built: the one that is here, or another one."""
+        """Likewise, with the folder in which a torch for CUDA was built: the installed one, or another one."""
         return f"{_BUILT_FOR_CUDA_IN}/{self._file}:{self._line}"
 
     def asserts(self, condition: str, text: str, *, for_cuda: bool = False) -> str:
-        """What torch says where a condition of its own does not hold."""
+        """torch's message if one of its own conditions does not hold."""
         file, _, line = (self.path_for_cuda if for_cuda else self.path).rpartition(":")
         return f'{condition} INTERNAL ASSERT FAILED at "{file}":{line}, please report a bug to PyTorch. {text}'
 

@@ -1,4 +1,4 @@
-"""Tables and settings that modules of torch keep once per process, where no public function reads them."""
+"""Tables and settings that modules of torch keep once per process, and that no public function reads."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ loader_iterators = _dataloader._BaseDataLoaderIter
 """The class of all iterators of loaders, which has `__init__`, `_reset`, `_next_index` and `__next__`."""
 
 
-_TRACING_FLAG = "_is_fx_tracing_flag"  # until torch 2.13; since 2.14 each thread has its own
+_TRACING_FLAG = "_is_fx_tracing_flag"  # until torch 2.13; since 2.14 each thread has its own flag
 
 
 def tracing_flag() -> bool:
-    """Whether this process traces by `torch.fx`, where that is one flag for all threads; else False."""
+    """True if this process traces by `torch.fx`; False if torch has no one flag for all threads."""
     return bool(getattr(tracing, _TRACING_FLAG, False))
 
 
@@ -72,7 +72,7 @@ copy_into_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch
 
 
 def fsdp_profiler() -> type[SimpleProfiler]:
-    """The class that keeps the timings of FSDP (torch/distributed/fsdp/_debug_utils.py), loaded when asked for."""
+    """The class that keeps the timings of FSDP (torch/distributed/fsdp/_debug_utils.py), loaded at the first call."""
     from torch.distributed.fsdp._debug_utils import SimpleProfiler
 
     return SimpleProfiler
@@ -90,7 +90,7 @@ def print_options() -> dict[str, object]:
 
 
 def safe_globals() -> set[object]:
-    """What `torch.serialization.add_safe_globals` has added, shared."""
+    """The globals that `torch.serialization.add_safe_globals` has added, shared."""
     return cast("set[object]", _weights_only_unpickler._marked_safe_globals_set)
 
 

@@ -1,4 +1,4 @@
-"""DDP's timers: `c10d::TimerRegistry`, in which a CUDA build has one that records events in the driver."""
+"""DDP's timers in `c10d::TimerRegistry`, where a CUDA build has one that records events in the driver."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from simdist.inside.torch._cxx import library
 __all__ = ["hide_timer"]
 
 _REGISTRY = "_ZN4c10d13TimerRegistryEv"
-_CPU, _CUDA, _NO_DEVICE = 0, 1, 127  # c10::DeviceType, and what is none
+_CPU, _CUDA, _NO_DEVICE = 0, 1, 127  # c10::DeviceType, and a number that is none
 _MOST = 16  # entries
 
 
 @functools.cache
 def _keys() -> dict[int, ctypes.c_int8]:
-    """The keys of the entries, shared, by what they are.
+    """The keys of the entries, shared, by their values.
 
     A registry (c10/util/Registry.h) begins with a hash table of GCC's library: buckets, their number, the first node
     and the number of nodes. A node has the next one, and the key: a byte.
 
     Raises:
-        UnsupportedError: something else is there.
+        UnsupportedError: this torch has another layout.
     """
     get = library("libtorch_cpu.so")[_REGISTRY]
     get.restype = ctypes.c_void_p
@@ -48,7 +48,7 @@ def _keys() -> dict[int, ctypes.c_int8]:
 
 
 def hide_timer(*, hidden: bool) -> None:
-    """Let DDP find no timer for CUDA, as in a CPU build; or, not `hidden`, find it again."""
+    """Hide DDP's timer for CUDA, as if in a CPU build; if not `hidden`, show it again."""
     entry = _keys().get(_CUDA)
     if entry is not None:
         entry.value = _NO_DEVICE if hidden else _CUDA

@@ -108,7 +108,7 @@ def _uname(original: Callable[[], os.uname_result]) -> Callable[[], os.uname_res
 
 
 def _uname_of_platform(original: Callable[[], platform.uname_result]) -> Callable[[], platform.uname_result]:
-    """For `platform.uname`: Python caches its first result for good, so that must not be a rank's. Each host has one."""
+    """For `platform.uname`: Python caches its first result for good, so it must not be a rank's. Each host has one."""
 
     @functools.wraps(original)
     def uname() -> platform.uname_result:
