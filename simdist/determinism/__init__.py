@@ -1,13 +1,13 @@
-"""Does a program do the same again? And if it does not, since which line?
+"""Does a program do the same again? And if it does not, from which line on?
 
-A program (any number of worlds) runs here and in a fresh process, and what it did is compared event for event; see
-`_check.py` for the passes, and `_slice.py` for how the line is found that began it. With a new kind of
-program needs two things: a call that runs it here, and a `Job` that runs it elsewhere.
+A program (any number of worlds) runs here and in a fresh process, and its events are compared one by one; see
+`_check.py` for the passes, and `_slice.py` for how the line is found that began the difference. A new kind of program
+needs two things: a call that runs it here, and a `Job` that runs it elsewhere.
 
     program -> `_recorder` -> Recording -> `_compare` -> Difference -> `_slice` -> Origin -> `_causes` -> Cause
 
-`_describe.py` puts values into words, `_lines.py` traces lines, `_surroundings.py` watches files and turns round what
-nobody promises, `_fresh.py` is the other process.
+`_describe.py` puts values into words, `_lines.py` traces lines, `_surroundings.py` watches files and reverses orders
+that are not guaranteed, `_fresh.py` is the other process.
 """
 
 from simdist.determinism._causes import Cause

@@ -1,4 +1,4 @@
-"""The probable cause of a line that did something else: from what is written there, and what came out."""
+"""The probable cause of a line that did something else, from its source and its results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Cause", "cause_of", "cause_of_file"]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The likely cause, in words; the line; and which value it gave which name in either run (maybe no name).
+    """The likely cause, in words; the line; and the values that it gave to `name`, if any, in either run.
 
-    `advice` is what makes it deterministic. `way` are the places through which it reached the event.
+    `advice` says how to make it deterministic. `way` are the places through which it reached the event.
     """
 
     kind: str
@@ -45,7 +45,7 @@ _UNKNOWN = ("not known: the line does something else although what it reads is t
 
 
 def cause_of(origin: Origin, difference: Difference, threads: tuple[str, ...], *, other_process: bool) -> Cause:
-    """The cause that `origin` shows, or else the event in which the runs part.
+    """The cause that `origin` shows, or else the first event that differs.
 
     `other_process`: only one of the two runs was in a fresh process.
     """
@@ -59,7 +59,7 @@ def cause_of(origin: Origin, difference: Difference, threads: tuple[str, ...], *
         read = [text for at in here for text in at.before.values()]  # a comprehension is a call of its own
         kind, advice = _reported(step.line, statement, one, other, read)
         if ":" in origin.name and not _assigns(statement, origin.name.rpartition(":")[2]):
-            kind, advice = _from_outside(statement, threads)  # it changed while the line only looked
+            kind, advice = _from_outside(statement, threads)  # it changed while the line only read it
     if (kind, advice) == _UNKNOWN:
         for version in (difference.one, difference.other):
             if version.site is not None and version.site[2].rpartition(".")[2] == "__del__":
@@ -71,13 +71,13 @@ def cause_of(origin: Origin, difference: Difference, threads: tuple[str, ...], *
 
 
 def cause_of_file(file: str, line: int, rank: int, values: tuple[str, str]) -> Cause:
-    """A file or folder that one run finds and the other does not."""
+    """The cause "a file left over": one run finds a file or folder that the other does not."""
     advice = "write into a fresh folder in each run"
     return Cause("a file left over", advice, file, line, rank, "", values)
 
 
 def _from_outside(statement: Statement, threads: tuple[str, ...]) -> tuple[str, str]:
-    """Nothing in the trace has written it: what the line calls may show it, or a thread that runs beside the ranks."""
+    """The cause of a value that nothing in the trace has written: a call on the line, or a thread beside the ranks."""
     return suspect(statement) or (_THREAD if threads else _UNKNOWN)
 
 

@@ -1,10 +1,10 @@
 """The passes of a check.
 
 1. The program runs here, and again in a fresh process, under another hash seed, with folders in reverse order and
-   the garbage collector on another schedule. If every event is the same, that is all.
-2. Otherwise it runs in two more fresh processes, traced line by line, and the line that began it is looked for.
+   the garbage collector on another schedule. If every event is the same, the check ends.
+2. Otherwise it runs in two more fresh processes, traced line by line, to find the line that began the difference.
 3. If those two agree, the difference is between this process and any fresh one: it runs here again, traced.
-4. If even that agrees with them, only the very first run was different: it left something behind, a file.
+4. If that run agrees with them, too, only the very first run was different: it left something behind, a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simdist.process import current_process
 
 __all__ = ["check", "check_recording", "explained", "other_hash_seed", "require_host"]
 
-_ATTEMPTS = 2  # what differs now and then may agree for once
+_ATTEMPTS = 2  # runs that differ only sometimes may happen to agree
 
 
 def other_hash_seed() -> str:
@@ -38,7 +38,7 @@ def check(call: Callable[[], object], job: Job, *, target: str, fresh: Fresh = i
     """Call `call` here, do `job`, which must be the same, in a fresh process, and compare; explain what differs.
 
     Raises:
-        SimdistError: the fresh process did not get as far as a result, or the caller is a simulated rank.
+        SimdistError: the fresh process ended without a result, or the caller is a simulated rank.
     """
     require_host()
     return check_recording(record(call), job, call, target=target, fresh=fresh)
@@ -61,10 +61,10 @@ def require_host() -> None:
 def check_recording(
     first: Recording, job: Job, again: Callable[[], object], *, target: str, fresh: Fresh = in_fresh_process
 ) -> DeterminismReport:
-    """The same for a program that has run here already and was recorded; `again` runs it here again.
+    """Like `check`, for a program that has run here already and was recorded; `again` runs it here again.
 
     Raises:
-        SimdistError: the fresh process did not get as far as a result.
+        SimdistError: the fresh process ended without a result.
     """
     require_host()
     seed = other_hash_seed()
@@ -108,13 +108,13 @@ def _explained(
 
 
 def explained(one: Recording, other: Recording, difference: Difference) -> Cause | None:
-    """What made two traced runs of fresh processes differ; None if no line shows it."""
+    """The cause of the difference between two traced runs of fresh processes; None if no line shows it."""
     origin = origin_of(one, other, difference)
     return None if origin is None else cause_of(origin, difference, one.threads, other_process=False)
 
 
 def _left_over(first: Recording, second: Recording, difference: Difference) -> Cause | None:
-    """A file or a folder that one of the runs found, and the other did not."""
+    """The cause if one of the runs found a file or a folder that the other did not; else None."""
     for rank in dict.fromkeys([difference.one.rank, difference.other.rank, *sorted(first.seen)]):
         ours, theirs = _by_site(first.seen.get(rank, ())), _by_site(second.seen.get(rank, ()))
         for site, values in ours.items():

@@ -17,7 +17,7 @@ __all__ = ["Difference", "Version", "compare"]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What one run has at the place where the two part. `event` is None where the run has ended, or has no events."""
+    """What one run has at the first difference. `event` is None if the run has ended, or has no events."""
 
     event: Mapping[str, Any] | None
     rank: int
@@ -27,7 +27,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs part: in event `index` of world `world`, or or in `what`, if it is not an event."""
+    """The first difference of two runs: in event `index` of world `world`, or in `what`, if it is not an event."""
 
     world: int
     index: int

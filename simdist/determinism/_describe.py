@@ -1,8 +1,8 @@
-"""A value in words that are the same in every process, exactly if the value is.
+"""Descriptions of values that are the same in every process exactly if the values are.
 
-No addresses, no hash order, no user code: `repr` of a user's class is not called, a set is sorted. What a program may
-legitimately have differently in each run (the address of an object) thus makes no difference; what follows from it
-(the number that `id` returned) does.
+No addresses, no hash order, no user code: `repr` of a user's class is not called, a set is sorted. So a legitimate
+variation between runs (the address of an object) makes no difference; its consequence (the number that `id` returned)
+does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def describe(value: object) -> str:
     """The value in at most 160 letters; never raises."""
     try:
         text = _words(value, _DEPTH)
-    except Exception as error:  # a user's property, a tensor without data: nothing to report, and no reason to stop
+    except Exception as error:  # of a user's property, or a tensor without data: no reason to stop
         text = f"<{type(value).__name__}: {type(error).__name__}>"
     if len(text) > _TEXT:
         return f"{text[: _TEXT - 24]}... #{_crc(text)}~{_crc(plain(text))}"
@@ -55,7 +55,7 @@ def describe(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """A description without what is different in each process and means nothing: addresses, temporary names."""
+    """A description without parts that vary in each process and mean nothing: addresses, temporary names."""
     return _CUT.sub("#~", _TEMPORARY.sub("*", ADDRESS.sub("*", text)))
 
 
@@ -124,7 +124,7 @@ def _object(value: object, depth: int) -> str:
 
 
 def _state(value: object) -> Iterator[tuple[str, object]]:
-    """What an object holds, without calling anything of its own."""
+    """The attributes of an object, read without calling code of its class."""
     inside = getattr(value, "__dict__", None)
     if isinstance(inside, dict):
         yield from inside.items()
@@ -183,7 +183,7 @@ _HOW: tuple[tuple[Any, Callable[[Any, int], str]], ...] = (
     ((np.random.Generator, np.random.RandomState), _numpy_generator),
     (np.random.SeedSequence, lambda value, _: f"SeedSequence({value.entropy}, {value.spawn_key})"),
     (torch.Generator, lambda value, _: f"Generator({_bytes(value.get_state().numpy().tobytes())})"),
-    # Whether it still leads anywhere is for the line to show that asks.
+    # Whether its object still exists shows at the line that calls it.
     (weakref.ref, lambda value, _: "weakref"),
     (BaseException, _exception),
 )

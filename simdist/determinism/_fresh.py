@@ -1,6 +1,6 @@
 """The same program again, in a fresh Python process under another hash seed.
 
-The child gets a `Job` and gives back a `Recording`, both pickled: plain data of simdist's own, from a child of ours.
+The child gets a `Job` and returns a `Recording`, both pickled: plain data of simdist's own, from its own child process.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Job:
 
 
 class Fresh(Protocol):
-    """Whatever can do a job in a process that has done nothing else, under this hash seed."""
+    """Does a job in a process that has done nothing else, under a hash seed."""
 
     def __call__(self, job: Job, hash_seed: str, /) -> Recording:
         """The recording.
 
         Raises:
-            SimdistError: the process did not get that far.
+            SimdistError: the process ended without one.
         """
         ...
 
@@ -97,7 +97,7 @@ def _run(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[s
 
 
 def do(job: Job) -> Recording | str:
-    """Do the job here, the import of what it calls included; what prevented it, if it could not be done."""
+    """Do the job here, including the import of the function; return a text with the error if that fails."""
     sys.path.extend(path for path in job.paths if path not in sys.path)
     failed: list[str] = []
 
@@ -114,7 +114,7 @@ def do(job: Job) -> Recording | str:
 
 
 def main() -> None:
-    """The fresh process: a job in the file that the first argument names, the answer in the second."""
+    """Main function of the fresh process: the first argument names the file with the job, the second the result's."""
     asked, answered = map(Path, sys.argv[1:3])
     sys.argv[1:] = []
     answer = do(pickle.loads(asked.read_bytes()))

@@ -34,13 +34,13 @@ def check_determinism(
 
     Every event, payload and returned value must be the same. If they are not, both versions of the first event that
     differs are in the report, with the user's line that made it, and the line where the difference began. `arguments`
-    are those of `simdist.run`. The second run also sees folders in reverse order and garbage collected later: nobody
-    promises either.
+    are those of `simdist.run`. The second run also sees folders in reverse order and garbage collected later: neither
+    order is guaranteed.
 
     Raises:
         ArgumentError, FaultError, TopologyError: as `simdist.run`.
         SimdistError: a fresh process can't import `fn` (it is a lambda, or defined inside a function), its arguments
-            can't be pickled, the second run came to nothing, or the caller is a simulated rank.
+            can't be pickled, the second run ended without a result, or the caller is a simulated rank.
     """
     require_host()
     check_settings("simdist.check_determinism", {"fn": fn, "world_size": world_size, **arguments}, _KNOWN)
@@ -51,7 +51,7 @@ def check_determinism(
 
 
 def _home(fn: Callable[..., object]) -> tuple[str, str]:
-    """The file and the name under which `fn` is found again."""
+    """The file and the name by which a fresh process finds `fn`."""
     if isinstance(fn, functools.partial):
         raise SimdistError("a fresh process can't import a functools.partial; pass the function, and args=, kwargs=")
     name, module = getattr(fn, "__qualname__", ""), sys.modules.get(getattr(fn, "__module__", ""))
@@ -76,7 +76,7 @@ def call_function(file: str, name: str, module: str, arguments: dict[str, Any]) 
 
 
 def _module(file: str, name: str) -> Any:
-    """The module, under its own name where that leads to the file."""
+    """The module in `file`, imported under its own name if that leads to the file."""
     if name != "__main__":
         try:
             spec = importlib.util.find_spec(name)

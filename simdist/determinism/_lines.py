@@ -1,7 +1,7 @@
-"""Line by line: what the names on each line of the user's code stood for before and after it.
+"""Traces line by line the values of the names on each line of the user's code, before and after the line.
 
-This is slow and therefore only done once it is known that two runs differ, to find out where that began. Nothing is
-kept alive: values are described (`_describe.py`), and frames are known by number.
+This is slow and therefore only done once it is known that two runs differ, to find out where that began. Traces keep no
+objects alive: values are described (`_describe.py`), and frames have numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NOT_DATA = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, ty
 class Step:
     """One execution of one line. `frame` numbers the call it belongs to, `caller` is the step that made that call.
 
-    Names of module level have their module in front, `train:BATCH`; those that functions inside share, a hat: `^count`.
+    Names of module level have their module as prefix, `train:BATCH`; names that inner functions share have `^`:
+    `^count`.
     """
 
     file: str
@@ -58,19 +59,19 @@ class LineTrace:
 
 
 class Budget:
-    """How many steps all traces of a recording may have together: a trace takes memory and time."""
+    """The number of steps left for all traces of a recording together: a trace takes memory and time."""
 
     def __init__(self, steps: int = 400_000) -> None:
         self.left = steps
 
 
 class _Tracer:
-    """What `sys.settrace` wants."""
+    """A trace function for `sys.settrace`."""
 
     def __init__(self, trace: LineTrace, budget: Budget) -> None:
         self._trace = trace
         self._budget = budget
-        self._frames: dict[int, tuple[int, int]] = {}  # id of a frame that runs -> its number, its latest step
+        self._frames: dict[int, tuple[int, int]] = {}  # id of a running frame -> its number, its latest step
         self._callers: dict[int, int] = {}  # number of a frame -> the step that called it
         self._stack: list[int] = []  # ids of the user's frames that are running, innermost last
         self._numbers = 0
@@ -88,7 +89,7 @@ class _Tracer:
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         if (
             not self._trace.complete or id(frame) not in self._frames
-        ):  # a generator that is closed: no call, only an end
+        ):  # a generator that is closed: it has no call event, only a return
             return None
         self._known.clear()
         if event == "line":
@@ -100,7 +101,7 @@ class _Tracer:
             if step >= 0:
                 self._trace.steps[step].after[RETURNED] = describe(argument)
             self._stack.remove(id(frame))
-            del self._frames[id(frame)]  # a generator that comes back counts as another call
+            del self._frames[id(frame)]  # a generator that is resumed counts as another call
         return self._on_event
 
     def _begin(self, frame: FrameType) -> None:
@@ -123,7 +124,7 @@ class _Tracer:
             step.after |= self._values(frame, step)
 
     def _values(self, frame: FrameType, step: Step) -> dict[str, str]:
-        """What the names on the step's line stand for now, as far as they are data."""
+        """The present values of the names on the step's line, as far as they are data."""
         variables, module = frame.f_locals, frame.f_globals
         prefix = f"{module.get('__name__', '?')}:"
         shared = frame.f_code.co_freevars + frame.f_code.co_cellvars
@@ -152,13 +153,13 @@ class _Tracer:
 
 
 def _generators() -> dict[str, str]:
-    """Where the global generators stand; a line that draws from one, or seeds it, moves it."""
+    """Checksums of the global generators' states; a line that draws from one, or seeds it, changes it."""
     found = zip(GENERATORS, global_generators(torch_generator()), strict=True)
     return {name: f"#{zlib.crc32(each.memory):08x}" for name, each in found if each.memory is not None}
 
 
 def trace_lines(trace: LineTrace, budget: Budget) -> Callable[[], None]:
-    """Trace the calling thread into `trace`, from the next call on; the function that ends it."""
+    """Trace the calling thread into `trace`, from the next call on; return the function that ends the tracing."""
     before = sys.gettrace()
     sys.settrace(_Tracer(trace, budget))
     return lambda: sys.settrace(before)

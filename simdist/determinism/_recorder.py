@@ -113,7 +113,7 @@ class _Recorder:
             yield
 
 
-_WARNINGS = warnings.WarningMessage.__init__.__code__.co_filename  # another file than the module's from Python 3.14 on
+_WARNINGS = warnings.WarningMessage.__init__.__code__.co_filename  # from Python 3.14 on not the module's own file
 
 
 def _from_warnings(frame: FrameType | None) -> bool:
@@ -128,7 +128,7 @@ def _from_warnings(frame: FrameType | None) -> bool:
 def recording(*, lines: bool = False, shake: bool = False) -> Iterator[Recording]:
     """Record the worlds that run inside; `lines` also traces the user's code line by line.
 
-    `shake` turns round what nobody promises: the order of folders, when the garbage collector runs.
+    `shake` changes what is not guaranteed: the order of folders, and when the garbage collector runs.
     """
     found = Recording(hash_seed=os.environ.get("PYTHONHASHSEED", "random"))
     with ExitStack() as stack:
@@ -139,7 +139,7 @@ def recording(*, lines: bool = False, shake: bool = False) -> Iterator[Recording
 
 
 def record(call: Callable[[], object], *, lines: bool = False, shake: bool = False) -> Recording:
-    """Call `call` and record what it does; what it raises belongs to the recording."""
+    """Call `call` and record what it does; an error that it raises goes into the recording."""
     with recording(lines=lines, shake=shake) as found:
         try:
             call()

@@ -1,4 +1,4 @@
-"""What two runs are compared by: every event of every world, and from where in the user's code it came."""
+"""What is compared of two runs: every event of every world, with its line in the user's code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAIN = (-1, -1, 0)
 
 @dataclass(slots=True)
 class Noted:
-    """An event with what does not belong into the digest: its call site, and the checksums of whole payloads.
+    """An event with data that are not in the digest: its call site, and the checksums of whole payloads.
 
     `step` is the number of steps that the rank's line trace had when the event was made, -1 without a trace.
     """
@@ -45,7 +45,7 @@ class WorldRecord:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Something outside the program that it looked at: a file that is there or not, the names in a folder."""
+    """Something outside the program that it looked at: a file that exists or not, the names in a folder."""
 
     kind: str
     site: Line
@@ -57,7 +57,7 @@ class Recording:
     """A run of any number of worlds. Plain data: it travels between processes.
 
     `error` is what the program raised outside any rank, `traces` the line traces by (world, rank, life), `threads` the
-    names of threads that ran beside it.
+    names of threads that ran at the same time.
     """
 
     worlds: list[WorldRecord] = field(default_factory=list)

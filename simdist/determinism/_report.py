@@ -41,7 +41,7 @@ class DeterminismReport(Shown):
 
     @property
     def where(self) -> str:
-        """Where the two runs part, in few words."""
+        """The place of the first difference, in few words."""
         if self.difference is None:
             return ""
         world = f" of world {self.difference.world}" if len(self.digests) > 1 else ""
@@ -72,7 +72,7 @@ class DeterminismReport(Shown):
         return [*lines, *code, *self._cause_lines(), *self.program_lines()]
 
     def program_lines(self) -> list[str]:
-        """The programs that ran outside, which may answer something else another time; nothing if there are none."""
+        """Lines on the programs that ran outside, whose output may vary between runs; nothing if there are none."""
         if not self.programs:
             return []
         return ["no seed decides what programs outside the simulation do:", *(f"  {line}" for line in self.programs)]

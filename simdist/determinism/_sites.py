@@ -1,4 +1,4 @@
-"""From where each operation was called."""
+"""The call stack of each operation."""
 
 from __future__ import annotations
 

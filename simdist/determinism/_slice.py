@@ -1,10 +1,10 @@
 """Traces the first difference between two runs back to the line that caused it.
 
-Both runs have a line trace per rank. At the line that made the first differing event, some names already stand for
-different values; the line that gave them these values reads names too; and so on, until a line reads the same in both
-runs and yet does something else. That is the line to show: everything before is equal, everything after follows.
+Both runs have a line trace per rank. At the line that made the first differing event, some names already have different
+values. The line that gave them these values reads names too; and so on, until a line reads the same in both runs and
+yet does something else. That line is shown: everything before is equal, everything after follows from it.
 
-A program has many values that differ and matter to nobody (a temporary folder's name). They are not on this way.
+A program has many values that differ and do not matter (a temporary folder's name). They are not on this path.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Origin", "origin_of"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The step that began it, as both runs have it, and the steps through which it reached the event.
+    """The step that began the difference, in both runs, and the steps through which it reached the event.
 
-    `name` is the name whose value differs first. `from_outside` is True if the step only reads what nothing in the
-    trace has written: it was different before, or something beside the program changed it.
+    `name` is the name whose value differs first. `from_outside` is True if the step only reads a value that nothing in
+    the trace has written: it was different before, or something outside the program changed it.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Origin:
 
     @property
     def values(self) -> tuple[str, str]:
-        """What `name` stands for in either run."""
+        """The value of `name` in either run."""
         return tuple(  # type: ignore[return-value]  # two of them
             (step.before if self.from_outside else step.after | {}).get(self.name, "")
             for step in (self.one, self.other)
@@ -58,12 +58,12 @@ def origin_of(one: Recording, other: Recording, difference: Difference) -> Origi
                 origin = _Walk(one, other, key).start(step)
                 if origin is not None:
                     found.append(origin)
-    # Where one rank's data differ, it is the cause of what all others receive.
+    # If one rank's data differ, they cause the differences in what all others receive.
     return min(found, key=lambda origin: (origin.from_outside, not origin.way, origin.rank), default=None)
 
 
 def _criteria(one: Recording, difference: Difference) -> Iterator[tuple[int, int]]:
-    """The ranks to look at, and how many steps each had made when the difference showed."""
+    """The ranks to look at, and how many steps each had made when the difference appeared."""
     versions = [version for version in (difference.one, difference.other) if version.event is not None]
     ranks = list(dict.fromkeys(version.rank for version in versions if version.rank >= 0))
     if difference.what == "event" and ranks:
@@ -87,7 +87,7 @@ def _criteria(one: Recording, difference: Difference) -> Iterator[tuple[int, int
 
 
 class _Walk:
-    """The way back through one pair of traces."""
+    """The search back through one pair of traces."""
 
     def __init__(self, one: Recording, other: Recording, key: tuple[int, int, int]) -> None:
         self._rank = key[1]
@@ -98,7 +98,7 @@ class _Walk:
         self._visited: set[int] = set()
 
     def start(self, steps: int) -> Origin | None:
-        """The origin of what showed when `steps` steps had been made."""
+        """The origin of the difference that appeared after `steps` steps."""
         if self._common == 0:
             return None
         last = min(steps, len(self._one), len(self._other)) - 1
@@ -107,7 +107,7 @@ class _Walk:
         return self._back(self._branch(), ())
 
     def _branch(self) -> int:
-        """The step at which the runs took different ways."""
+        """The step after which the runs took different paths."""
         following = [steps[self._common] for steps in (self._one, self._other) if self._common < len(steps)]
         for step in following:
             for index in range(self._common - 1, -1, -1):
@@ -160,7 +160,7 @@ class _Walk:
         return Origin(self._rank, one, other, way[1:], changed[0] if changed else "")
 
     def _is_suspect(self, index: int) -> bool:
-        """True if what the line reads differs only as it does in each process, and the line has a cause of its own."""
+        """True if the line reads only values that differ in each process anyway, and has a cause of its own."""
         one, other = self._one[index], self._other[index]
         differing = [name for name in one.before if one.before[name] != other.before.get(name)]
         if not differing or not all(plain(one.before[name]) == plain(other.before.get(name, "")) for name in differing):
@@ -168,7 +168,7 @@ class _Walk:
         return suspect(statement_at(one.file, one.line), one.line) is not None
 
     def _writer(self, name: str, before: int) -> int | None:
-        """The last step before that one at which the value of `name` became another in one of the runs."""
+        """The last step before this one that made the values of `name` differ between the runs."""
         reader = self._one[before]
         resumed: int | None = None
         for index in range(before - 1, -1, -1):
@@ -183,11 +183,11 @@ class _Walk:
             ):
                 return index
             if resumed is None and (one.file, one.function) == (reader.file, reader.function):
-                resumed = index  # a generator gets another number whenever it comes back
+                resumed = index  # a generator gets another number each time it is resumed
         return resumed
 
     def last_writer(self, name: str) -> int | None:
-        """The last common step at which the value of `name` became another."""
+        """The last common step that made the values of `name` differ between the runs."""
         for index in range(self._common - 1, -1, -1):
             one, other = self._one[index], self._other[index]
             if one.after.get(name) != other.after.get(name) and one.before.get(name) == other.before.get(name):
@@ -195,13 +195,13 @@ class _Walk:
         return None
 
     def _parameters(self, index: int) -> list[str]:
-        """The names that came into the frame from its caller: what it never wrote itself."""
+        """The names that the frame got from its caller, as it never wrote them itself."""
         step = self._one[index]
         local = [name for name in step.before if ":" not in name and name[0] not in "^("]
         return local if 0 <= step.caller < self._common else []
 
     def _callee(self, index: int) -> int | None:
-        """The step of a call made by that step at which something else came out: its last that differs."""
+        """The last step, in the calls made by this step, that returned something else; else the last that differs."""
         both = zip(self._one[: self._common], self._other, strict=False)
         made = [(at, one.after, other.after) for at, (one, other) in enumerate(both) if one.caller == index]
         returned = [at for at, one, other in made if one.get(RETURNED) != other.get(RETURNED)]

@@ -1,4 +1,4 @@
-"""The user's source code, statement by statement: which one a line belongs to, and which names it mentions."""
+"""The user's source code, statement by statement: the statement of a line, and the names in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Statement:
     """A simple statement, or the head of a compound one: its first line, its names, and its syntax.
 
-    `members` are names with something behind a dot: of a module, that is a variable too.
+    `members` are pairs of a name and an attribute of it: an attribute of a module is a variable too.
     """
 
     line: int
@@ -55,7 +55,7 @@ def _statements(filename: str) -> dict[int, Statement]:
 
 
 def _head(node: ast.stmt) -> list[ast.AST]:
-    """What of a statement runs when its line does: not the bodies of blocks, functions and classes."""
+    """The parts of a statement that run with its line: not the bodies of blocks, functions and classes."""
     if isinstance(node, _SCOPES):
         arguments = (
             [] if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)]
@@ -73,7 +73,7 @@ def _head(node: ast.stmt) -> list[ast.AST]:
 
 
 def statement_at(filename: str, line: int) -> Statement:
-    """The statement that `line` belongs to; one without names if the source is not to be had."""
+    """The statement of a line; one without names if the source is not available."""
     return _statements(filename).get(line) or Statement(line, (), ())
 
 

@@ -1,4 +1,4 @@
-"""What a program meets outside itself: folders and files, and when garbage is collected."""
+"""The surroundings of a program: folders and files, and when garbage is collected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from simdist.process import current_process
 
 __all__ = ["looked_at", "shaken"]
 
-_LATER = 100  # times as many objects until the collector runs
+_LATER = 100  # factor on the number of objects until the collector runs
 
 
 @contextmanager
 def shaken() -> Iterator[None]:
-    """Inside, folders come in reverse order and garbage is collected much later: neither order is guaranteed."""
+    """A context with folders in reverse order and garbage collected much later: neither order is guaranteed."""
     thresholds = gc.get_threshold()
     gc.set_threshold(thresholds[0] * _LATER, *thresholds[1:])
     try:
@@ -69,13 +69,13 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager
 def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
     """Note which files the user's code finds, and which it does not, for each rank."""
-    importlib.import_module("simdist.files")  # its replacements are of Python's own `open`, not of the one set here
+    importlib.import_module("simdist.files")  # first: it must wrap Python's own `open`, not the one set here
     find_installed()
     with ExitStack() as stack:
         for name in ("stat", "lstat", "mkdir", "remove", "unlink", "rename", "replace"):

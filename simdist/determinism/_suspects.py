@@ -1,4 +1,4 @@
-"""The usual suspects: what on a line may come out differently each time, by its name."""
+"""The usual suspects: calls on a line that may return something else each time, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simdist.determinism._source import Statement
 
 __all__ = ["makes_set", "suspect"]
 
-# Kind, the names or the ends of dotted names that show it, advice; the first that fits.
+# Kind, the names or the ends of dotted names that show it, advice; the first match counts.
 _CALLS: tuple[tuple[str, str, str], ...] = (
     ("id()", r"id", "an object's address differs in each process; use a number or a name of your own"),
     ("hash()", r"hash|__hash__", "the hash of text differs in each process; use zlib.crc32 or hashlib"),
@@ -73,7 +73,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
 
 
 def suspect(statement: Statement, line: int | None = None) -> tuple[str, str] | None:
-    """The kind of the first suspect that the statement names, and what helps; `line`: only on that line of it."""
+    """The kind of the first suspect that the statement names, and the advice; with `line` only on that line of it."""
     dotted = [
         name
         for node in statement.nodes
@@ -101,7 +101,7 @@ def _pattern(words: str) -> re.Pattern[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """The dotted name of what is called or read, or nothing."""
+    """The dotted name that is called or read; "" if there is none."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return node.id
     if isinstance(node, ast.Attribute):

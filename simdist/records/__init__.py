@@ -1,11 +1,11 @@
 """What happens in a run: one class for each kind of event, with the names of its fields and what each has to be.
 
-Nothing else lists these names. Layers make records by the functions here, the log keeps them packed, exporters,
-comparisons and readers of files ask the classes. Simulated and real ranks write the same kinds, and files are read
-where no simulation is, so the classes stand below all layers, one file for each that causes them: `_process.py` a
-process and its program, `_operations.py` torch.distributed, `_storage.py` disks, `_run.py` the world around the ranks.
-For the same reason the format of torch's own recorder is here (`_flight_dumps.py`): a rank, an exporter and a real
-run's reader share it.
+Nothing else lists these names. Layers make records by the functions here, the log keeps them packed, and exporters,
+comparisons and readers of files use the classes. Simulated and real ranks write the same kinds, and files are read
+without a simulation, so the classes are below all layers. There is one file for each source of records: `_process.py`
+for a process and its program, `_operations.py` for torch.distributed, `_storage.py` for disks, `_run.py` for the world
+around the ranks. For the same reason the format of torch's own recorder is here (`_flight_dumps.py`): a rank, an
+exporter and a real run's reader share it.
 
 Open `_record.py` first: what a record is, and why it is kept packed. Nothing here imports more than `simdist.values`.
 """

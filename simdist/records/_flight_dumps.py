@@ -1,9 +1,10 @@
-"""What torch's Flight Recorder writes: the version, the fields of a dump and of an entry, its names of types.
+"""The format of torch's Flight Recorder: the version, the fields of a dump and of an entry, its names of types.
 
-Two writers fill it in. A rank's own recorder (`simdist.c10d`) says what real Gloo says: it never learns when an
-operation starts or ends, so one that is over is "scheduled" for ever, and only "retired" (FlightRecorder.hpp and
-ProcessGroupGloo.cpp, torch 2.13). The dumps of a whole run (`simdist.trace`) are for torch's analyser, which takes
-"scheduled" for an operation that hangs; so they say "completed" with its times, as NCCL does, and list messages.
+Two writers use it. A rank's own recorder (`simdist.c10d`) writes what real Gloo does: Gloo's recorder does not know
+when an operation starts or ends, so a finished operation stays "scheduled", and is only marked "retired"
+(FlightRecorder.hpp and ProcessGroupGloo.cpp, torch 2.13). The dumps of a whole run (`simdist.trace`) are for torch's
+analyser, which takes a "scheduled" operation for one that hangs; so they say "completed" with its times, as NCCL does,
+and list messages.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def flight_dump(
     *,
     library: str = "",
 ) -> dict[str, object]:
-    """What a rank's recorder holds, as torch unpickles it; without its entries where these are None."""
+    """A dump of a rank's recorder, as torch unpickles it; without entries if these are None."""
     found: dict[str, object] = {
         "version": _VERSION,
         "pg_config": config,
@@ -89,7 +90,7 @@ def flight_dump(
 
 
 def flight_json(dump: dict[str, object]) -> str:
-    """A dump without frames as torch writes it in JSON: numbers of groups as text, 0 for times that nobody knows."""
+    """A dump without frames as torch writes it in JSON: numbers of groups as text, 0 for unknown times."""
     found: dict[str, Any] = {**dump, "nccl_comm_state": {}}
     found["pg_status"] = {
         name: {key: str(value) for key, value in status.items()} for name, status in found["pg_status"].items()
@@ -108,7 +109,7 @@ def flight_group(name: str, description: str, ranks: Iterable[int]) -> dict[str,
 
 
 def flight_status(enqueued: int, completed: int, started: int = -1) -> dict[str, int]:
-    """How far a group has come, in the status of a dump. Nobody learns when an operation starts, without timing."""
+    """The progress of a group, in the status of a dump. Without timing it is unknown when an operation starts."""
     return {
         "last_enqueued_collective": enqueued,
         "last_started_collective": started,
@@ -141,7 +142,7 @@ def flight_entry(
 ) -> dict[str, object]:
     """One operation, its fields in torch's order; `thread` is a name and an identifier, a frame (file, line, function).
 
-    Without the field `frames` where these are None; without the timeout and the duration likewise.
+    The entry has no `frames`, timeout or duration if these are None.
     """
     found: dict[str, object] = {}
     if frames is not None:

@@ -1,7 +1,7 @@
 """What happens in torch.distributed: groups, operations from their issue to their end, requests to stores.
 
-Of an operation's life two moments are recorded. It is *issued* when its number is taken, after the judges of calls
-has let it pass: what a fault raises in place of a call leaves no record. It is *settled* when it is completed or has
+Two moments of an operation are recorded. It is *issued* when it gets its number, after the judges of calls have let it
+pass: an error that a fault raises in place of a call leaves no record. It is *settled* when it is completed or has
 failed; one that is neither was cut off by the end of its process or of the world.
 """
 
@@ -22,7 +22,7 @@ _RANKS, _SIZES = ListOf(Whole(least=0), of="ranks"), ListOf(Whole(least=0), of="
 
 @record("group")
 class NewGroup(Record):
-    """A process group is there: its members in the world, and what the user called it."""
+    """A process group was made: its members' ranks in the world, and the user's description of it."""
 
     group: Annotated[str, _TEXT]
     ranks: Annotated[tuple[int, ...], _RANKS]
@@ -31,7 +31,7 @@ class NewGroup(Record):
 
 @record("delay")
 class Delayed(Record):
-    """Somebody who judges calls holds one back: an operation, or "store.get"."""
+    """A judge of calls delays one: an operation, or "store.get"."""
 
     duration_ns: Annotated[int, Duration()]
     op: Annotated[str, _TEXT]
@@ -62,7 +62,7 @@ class MessageIssued(Issued):
 class Completed(Record):
     """A collective is done, for one rank or with rank -1 for all; its data began to move at `begin_ns`.
 
-    `crc` is a checksum over what it left; over a sample of that, if there is much of it.
+    `crc` is a checksum over its result, or over a sample if the result is large.
     """
 
     op: Annotated[str, _TEXT]
@@ -92,7 +92,7 @@ class Failed(Record):
 
 @record("result")
 class ResultNoted(Record):
-    """What an operation left in a rank's tensors when the rank had waited for it, as a checksum over all of it."""
+    """The result of an operation in a rank's tensors, when the rank has waited for it, as a checksum over all of it."""
 
     op: Annotated[str, _TEXT]
     group: Annotated[str, _TEXT]

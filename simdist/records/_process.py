@@ -52,7 +52,7 @@ class ChildEnded(Record):
 
 @record("program-start")
 class ProgramStarted(Record):
-    """The rank starts a program outside the simulation, at the line `where` of the user's."""
+    """The rank starts a program outside the simulation, at the line `where` of the user's code."""
 
     name: Annotated[str, _TEXT]
     where: Annotated[str, _TEXT]
@@ -60,7 +60,7 @@ class ProgramStarted(Record):
 
 @record("program-exit")
 class ProgramEnded(Record):
-    """The rank learns that such a program has ended."""
+    """The rank learns that a program outside the simulation has ended."""
 
     name: Annotated[str, _TEXT]
     exit_code: Annotated[int, _NUMBER]
@@ -82,7 +82,7 @@ class StepBegun(Record):
 
 @record("state")
 class StateReported(Record):
-    """The program reports its state (`simdist.state`): for each tensor its name and a hash, apart by a space."""
+    """The program reports its state (`simdist.state`): for each tensor its name and a hash, with a space between."""
 
     parts: Annotated[tuple[str, ...], ListOf(Text())]
 
@@ -99,7 +99,7 @@ class SamplesReported(Record):
 class Printed(Record):
     """The program wrote a line of `size` bytes to "stdout" or "stderr"; `crc` is their checksum.
 
-    Both are of the line without the folders of code files, which differ between machines.
+    Both are computed without the folders of code files, which differ between machines.
     """
 
     stream: Annotated[str, _TEXT]

@@ -1,10 +1,10 @@
 """What a record is: a frozen class with named fields, and its packed form, a plain tuple.
 
-Millions are made, and nearly all are only digested and kept. So a layer makes the packed form at once,
-`(time_ns, kind, rank, *values)`, by a function that has the parameters of the class; the class itself is made when
-somebody reads by name. Measured with Python 3.11: `marshal`, which the digest rests on, refuses every subclass of
-tuple; and the garbage collector looks at a plain tuple of numbers and texts once, at an instance of a class for as long
-as it is kept.
+Millions are made, and nearly all are only digested and kept. So a layer makes the packed form directly,
+`(time_ns, kind, rank, *values)`, by a function that has the parameters of the class; an instance of the class is made
+when code reads fields by name. Measured with Python 3.11: `marshal`, on which the digest rests, refuses every subclass
+of tuple; and the garbage collector looks at a plain tuple of numbers and texts once, but at an instance of a class as
+long as it is kept.
 
 Invariants: values are None, bool, int, float, str, bytes and plain tuples of these, so that equal runs have equal
 digests in every process. A name means the same in every kind. Records of one kind differ at most in fields at the end.
@@ -28,7 +28,7 @@ Packed = tuple[int, str, int, *tuple[object, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Something that happened in a run, to a rank, or with rank -1 to none in particular.
+    """Something that happened in a run: to a rank, or with rank -1 to no particular one.
 
     Example:
         >>> from simdist.records import Slept, slept, unpacked
@@ -59,7 +59,7 @@ _fields: dict[type[Record], Mapping[str, Spec]] = {}  # what `fields_of` has fou
 
 @dataclass_transform(frozen_default=True)
 def record(kind: str) -> Callable[[type[_Kind]], type[_Kind]]:
-    """Decorate the class of the records of a kind. One that adds fields at the end may follow, as its subclass."""
+    """Decorate the class of the records of a kind. A subclass with more fields at the end may be of the same kind."""
 
     def describe(cls: type[_Kind]) -> type[_Kind]:
         made = dataclass(frozen=True, slots=True)(cls)
@@ -76,7 +76,7 @@ def packer(made: Callable[_Fields, Record]) -> Callable[_Fields, Packed]:
     first, *others = (each.name for each in dataclasses.fields(kind))
     # Compiled, as `collections.namedtuple` does it: a call and a tuple are all that a record costs.
     source = f"lambda {', '.join((first, *others))}: ({', '.join((first, repr(kind.kind), *others))})"
-    function: Callable[_Fields, Packed] = eval(source, {})  # of names that a class statement has taken
+    function: Callable[_Fields, Packed] = eval(source, {})  # the names are fields of a class, so they are safe
     return function
 
 
@@ -84,7 +84,7 @@ def unpacked(packed: Packed) -> Record:
     """The record that was packed.
 
     Raises:
-        KeyError: there is no such kind, or it has not so many fields.
+        KeyError: there is no such kind, or it has another number of fields.
     """
     time_ns, kind, *rest = packed
     made: Callable[..., Record] = _classes[kind][len(packed)]
@@ -97,7 +97,7 @@ def kinds() -> Mapping[str, tuple[type[Record], ...]]:
 
 
 def fields_of(kind: type[Record]) -> Mapping[str, Spec]:
-    """The names of the values of a class's records, in their order, and what each has to be, in a file too."""
+    """The names of the values of a class's records, in their order, and the spec of each, which also holds in files."""
     known = _fields.get(kind)
     if known is None:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -108,5 +108,5 @@ def fields_of(kind: type[Record]) -> Mapping[str, Spec]:
 
 
 def specs() -> Mapping[str, Spec]:
-    """What the values of every name have to be: a name means the same in every kind."""
+    """The spec of the values of every name: a name means the same in every kind."""
     return {name: spec for found in kinds().values() for name, spec in fields_of(found[-1]).items()}

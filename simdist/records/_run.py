@@ -21,7 +21,7 @@ class Restarted(Record):
 
 @record("fault")
 class FaultReported(Record):
-    """A fault strikes or ends: its kind, and what it says of itself."""
+    """A fault strikes or ends: its kind, and its description."""
 
     fault: Annotated[str, _TEXT]
     text: Annotated[str, _TEXT]

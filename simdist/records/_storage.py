@@ -17,7 +17,7 @@ class Stored(Record):
     """A rank has changed a disk: `effect` is "write", "rename", ...; `path` is relative to the disk.
 
     `size` is how many bytes were written, or the new size; `offset` where; `to` the other name of a rename or a link.
-    The effect "unseen" is a change that was noticed later: code did it that no simulation can see.
+    The effect "unseen" is a change that was noticed later: code made it that the simulation can't see.
     """
 
     effect: Annotated[str, _TEXT]
@@ -29,7 +29,7 @@ class Stored(Record):
 
 @record("disk")
 class DiskLeft(Record):
-    """A host has lost power: what its disk holds of `path` is not what the host saw; `text` has the difference."""
+    """A host has lost power: its disk's content of `path` is not what the host saw; `text` has the difference."""
 
     path: Annotated[str, _TEXT]
     text: Annotated[str, _TEXT]

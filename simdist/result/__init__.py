@@ -1,8 +1,8 @@
-"""What a run leaves behind: plain frozen data, without torch, so that reports and workers can carry it around.
+"""The result of a run: plain frozen data, without torch, so that reports and workers can pass it around.
 
-`_outcome.py` has the records, `_result.py` the whole of them, `RunResult`. `_spans.py` makes spans of events: which
-operation ran on which rank from when to when. The rest is the report of a run that failed, one text for
-`raise_for_failure`, the pytest plugin, the command line and `spawn`:
+`_outcome.py` has the parts, `_result.py` the whole, `RunResult`. `_spans.py` makes spans of events: which operation ran
+on which rank from when to when. The rest is the report of a run that failed, one text for `raise_for_failure`, the
+pytest plugin, the command line and `spawn`:
 
     4 ranks, backend gloo, seed 0 (fifo order), 950.008 us of virtual time
     ranks disagree on collective #1 of group '0': ranks 0, 2, 3 all_reduce of float32[6]; rank 1 all_reduce...
@@ -12,11 +12,11 @@ operation ran on which rank from when to when. The rest is the report of a run t
     ranks 0, 2, 3, at 900.008 us to 950.008 us: returned
     replay: simdist.run(train, world_size=4, seed=0)
 
-It says, from top to bottom: the setting; the faults that struck; what judges found; the deadlock; the collectives that
-ranks did not call alike (`_collectives.py`); for each rank, those that did the same together, how it ended, what it did
-last and what it printed (`_stanzas.py`); how to see it again. It rests on the result and its events alone, so a run on
-real processes has the same report. `report_of` (`_report.py`) makes it, within `LINES` lines of `WIDTH` letters for any
-number of ranks.
+It shows, from top to bottom: the setting; the faults that struck; what judges found; the deadlock; the collectives that
+ranks did not call alike (`_collectives.py`); for each rank, grouped by ranks that did the same, how it ended, what it
+did last and what it printed (`_stanzas.py`); how to replay it. It is made from the result and its events only, so a run
+on real processes has the same report. `report_of` (`_report.py`) makes it, within `LINES` lines of `WIDTH` letters for
+any number of ranks.
 """
 
 from simdist.result._outcome import Event, FaultResult, JudgeFinding, RankResult, Status

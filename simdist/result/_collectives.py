@@ -1,10 +1,10 @@
-"""Which collectives ranks did not call alike: with arguments that do not fit, or not all of them.
+"""Which collectives ranks did not call alike: with arguments that do not fit, or not on all ranks.
 
 A rank's calls are distinguished by group, by how often the group of that name was made anew, and by sequence number: a
 number that does not grow is the first sign that a program has made its group again. Only a rank's last life counts.
 
-Doubt: an additional call in the middle of a program shows at the end only, where the others have one less, if its
-arguments are those of the call that the others made at that place. Where it was is not in the events.
+Doubt: an additional call in the middle of a program, with the same arguments as the others' next call, shows only at
+the end, where the others have one call less. The events do not show where it was.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from simdist.values import rank_text
 
 __all__ = ["uneven_collectives"]
 
-_SHOWN = 3  # of the calls that differ
-_Group = dict[int, dict[str, list[int]]]  # what its ranks called: by number; by call, the ranks
+_SHOWN = 3  # differing calls in a line
+_Group = dict[int, dict[str, list[int]]]  # what its ranks called: by number, then by call, the ranks
 
 
 class _Calls:
@@ -28,10 +28,10 @@ class _Calls:
     def __init__(self) -> None:
         self.groups: dict[tuple[str, int], _Group] = {}  # by name, and how often that name was made before
         self._members: dict[str, list[tuple[int, ...]]] = {}  # by name, each time that it was made
-        self._last: dict[tuple[str, int], tuple[int, int]] = {}  # by group and rank: which of that name, and its number
+        self._last: dict[tuple[str, int], tuple[int, int]] = {}  # by group and rank: which of that name, last number
 
     def read(self, event: Event) -> None:
-        """Take the next event of that life."""
+        """Read the next event of that life."""
         if event.kind == "group":
             data: Mapping[str, Any] = event.data
             self._members.setdefault(str(data["group"]), []).append(tuple(data["ranks"]))
@@ -39,7 +39,7 @@ class _Calls:
             self._take(event.rank, event.data)
 
     def members(self, name: str, made: int) -> tuple[int, ...]:
-        """The ranks of a group; none if they never met."""
+        """The ranks of a group; none if it was never made."""
         known = self._members.get(name, [])
         return known[made] if made < len(known) else ()
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: plain frozen data, without torch, so that reports and workers can carry it around."""
+"""The parts of a run's result: plain frozen data, without torch, so that reports and workers can pass it around."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     Value = TypeVar("Value", default=Any)
-else:  # which has no defaults before Python 3.13
+else:  # `typing.TypeVar` has no defaults before Python 3.13
     from typing import TypeVar
 
     Value = TypeVar("Value")
@@ -41,11 +41,11 @@ class Event:
 class RankResult(Generic[Value]):
     """How one rank ended, in its last life.
 
-    `value` is what the function returned; `exception` what it raised, the same object; `exit_code` is what a process
-    would have shown: 0, 1 after an exception, the argument of `sys.exit`, minus the signal number after a kill, None
-    if it still hangs. `ended_ns` is the virtual time of its end, `operations` the number of c10d calls it issued,
-    `lives` how often it was started, `waiting` what a hung rank waits for, `where` the line of user code in which a
-    rank raised, hangs or was killed ("train.py:12 in step").
+    `value` is what the function returned; `exception` what it raised, the same object; `exit_code` is that of a real
+    process: 0, 1 after an exception, the argument of `sys.exit`, minus the signal number after a kill, None if it still
+    hangs. `ended_ns` is the virtual time of its end, `operations` the number of c10d calls it issued, `lives` how often
+    it was started, `waiting` what a hung rank waits for, `where` the line of user code in which a rank raised, hangs or
+    was killed ("train.py:12 in step").
     """
 
     rank: int
@@ -91,9 +91,9 @@ class RankResult(Generic[Value]):
 class FaultResult:
     """What became of one fault.
 
-    `call` is the fault in Python's words, `called` what reports call it, `rank` whom it strikes (-1: no rank in
-    particular). `required` is False if it may never strike: it is `optional`, or was lifted. `struck_ns` has each time
-    at which it struck, or began; `ended` says what it did to processes for good or for a while, as (rank, life,
+    `call` is the fault as a Python call, `called` its name in reports, `rank` the rank that it strikes (-1: no
+    particular one). `required` is False if it need not strike: it is `optional`, or was lifted. `struck_ns` has each
+    time at which it struck, or began; `ended` has what it did to processes, for good or for a while, as (rank, life,
     "killed", "exited" or "hung").
     """
 
@@ -128,12 +128,12 @@ class FaultResult:
 
 @dataclass(frozen=True, slots=True)
 class JudgeFinding:
-    """Something that a judge found, at the first moment at which it did not hold.
+    """A problem that a judge found, at the first moment at which its condition did not hold.
 
-    `problem` says what; `rank` is the rank to blame (-1: none in particular), in its life `life`. `step` is the step
-    as the program counts them (`simdist.step`), else that of the optimizer, from 0; None before the first. `subject`
-    is the tensor, key or file. `where` is the line of the program on that rank ("train.py:12 in step"), `against` the
-    other line, on the ranks that did as they should. `notes` is what explains it.
+    `problem` says what is wrong; `rank` is the rank to blame (-1: no particular one), in its life `life`. `step` is the
+    step as the program counts them (`simdist.step`), else that of the optimizer, from 0; None before the first.
+    `subject` is the tensor, key or file. `where` is the line of the program on that rank ("train.py:12 in step"),
+    `against` the line on the ranks that did it right. `notes` are explanations.
     """
 
     judge: str
@@ -148,7 +148,7 @@ class JudgeFinding:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The finding as a report has it."""
+        """The finding as lines of a report."""
         words = [
             *([f"rank {self.rank}"] if self.rank >= 0 else []),
             *([f"life {self.life}"] if self.life else []),
@@ -177,7 +177,7 @@ class JudgeFinding:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Value]):
-    """The outcome of one world, as its report reads it; the fields are those of `RunResult`."""
+    """The outcome of one world, from which its report is made; the fields are those of `RunResult`."""
 
     digest: str
     virtual_time_ns: int

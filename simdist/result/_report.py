@@ -14,13 +14,13 @@ from simdist.values import format_duration, plain
 
 __all__ = ["LINES", "WIDTH", "Report", "report_of"]
 
-LINES = 34  # at most, without the replay; what stands above it needs its room too
+LINES = 34  # at most, without the replay, to leave room for the text above the report
 WIDTH = 118
 _FAULTS = 4
 _FINDINGS = 10
 _DEADLOCK = 6
 _TRACEBACK = 16
-_LONGEST = 2000  # letters of one of its lines
+_LONGEST = 2000  # letters of a line of the program's
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Report:
     replay: str
 
     def lines(self, *, deadlock: bool = True) -> list[str]:
-        """All but headline, traceback and replay; the deadlock too may stand elsewhere."""
+        """All lines but headline, traceback and replay; without `deadlock`, which may be shown elsewhere, too."""
         reported = self.deadlock if deadlock else ()
         return [self.setting, *self.faults, *self.findings, *reported, *self.collectives, *self.ranks][:LINES]
 
@@ -63,8 +63,8 @@ def report_of(
 ) -> Report:
     """The report of a run.
 
-    `first` is the rank to blame, if it is not the one that failed first; `tracebacks` show where the ranks stand that
-    hang or were killed; `ended` has the words for how a rank ended.
+    `first` is the rank to blame, if it is not the one that failed first; `tracebacks` show where ranks hang or were
+    killed; `ended` returns the words for how a rank ended.
     """
     first = first_to_fail(result.ranks) if first is None else first
     faults = _fault_lines(result)
@@ -146,7 +146,7 @@ def _traceback(first: RankResult | None) -> tuple[str, ...]:
 
 
 def _clipped(line: str) -> str:
-    """A line of the program's, without the end of one that would fill the screen."""
+    """A line of the program's, cut if it would fill the screen."""
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}... ({len(line)} letters)"
 
 

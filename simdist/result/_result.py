@@ -20,14 +20,14 @@ class RunResult(Shown, Outcome[Value], Generic[Value]):
     `digest` is a hash over every event; equal digests mean equal runs. `deadlock` is the report of the first cycle of
     ranks that waited for each other, if there was one; with a backend that has timeouts the ranks then went on to
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
-    settings; empty where nobody knows them. `faults` says of each fault whether it struck. `shared_state` names what
-    ranks changed in the host's process that all of them share, and that nothing keeps apart. `programs` names the
-    programs outside the simulation that ranks started, and the connections that they made to what is outside, with the
-    line: what these answer is no function of the seed. `judges` names the judges that looked on, and `findings` is what
-    they found, and what `simdist.always` did. `sometimes` has each name of `simdist.sometimes` that a rank passed, and
-    whether it held. `backends` are those over which ranks made groups.
+    settings; empty if unknown. `faults` says of each fault whether it struck. `shared_state` names what ranks changed
+    in the host's process that all of them share, and that nothing keeps apart. `programs` names, each with its line,
+    the programs outside the simulation that ranks started, and the connections that ranks made to the outside: their
+    answers are not a function of the seed. `judges` names the judges of the run, and `findings` is what they and
+    `simdist.always` found. `sometimes` has each name of `simdist.sometimes` that a rank passed, and whether it held.
+    `backends` are those over which ranks made groups.
 
-    For type checkers, `RunResult[int]` is that of a function which returns an `int`.
+    For type checkers, `RunResult[int]` is the result of a function that returns an `int`.
     """
 
     @property

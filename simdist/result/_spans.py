@@ -1,4 +1,4 @@
-"""From events to spans: which operation ran on which rank from when to when, and how it ended."""
+"""Makes spans of events: which operation ran on which rank from when to when, and how it ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ End = Literal["complete", "error", "cut off"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a rank was in from `start_ns` to `end_ns`: an operation, a sleep, or a delay that a fault puts in.
+    """What a rank did from `start_ns` to `end_ns`: an operation, a sleep, or a delay by a fault.
 
     `begin_ns` is when an operation's data began to flow, None if they never did. "cut off": the rank or the run ended
-    first. `issue` is the event that opened it, `message` what an error said, `peer` the other end of a message as its
-    completion has it, in the group.
+    first. `issue` is the event that opened it, `message` an error's text, `peer` the group rank of a message's other
+    end, as in its completion.
     """
 
     rank: int
@@ -56,7 +56,7 @@ _Key = tuple[str, str, str]
 
 
 class _Book:
-    """The operations that are open, by what names them and by rank; and the spans that are closed, in opening order."""
+    """The open operations, by key and by rank; and the closed spans, each with its number in the order of opening."""
 
     def __init__(self) -> None:
         self.closed: list[tuple[int, Span]] = []
@@ -65,7 +65,7 @@ class _Book:
         self._opened = 0
 
     def read(self, event: Event) -> None:
-        """Take the next event."""
+        """Read the next event."""
         if event.kind == "issue":
             self._open.setdefault(_key(event.data), {})[event.rank] = (self._next(), event)
         elif event.kind in ("complete", "error"):
@@ -79,7 +79,7 @@ class _Book:
             self.close_all(event.time_ns)
 
     def close_all(self, time_ns: int) -> None:
-        """Whatever is open is cut off at `time_ns`."""
+        """Cut off all that is open at `time_ns`."""
         ranks = {rank for members in self._open.values() for rank in members} | set(self._sleeping)
         for rank in sorted(ranks):
             self._close_rank(rank, time_ns)
@@ -130,7 +130,7 @@ class _Book:
         peer: int | None = None,
     ) -> None:
         name = str(issue.data.get("op", "operation"))
-        if begin_ns is not None:  # a member that comes late to a rooted collective finds its data there
+        if begin_ns is not None:  # for a late member of a rooted collective the data are there already
             begin_ns = min(max(begin_ns, issue.time_ns), end_ns)
         self.closed.append((number, Span(issue.rank, issue.time_ns, end_ns, name, issue, end, begin_ns, message, peer)))
 

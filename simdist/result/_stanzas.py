@@ -16,7 +16,7 @@ from simdist.values import format_duration, number_text, rank_text
 __all__ = ["Ended", "Stanza", "stanza_lines", "stanzas_of"]
 
 Ended = Callable[[RankResult], str]
-_LAST = 5  # operations and the like of one rank
+_LAST = 5  # operations and other entries of one rank
 _OUTPUT = 12  # lines of all ranks together
 _STANZAS = 8
 _SHOWS_ALL = {"pytest ": "; -s shows all", "simdist run ": "; --show-output shows all"}  # by the start of the replay
@@ -25,7 +25,7 @@ _OUTCOMES = {"complete": "done in", "error": "failed after", "cut off": "never d
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Something that a rank did, when it began, and how long it took (None: it has no length, or never ended)."""
+    """Something that a rank did, when it began, and how long it took (None: it has no duration, or never ended)."""
 
     time_ns: int
     text: str
@@ -35,7 +35,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class Stanza:
-    """Ranks that did the same, `rank` for all of them; they ended at times that may differ a little."""
+    """Ranks that did the same; `rank` stands for all of them. The times at which they ended may differ a little."""
 
     rank: RankResult
     where: str  # the line of the user's code in which it ended
@@ -56,7 +56,7 @@ class Stanza:
 def stanzas_of(
     result: Outcome, first: RankResult | None, tracebacks: Mapping[int, TracebackType], ended: Ended
 ) -> list[Stanza]:
-    """First the rank to blame, then other failures, then the rest."""
+    """The stanzas: first the rank to blame, then other failures, then the rest."""
     entries = _entries(result)
     stanzas: dict[tuple[object, ...], Stanza] = {}
     for rank in sorted(result.ranks, key=lambda rank: (rank is not first, rank.ok, rank.rank)):
@@ -73,7 +73,7 @@ def stanzas_of(
 
 
 def stanza_lines(stanzas: Sequence[Stanza], first: RankResult | None, room: int, replay: str) -> list[str]:
-    """The stanzas in about so many lines; those that find no room are named."""
+    """The stanzas in about `room` lines; a last line names the ranks that do not fit."""
     hint = next((words for start, words in _SHOWS_ALL.items() if replay.startswith(start)), "")
     shown = stanzas[:_STANZAS]
     room -= len(shown) + (len(stanzas) > len(shown))
@@ -137,7 +137,7 @@ def _where(rank: RankResult, trace: TracebackType | None) -> str:
 
 
 def _output_lines(rank: RankResult, limit: int, hint: str) -> list[str]:
-    """The last lines that a rank printed; on stderr without the traceback, whose last line stands in the report."""
+    """The last lines that a rank printed; of stderr without the traceback, whose last line is in the report."""
     lines = []
     for name, text in (("stdout", rank.stdout.splitlines()), ("stderr", _own_errors(rank))):
         lines += [f"{name} | {line}" for line in text]

@@ -32,7 +32,7 @@ def exit_words(code: int) -> str:
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # none of this system's
+    except ValueError:  # this system does not have it
         return f"signal {number}"
 
 

@@ -1,6 +1,6 @@
-"""The settings of a run, said once: what each has to be, and which do not go together.
+"""The settings of a run, defined once: what each has to be, and which do not go together.
 
-`_settings.py` has them: the keyword arguments of `simdist.run` and the rest, the keys of a scenario, a marker's.
+`_settings.py` has them: the keyword arguments of `simdist.run` and its relatives, the keys of a scenario, a marker's.
 `_keywords.py` types those that relatives of `simdist.run` take. `_replay.py` writes the call that repeats a run.
 """
 

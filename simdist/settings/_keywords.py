@@ -1,7 +1,7 @@
 """The keyword arguments of `simdist.run` that its relatives take as `**settings`, as types, for checkers and editors.
 
-Each relative leaves out what it has itself. `tests/settings/test_keywords.py` holds names and types to `simdist.run`'s,
-and to what each relative takes. Unknown names are refused when it is called, by the checks of `_settings`.
+Each relative leaves out what it has as parameters itself. `tests/settings/test_keywords.py` checks that names and types
+are `simdist.run`'s, and those that each relative takes. The checks of `_settings` refuse unknown names at the call.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ class _Judged(TypedDict, total=False):
 
 
 class FuzzSettings(_Common, _OneSeed, _Values, total=False):
-    """Of `simdist.fuzz`, which has the faults, the schedules and the judges itself."""
+    """Settings of `simdist.fuzz`, which sets the faults, the schedules and the judges itself."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object] | None
 
 
 class ExploreSettings(FuzzSettings, total=False):
-    """Of `simdist.explore`, which has the schedules and the judges itself."""
+    """Settings of `simdist.explore`, which sets the schedules and the judges itself."""
 
     faults: Sequence[Fault]
     disk: Mount | str | os.PathLike[str] | None
 
 
 class SweepSettings(_Common, _OneSeed, _Values, _Judged, total=False):
-    """Of `simdist.sweep`, which has the arguments, the faults and the disk itself."""
+    """Settings of `simdist.sweep`, which sets the arguments, the faults and the disk itself."""
 
 
 class RunManySettings(_Common, _Values, _Judged, total=False):
-    """Of `simdist.run_many`, each run of which has a seed of its own."""
+    """Settings of `simdist.run_many`, whose runs have a seed each."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object] | None
@@ -77,7 +77,7 @@ class RunManySettings(_Common, _Values, _Judged, total=False):
 
 
 class AgreeSettings(_Common, _OneSeed, _Judged, total=False):
-    """Of `simdist.agree`, which has the number of ranks and the arguments itself, and compares values."""
+    """Settings of `simdist.agree`, which sets the number of ranks and the arguments itself, and compares values."""
 
     kwargs: Mapping[str, object] | None
     faults: Sequence[Fault]
@@ -88,17 +88,17 @@ class AgreeSettings(_Common, _OneSeed, _Judged, total=False):
 
 
 class ResumeSettings(AgreeSettings, _Values, total=False):
-    """Of `simdist.resume`."""
+    """Settings of `simdist.resume`."""
 
     args: Sequence[object]
 
 
 class SettingsOfRun(ResumeSettings, total=False):
-    """All, but for the function and the number of ranks."""
+    """All settings except the function and the number of ranks."""
 
 
 class CheckedSettings(SettingsOfRun, total=False):
-    """What `check_settings` gives back of `simdist.run` and `simdist.spawn`: those that were given."""
+    """What `check_settings` returns for `simdist.run` and `simdist.spawn`: the settings that were given."""
 
     fn: Callable[..., object]
     world_size: int

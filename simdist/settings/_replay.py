@@ -1,4 +1,4 @@
-"""The line of Python that repeats a run: all that determines it, in the words of the call."""
+"""The line of Python that repeats a run: a call with all that determines the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Writer:
         self.shortened = False
 
     def write(self, value: object, depth: int = 0) -> str:
-        """The value in Python's words, within the limits."""
+        """The value as a Python expression, within the limits."""
         if depth > _DEEPEST:
             return self._left_out()
         kind = type(value)
@@ -44,7 +44,7 @@ class _Writer:
             return self._within(f"{{{', '.join(items)}}}")
         if kind in (list, tuple) and isinstance(value, list | tuple):
             inside = ", ".join(self.write(item, depth + 1) for item in self._first(value))
-            if depth == 0:  # of an argument: all that was asked for is there
+            if depth == 0:  # an argument as a whole may be longer than `_LONGEST`
                 return f"[{inside}]" if kind is list else f"({inside},)" if len(value) == 1 else f"({inside})"
             return self._within(f"[{inside}]" if kind is list else f"({inside},)" if len(value) == 1 else f"({inside})")
         if isinstance(value, functools.partial):
@@ -71,7 +71,7 @@ class _Writer:
             elements = 1
             for size in shape:
                 elements *= int(size)
-            if elements > _MOST_ITEMS:  # a tensor or an array: not read through for a line of text
+            if elements > _MOST_ITEMS:  # a large tensor or array is not written out
                 self.shortened = True
                 return f"<{type(value).__name__} of shape {tuple(shape)}, {value.dtype}>"
         text = " ".join(repr(value).split())
@@ -95,7 +95,7 @@ def call_text(
 ) -> str:
     """`function(fn, name=value, ...)` with every argument that is not its default.
 
-    What is too long, or has no words that Python could read, is shortened, and a comment at the end names it.
+    Arguments that are too long, or that Python could not read back, are shortened, and a comment at the end names them.
     """
     writer = _Writer()
     short: list[str] = []
@@ -118,7 +118,7 @@ def _written(writer: _Writer, name: str, value: object, short: list[str]) -> str
         text = writer.write(value)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # somebody's __repr__, which may raise anything
+    except BaseException:  # a user's __repr__ may raise anything
         writer.shortened = True
         text = f"<{type(value).__name__}>"
     if writer.shortened:
@@ -127,7 +127,7 @@ def _written(writer: _Writer, name: str, value: object, short: list[str]) -> str
 
 
 def _is_default(value: object, default: object) -> bool:
-    """True if leaving the argument out means the same; nothing of the user's is compared."""
+    """True if leaving the argument out means the same; objects of the user's classes are not compared."""
     if value is default:
         return True
     if isinstance(value, str | int | float) and type(value) is type(default):

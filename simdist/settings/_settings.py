@@ -63,7 +63,7 @@ def _cluster() -> type:
 
 @dataclass(frozen=True, slots=True)
 class _Anything(Spec):
-    """Whatever the function of a rank takes."""
+    """Any argument of a rank's function."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> object:
         return value
@@ -89,7 +89,7 @@ class _Keywords(Spec):
 
 @dataclass(frozen=True, slots=True)
 class _Faults(Spec):
-    """Some faults; what is wrong with each is for `problems_of` to say."""
+    """Some faults; `problems_of` finds what is wrong with each."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
         items = items_of(value)
@@ -101,7 +101,7 @@ class _Faults(Spec):
 
 @dataclass(frozen=True, slots=True)
 class _Isolate(Spec):
-    """True or False, or names of modules; False comes out, or a tuple."""
+    """True or False, or names of modules; `check` returns False or a tuple."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...] | bool:
         if isinstance(value, bool):
@@ -114,7 +114,7 @@ class _Isolate(Spec):
 
 @dataclass(frozen=True, slots=True)
 class _Module(Spec):
-    """The name of a module at the top, which stands for all that lies in it."""
+    """The name of a top-level module or package, which stands for all submodules too."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> str:
         name = Text().check(value, dialect)
@@ -140,12 +140,12 @@ class _Policy(OneOf):
 
 @dataclass(frozen=True, slots=True)
 class _Judges(Spec):
-    """True or False, or judges and names of judges; True, False or a tuple comes out."""
+    """True or False, or judges and names of judges; `check` returns True, False or a tuple."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...] | bool:
         if isinstance(value, bool):
             return value
-        from simdist.judges import judges_problem  # which worlds without judges do not need
+        from simdist.judges import judges_problem  # not needed by worlds without judges
 
         items = items_of(value)
         if items is None:
@@ -159,7 +159,7 @@ class _Judges(Spec):
 
 @dataclass(frozen=True, slots=True)
 class _Disk(Spec):
-    """A mount, or the folder of one with every default."""
+    """A mount, or a folder, which stands for a mount with every default."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> Mount:
         if isinstance(value, str | os.PathLike):
@@ -202,10 +202,10 @@ _MODULE = _Module()
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The settings of a run: their names, types and defaults. What each means stands at `simdist.run`.
+    """The settings of a run: their names, types and defaults. `simdist.run` documents what each means.
 
     A world's `WorldSpec` inherits them. `run`, `spawn`, the marker and scenario files spell theirs out, for `help()`
-    and editors; `tests/settings/test_settings.py` holds them to this list. `SETTINGS` says what values they take.
+    and editors; `tests/settings/test_settings.py` compares them with this list. `SETTINGS` has the values they take.
     """
 
     world_size: int
@@ -265,7 +265,7 @@ SETTINGS: Mapping[str, Spec] = {
 
 
 def misfits(given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> tuple[CheckedSettings, list[str]]:
-    """Those of `given` that are what they have to be, as plain data; and a line for everything that is wrong."""
+    """The valid ones of the `given` arguments, as plain data, and a line for everything that is wrong."""
     good: dict[str, object] = {}
     lines = []
     for name, value in given.items():
@@ -286,14 +286,14 @@ def has_devices(settings: CheckedSettings) -> bool:
 
 
 def unmoved_problems(good: CheckedSettings) -> Iterator[tuple[str, str]]:
-    """What needs values, in a world that does not move them: which setting, and why."""
+    """Settings that need payloads, in a world that does not move them: the name of each, and why."""
     if good.get("values") != "shapes":
         return
     if good.get("record_results"):
         yield "record_results", 'operations leave nothing to compare with values="shapes"'
     judges = good.get("judges")
     if judges and not isinstance(judges, bool):
-        from simdist.judges import judges_of  # which worlds without judges do not need
+        from simdist.judges import judges_of  # not needed by worlds without judges
 
         for judge in judges_of(judges):
             if judge.compares_values:
@@ -301,7 +301,7 @@ def unmoved_problems(good: CheckedSettings) -> Iterator[tuple[str, str]]:
 
 
 def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, Spec] = SETTINGS) -> CheckedSettings:
-    """The arguments of `call` as plain data, each by itself and all together.
+    """The arguments of `call` as plain data, each checked alone and all together.
 
     Raises:
         FaultError: only faults are wrong.
@@ -314,14 +314,14 @@ def check_settings(call: str, given: Mapping[str, object], known: Mapping[str, S
 
 
 def check_fitting(call: str, good: CheckedSettings, lines: Iterable[str] = ()) -> None:
-    """Check that settings, good by themselves, fit together; `lines` says what is wrong already.
+    """Check that settings, each valid alone, fit together; `lines` are the problems found already.
 
     Raises:
         FaultError, TopologyError, ArgumentError: as `check_settings`.
     """
     lines = list(lines)
     size = good.get("world_size", good.get("nprocs"))
-    lives = 0 if "nprocs" in good else good.get("max_restarts")  # nothing restarts what is spawned
+    lives = 0 if "nprocs" in good else good.get("max_restarts")  # spawned ranks are never restarted
     faulty = problems_of(
         good.get("faults", ()),
         WORLD_SIZE.most if size is None else size,

@@ -1,13 +1,13 @@
-"""What a value has to be, said once for scenario files, Python arguments, markers and options; and how to report it.
+"""What a value has to be, defined once for scenario files, Python arguments, markers and options; and how to report it.
 
-A `Spec` takes a value and gives it back as plain data, or raises `Unfit` with a finding for each thing that is wrong.
-The same spec speaks two dialects: in a file a duration is a text such as "3ms" and a truth is `true`, in Python they
-are nanoseconds and `True`. The specs of a fault stand at the fields of its class, those of a world in
-`simdist.settings`, those of a cluster beside `build`.
+A `Spec` takes a value and returns it as plain data, or raises `Unfit` with a finding for each thing that is wrong.
+The same spec works in two dialects: in a file a duration is a text such as "3ms" and a truth is `true`, in Python they
+are nanoseconds and `True`. The specs of a fault are at the fields of its class, those of a world in
+`simdist.settings`, those of a cluster next to `build`.
 
 Open `_specs.py` first. `_units.py` reads durations and bandwidths, `_words.py` has the wordings that messages share,
 `_ranks.py` writes ranks, `_plain.py` makes any text safe to print, `_shown.py` shows reports in notebooks, `_chance.py`
-says what a rank's random generators start from. Nothing here imports anything but the standard library.
+makes the first states of a rank's random generators. Nothing here imports anything but the standard library.
 """
 
 from simdist.values._chance import GENERATOR_WORDS, generator_words

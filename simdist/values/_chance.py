@@ -1,4 +1,4 @@
-"""What the global random generators of a rank's process start from, in place of what the operating system gives."""
+"""First states of the global random generators of a rank's process, in place of the operating system's entropy."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 __all__ = ["awkward_character", "escaped", "plain", "repr_of", "text_of"]
 
-# Control characters, surrogates, line ends of their own, what turns the direction of the text after it, and no
-# characters at all.
+# Control characters, surrogates, Unicode's own line ends, characters that change the direction of the text after them,
+# and codes that are no characters.
 _AWKWARD = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 def awkward_character(text: str, allowed: str = "") -> tuple[int, str] | None:
-    """Where `text` has the first character that is not plain, counted from 1, and how Python writes it; else None."""
+    """The position of the first character that is not plain, from 1, and how Python writes it; None if all are."""
     for match in _AWKWARD.finditer(text):
         if match[0] not in allowed:
             return match.start() + 1, escaped(match[0])
@@ -25,7 +25,7 @@ def awkward_character(text: str, allowed: str = "") -> tuple[int, str] | None:
 
 
 def plain(text: str, allowed: str = "\n\t") -> str:
-    """`text` with every character that is not plain written as an escape, but for those in `allowed`."""
+    """`text` with every character that is not plain written as an escape, except those in `allowed`."""
     return _AWKWARD.sub(lambda match: match[0] if match[0] in allowed else escaped(match[0]), text)
 
 
@@ -35,7 +35,7 @@ def escaped(characters: Iterable[str]) -> str:
 
 
 def text_of(error: BaseException | None) -> str:
-    """What the exception says; or that it can't say it, where its own `__str__` raises."""
+    """The text of an exception; or a note that it has none, if its own `__str__` raises."""
     try:
         return str(error)
     except KeyboardInterrupt:
@@ -45,7 +45,7 @@ def text_of(error: BaseException | None) -> str:
 
 
 def repr_of(value: object) -> str:
-    """`repr(value)`; or that there is none, where its own `__repr__` raises."""
+    """`repr(value)`; or a note that there is none, if its own `__repr__` raises."""
     try:
         return repr(value)
     except KeyboardInterrupt:

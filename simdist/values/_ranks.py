@@ -1,4 +1,4 @@
-"""Ranks, and what they said, as short text."""
+"""Ranks, their messages and their programs, as short text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def number_text(numbers: Iterable[int]) -> str:
 
 
 def without_source(message: str) -> str:
-    """`message` without the place in C++ that torch and Gloo put before it in brackets, which varies with the build."""
+    """`message` without the place in C++, in brackets, that torch and Gloo put first and that varies with the build."""
     return re.sub(r"^\[[^\]\s]+\.\w+:\d+\]\s*", "", message)
 
 
 def program_lines(started: Iterable[tuple[str, str, int]]) -> tuple[str, ...]:
-    """For the name, the line and the rank of each start of a program: `git, started at train.py:12 by ranks 0-3`."""
+    """Lines for the starts of programs (name, line, rank): `git, started at train.py:12 by ranks 0-3`."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for name, where, rank in started:
         ranks.setdefault((name, where), []).append(rank)

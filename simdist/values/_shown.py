@@ -1,4 +1,4 @@
-"""How results and reports look where a notebook or IPython shows them by themselves."""
+"""How results and reports look when a notebook or IPython displays them."""
 
 from __future__ import annotations
 

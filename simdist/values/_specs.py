@@ -27,7 +27,7 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a value and what it should be are called where the user wrote it."""
+    """The words for a value and for what it should be, in the language in which the user wrote it."""
 
     found: Callable[[object], str]
     text: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 class Unfit(ValueError):
-    """A value is not what it has to be. `findings` says why."""
+    """The error of a value that is not what it has to be. `findings` says why."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -92,7 +92,7 @@ def specs_of(described: type) -> Mapping[str, Spec]:
 
 
 def settle_fields(described: object) -> list[str]:
-    """Make of each field of a frozen object what its spec makes of it, unless it is the default; what does not fit."""
+    """Replace each field of a frozen object, unless it is the default, by what its spec returns; returns problems."""
     kind: type = type(described)
     problems: list[str] = []
     for name, spec, default in _with_defaults(kind):
@@ -125,14 +125,14 @@ def _specs_of(described: Any) -> Mapping[str, Spec]:
 
 @dataclass(frozen=True, slots=True)
 class Whole(Spec):
-    """A whole number; numpy's are as good as Python's, True and False are none."""
+    """A whole number of Python or numpy, but not True or False."""
 
     least: int | None = None
     most: int = 2**63 - 1  # TOML's own integers end here
-    why: str = ""  # there is a most
+    why: str = ""  # the reason for `most`
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> int:
-        # Looked at first: an int is soon recognized, a number of another kind takes longer.
+        # First the quick test for an int: recognizing a number of another kind takes longer.
         if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
             raise _unfit(f"expected a whole number, found {dialect.found(value)}")
         number = int(value)
@@ -145,7 +145,7 @@ class Whole(Spec):
         return number
 
 
-# Linux, as it comes, maps no more threads than this into a process.
+# By default Linux maps no more threads than this into a process.
 WORLD_SIZE = Whole(least=1, most=2**15, why=", for each rank is a thread of this process")
 
 
@@ -199,7 +199,7 @@ class Text(Spec):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Spec):
-    """One of a few texts, which name a `noun`. `more` are as good, but are not listed to those who write another."""
+    """One of a few texts, which name a `noun`. `more` are valid too, but are not listed in the error."""
 
     known: tuple[str, ...]
     more: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ class Duration(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Moment(Spec):
-    """A date, or a date and a time, of the years 1970 to 2099, in UTC unless it says otherwise; comes out aware."""
+    """A date, or a date and a time, from 1970 to 2099, in UTC unless it has a zone; `check` returns an aware one."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> datetime.datetime:
         if not isinstance(value, datetime.date):
@@ -250,7 +250,7 @@ class Moment(Spec):
             moment = moment.replace(tzinfo=datetime.UTC)
         try:
             moment = moment.astimezone(datetime.UTC)
-        except OverflowError:  # in the first or the last year that Python knows
+        except OverflowError:  # in the first or the last year that Python supports
             raise _unfit(f"{value} lies too far from today; expected a year from 1970 to 2099") from None
         if not 1970 <= moment.year < 2100:
             raise _unfit(f"{value} lies too far from today; expected a year from 1970 to 2099")
@@ -285,7 +285,7 @@ class Size(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Either(Spec):
-    """What one spec wants, or one of a few words."""
+    """A value of another spec, or one of a few words."""
 
     words: tuple[str, ...]
     spec: Spec
@@ -301,7 +301,7 @@ class Either(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Maybe(Spec):
-    """None, or what `spec` wants. Files have no None; there the word `none`, if any, stands for it."""
+    """None, or a value of `spec`. Files have no None; there the word `none`, if any, stands for it."""
 
     spec: Spec
     none: str = ""
@@ -314,7 +314,7 @@ class Maybe(Spec):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Spec):
-    """Any number of values in order, each as `each` wants it; a tuple comes out."""
+    """Any number of values in order, each of the spec `each`; `check` returns a tuple."""
 
     each: Spec
     of: str = ""  # what they are, in the plural
@@ -336,7 +336,7 @@ class ListOf(Spec):
 
 
 def items_of(value: object) -> tuple[object, ...] | None:
-    """What is in a sequence, or comes out of an iterator; None if `value` is neither, or is a text or a mapping."""
+    """The items of a sequence or an iterator; None if `value` is neither, or is a text or a mapping."""
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
         return None
     try:
@@ -347,7 +347,7 @@ def items_of(value: object) -> tuple[object, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class TableOf(Spec):
-    """A mapping from texts to what `each` wants; a dict comes out."""
+    """A mapping from texts to values of the spec `each`; `check` returns a dict."""
 
     each: Spec
 
@@ -370,7 +370,7 @@ class TableOf(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Environment(Spec):
-    """What an operating system takes as environment: names and values are texts without NUL, names have no "="."""
+    """An environment for the operating system: names and values are texts without NUL, names have no "="."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> dict[str, str]:
         table = {name: str(text) for name, text in TableOf(Text()).check(value, dialect).items()}
@@ -400,7 +400,7 @@ class Function(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Instance(Spec):
-    """An object of a class, which `kind` gives; it is asked for only if there is a value."""
+    """An object of the class that `kind` returns; `kind` is called only if there is a value."""
 
     kind: Callable[[], type]
     expected: str

@@ -31,7 +31,7 @@ _BITS = {f"{prefix}bit": Fraction(factor, 8) for prefix, factor in _PREFIXES.ite
 
 
 def _amount(value: object, pattern: re.Pattern[str], units: Mapping[str, Fraction], what: str) -> Fraction:
-    """A plain count, or what a text says: a number and its unit."""
+    """The amount in a plain count, or in a text of a number and its unit."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Fraction(value)
     match = pattern.fullmatch(value) if isinstance(value, str) else None

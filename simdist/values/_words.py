@@ -12,11 +12,11 @@ from simdist.values._plain import plain
 __all__ = ["brief", "found", "guess", "guess_or_list", "place", "shortened", "shown"]
 
 _LENGTH = 60  # of a value in a message
-_LONGEST_GUESS = 100  # letters of a word that can be a slip
+_LONGEST_GUESS = 100  # letters of a word for which a similar one is looked for
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """The text "; did you mean 'x'?" if one of `known` is close to `word`, or has a part more or less, else nothing."""
+    """The text "; did you mean 'x'?" if one of `known` is close to `word`, or has a part more or less, else ""."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6) if len(word) <= _LONGEST_GUESS else []
     close = close or [name for name in names if word and (name.startswith(f"{word}_") or word.startswith(f"{name}_"))]
@@ -24,13 +24,13 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def guess_or_list(word: str, known: Iterable[str]) -> str:
-    """As `guess`; with nothing close, all of `known`."""
+    """As `guess`; a list of all `known` if none is close."""
     names = list(known)
     return guess(word, names) or f"; known: {', '.join(names)}"
 
 
 def found(value: object) -> str:
-    """What `value`, as TOML or JSON gave it, is in plain words."""
+    """A description of a `value` that TOML or JSON has returned, in plain words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -47,7 +47,7 @@ def found(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """What `value` is, as Python's users see it: "the text 'x'", "the number 1.5", "the list ['crash']"."""
+    """A description of a `value` for Python's users: "the text 'x'", "the number 1.5", "the list ['crash']"."""
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, str):
@@ -66,7 +66,7 @@ def place(path: Sequence[str | int]) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """`text` on one line and within `length` characters; what is left out shows as "..."."""
+    """`text` on one line and within `length` characters; "..." stands for the part that is cut."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
 
@@ -79,7 +79,7 @@ def brief(value: object) -> str:
         text = repr(value)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # user code, which may raise anything; and Python, for numbers of too many digits
+    except BaseException:  # user code may raise anything, and Python does for numbers of too many digits
         if isinstance(value, int):
             return f"{'-' if value < 0 else ''}(more than {sys.get_int_max_str_digits():,} digits)"
         return "(its __repr__ raises)"
