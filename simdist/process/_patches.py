@@ -328,7 +328,7 @@ class Patches:
     # (owner, name, code of `make`) -> (original, replacement) of what `wrap` has made before: worlds start by the
     # thousand.
     _made: ClassVar[dict[tuple[int, str, object], tuple[object, object, object]]] = {}
-    # Methods of a type that nobody else can change.
+    # By type and names: methods of types that no other code can change.
     _made_in_type: ClassVar[dict[tuple[type, tuple[tuple[str, MakeAttribute], ...]], _Methods]] = {}
     _remembered: ClassVar[
         dict[tuple[Callable[[Patches], None], ...], _Remembered]

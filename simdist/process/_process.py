@@ -172,7 +172,7 @@ class SimProcess:
         self.echo = echo  # called with rank, time, stream and text of each line that it writes
         self.shows_last_lines = False  # `echo` also gets a last line without a newline
         self.descriptors: dict[str, Descriptor] = {}  # the files behind its streams, made when asked for
-        self.laid_over: dict[int, int] = {}  # what lies over its standard descriptors, by number
+        self.laid_over: dict[int, int] = {}  # the descriptors laid over its standard ones, by number
         self.partial = {"stdout": "", "stderr": ""}  # the last line of each stream, while it has no newline
         self.operations = 0
         self.last_operation: tuple[str, int, str] | None = None  # name, sequence number, group
@@ -420,7 +420,7 @@ class SimProcess:
                 self.add_output(name, text)
 
     def let_go(self) -> None:
-        """Close what lies over its standard descriptors."""
+        """Close the descriptors that are laid over its standard ones."""
         while self.laid_over:
             os.close(self.laid_over.popitem()[1])
 

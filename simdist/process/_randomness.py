@@ -31,7 +31,7 @@ from simdist.values import GENERATOR_WORDS, generator_words
 __all__ = ["GlobalGenerator", "Memory", "RandomStates", "States", "global_generators"]
 
 
-_NEAR = 8  # words that are compared at once with what lies between them
+_NEAR = 8  # words this near are compared at once, with those between them
 _POSITION = array("I", [GENERATOR_WORDS]).tobytes()  # of a generator that has given all its words
 
 
@@ -200,7 +200,7 @@ def _seen(raw: Sequence[bytes], third: GlobalGenerator) -> bytes:
 
 @functools.cache
 def _places(third: GlobalGenerator) -> list[tuple[int, int]]:
-    """Where the generators lie that were found, and how many bytes they have."""
+    """The address and the number of bytes of each generator whose memory was found."""
     memory = [each.memory for each in global_generators(third)]
     places = [(address_of_buffer(each), each.nbytes) for each in memory if each is not None]
     return [(address, size) for address, size in places if address is not None]
@@ -308,6 +308,6 @@ class RandomStates:
         return known
 
 
-# The host's states as a world left them: if the generators still stand there, nobody has drawn, and the next world need
+# The host's states as a world left them: if the generators still hold them, there was no draw, and the next world need
 # not read them.
 _left: States | None = None

@@ -222,7 +222,7 @@ class Runtime:
         """Put everything back. May be called without `activate`, and after one that failed.
 
         Raises:
-            BaseException: the first error of a step; the next world can start all the same.
+            BaseException: the first error of a step; the next world can still start.
         """
         call_all(
             self.patches.undo,
@@ -289,7 +289,7 @@ def current_process() -> SimProcess | None:
 
 
 def on_ranks(replacement: Callable[..., object]) -> Make:
-    """For a patch: simulated ranks call `replacement`, and everybody else the original.
+    """For a patch: simulated ranks call `replacement`, all other threads the original.
 
     Example:
         >>> import time

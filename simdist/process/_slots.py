@@ -62,8 +62,8 @@ def own_names(module: str) -> Mapping[str, Slot[Any] | None]:
 class _Swapped(Generic[_S]):
     """A slot while a world lives, and what each process has in it.
 
-    Invariant: the slot holds the state of the process with the baton, or the host's while none has it; everybody
-    else's is in `kept`.
+    Invariant: the slot holds the state of the process with the baton, or the host's while none has it; all other states
+    are in `kept`.
     """
 
     def __init__(self, slot: Slot[_S], running: SimProcess | None) -> None:

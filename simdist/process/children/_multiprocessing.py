@@ -174,7 +174,7 @@ def _separate() -> SimProcess | None:
     known = runtime.extras[_USERS]
     if process not in known:
         known[process] = None
-        if process.parent is None:  # a child of `multiprocessing` calls it by itself
+        if process.parent is None:  # a child of `multiprocessing` calls it itself
             process.at_exit.insert(0, (_util._exit_function, (), {}))
     return process
 

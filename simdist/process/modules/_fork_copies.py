@@ -12,7 +12,7 @@ Invariant: `_present` is the child whose contents are in place, or None while th
 contents of all other children are in their `_Copy`.
 
 In doubt: installed libraries, and modules of the user that can be reached only by a name in `sys.modules`, stay shared
-between parent and child. Attributes that the child sets on them are its own all the same (`_attributes`), and so are
+between parent and child. Attributes that the child sets on them are its own nevertheless (`_attributes`), and so are
 writes into a library's tables (`_library_tables`); both see writes into other objects of theirs.
 """
 
