@@ -30,7 +30,7 @@ class Noted:
 
     @property
     def compared(self) -> tuple[object, ...]:
-        """What must be the same in both runs."""
+        """The parts of the event that must be the same in both runs."""
         return self.record, self.whole
 
 

@@ -78,7 +78,7 @@ class DeterminismReport(Shown):
         return ["no seed decides what programs outside the simulation do:", *(f"  {line}" for line in self.programs)]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """The first differing event field by field: a star where it differs, the name, and both versions."""
+        """The first differing event field by field: a star if the field differs, its name, and both versions."""
         assert self.difference is not None
         one, other = _flat(self.difference.one), _flat(self.difference.other)
         return [

@@ -68,7 +68,7 @@ class EarlyMethods:
         seen = {id(builtins.__dict__)}
         methods: list[types.BuiltinFunctionType] = []
         things = list(filter(gc.is_tracked, things))
-        for thing in things:  # it grows meanwhile
+        for thing in things:  # `things` grows in the loop
             key = id(thing)
             if key in seen:
                 continue

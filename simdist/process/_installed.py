@@ -90,7 +90,7 @@ for _name, _report in {**_library_state.ADAPTERS, **_rare_settings.ADAPTERS, _py
 
 
 class PythonReplacements:
-    """What a world replaces in Python, for the runtime that it is handed to."""
+    """Replaces parts of Python while a world lives, for the runtime that this is given to."""
 
     def state_left(self) -> LeftBehind:
         """Remember what ranks share, before anything is replaced."""
@@ -116,7 +116,7 @@ class PythonReplacements:
         follow(patches, called)
 
     def keep_file_times(self, patches: Patches) -> None:
-        """Show ranks virtual times of what they write."""
+        """Show ranks virtual times of the files that they write."""
         patches.install((_file_times.install,))
 
     @contextlib.contextmanager

@@ -363,7 +363,7 @@ class Patches:
         )
 
     def replace(self, owner: object, name: str, replacement: object) -> None:
-        """Set `owner.name`; where it did not exist before, `undo` deletes it."""
+        """Set `owner.name`; if it did not exist before, `undo` deletes it."""
         self._replace(owner, name, replacement, sys._getframe(1).f_globals)
 
     def replace_all(self, owner: object, replacements: Mapping[str, object]) -> None:

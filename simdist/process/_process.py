@@ -394,7 +394,7 @@ class SimProcess:
                 self.simulation.kill(task)
 
     def add_output(self, name: str, text: str) -> None:
-        """Take what it writes to the stream `name`."""
+        """Add text that the process writes to the stream `name`."""
         simulation = self.simulation
         lines = self.stdout if name == "stdout" else self.stderr
         *complete, rest = (self.partial[name] + text).split("\n")

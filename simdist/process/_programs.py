@@ -285,7 +285,7 @@ def _line(frame: FrameType | None) -> str:
 
 
 def _is_torchs_own(path: str) -> bool:
-    """True in torch, but for torch.distributed: what elastic starts are the workers that a program asks for."""
+    """True for code of torch, except torch.distributed: elastic starts the workers that a program asks for."""
     folder = torch_folder()
     return bool(folder) and path.startswith(folder) and not path.startswith(f"{folder}distributed{os.sep}")
 

@@ -284,7 +284,7 @@ def current_process() -> SimProcess | None:
     if _get_ident() != simulation.current_ident:
         return None
     task = simulation.current
-    # Hot, so nothing looks at it: what else has a context is no rank's.
+    # Hot, so the type is not checked: the context of a rank's task is its process.
     return None if task is None else task.context  # type: ignore[return-value]
 
 

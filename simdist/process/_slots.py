@@ -38,7 +38,7 @@ class Slot(Generic[_S]):
     save: Callable[[], _S]
     load: Callable[[_S], object]
     fresh: Callable[[SimProcess, _S], _S]
-    forked: Callable[[_S], _S] = _the_same  # what a forked child has of its parent's
+    forked: Callable[[_S], _S] = _the_same  # what a forked child gets of its parent's state
 
 
 # Attributes of modules that each process has for itself anyway, by module and name.

@@ -75,7 +75,7 @@ class RankStream(io.TextIOBase):
         return current_process() is None and bool(self._original.isatty())
 
     def fileno(self) -> int:
-        """The original's; a rank's is a file of its own, whose content joins what it writes."""
+        """The original's descriptor; a rank's is a file of its own, whose content joins the rank's output."""
         process = current_process()
         return int(self._original.fileno()) if process is None else descriptor_of(process, self._name)
 
@@ -97,7 +97,7 @@ def _write_all(number: int, text: str) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Replace both streams; `stdin` and the hook that a rank sets (pytest does) do not outlive the world."""
+    """Replace both streams; `stdin` and `unraisablehook` that a rank sets, as pytest does, do not outlive the world."""
     patches.replace(sys, "stdout", RankStream("stdout", sys.stdout))
     patches.replace(sys, "stderr", RankStream("stderr", sys.stderr))
     patches.replace(sys, "stdin", sys.stdin)
@@ -124,7 +124,7 @@ def _quiet_about_files(report: Callable[..., object]) -> Callable[..., None]:
 def descriptor_of(process: SimProcess, name: str) -> int:
     """The number of a file behind a stream of the process, for C code and for children; made on first demand.
 
-    What is written there joins the stream when it calls `take_over`. It closes with the world.
+    Text in the file joins the stream when the process calls `take_over`. The file closes with the world.
     """
     if name not in process.descriptors:
         process.descriptors[name] = Descriptor()

@@ -1,4 +1,4 @@
-"""What a task waits for in `threading`, `queue` and what is built on them, as the program calls it."""
+"""Names what a task waits for in `threading`, `queue` and modules built on them, as the program calls it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class RunResult(Shown, Outcome[Value], Generic[Value]):
 
     @property
     def values(self) -> list[Value]:
-        """What each rank's function returned, by rank; None where it did not return."""
+        """What each rank's function returned, by rank; None if it did not return."""
         return [rank.value for rank in self.ranks]
 
     def __str__(self) -> str:

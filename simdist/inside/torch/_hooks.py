@@ -206,7 +206,7 @@ def _found_by(symbol: str, of: str = "libtorch_cpu.so") -> int:
 def _plain_table() -> int:
     """The address of the function table of `at::CUDAHooksInterface`, which a CPU build uses."""
     words = (Pointer * BeforeTable).in_dll(library("libtorch_cpu.so"), _PLAIN_TABLE)
-    return ctypes.addressof(words) + ctypes.sizeof(words)  # behind the offset and the type
+    return ctypes.addressof(words) + ctypes.sizeof(words)  # after the offset and the type
 
 
 @functools.cache

@@ -61,17 +61,17 @@ class Schema(Protocol):
 
     @property
     def name(self) -> str:
-        """With its namespace, without its overload."""
+        """Its name with the namespace, without the overload."""
         ...
 
     @property
     def overload_name(self) -> str:
-        """Empty for the default one."""
+        """The name of its overload; empty for the default one."""
         ...
 
     @property
     def arguments(self) -> Sequence[Argument]:
-        """In their order."""
+        """The arguments, in their order."""
         ...
 
     @property

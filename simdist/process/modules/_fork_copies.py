@@ -132,7 +132,7 @@ class _Fork:
                 self._take_cell(cell)
             for function, _ in earlier.functions:
                 self._take_defaults(function)
-        for holder in self._waiting:  # it grows meanwhile
+        for holder in self._waiting:  # the list grows in the loop
             if isinstance(holder, ModuleType):
                 self._take_space(vars(holder), None)
             elif isinstance(holder, type):
@@ -247,7 +247,7 @@ def _defaults(function: FunctionType) -> _Defaults:
 
 
 def _functions_in(value: object) -> Iterable[FunctionType]:
-    """The functions inside what a class statement makes of methods."""
+    """The functions inside a static method, a class method or a property."""
     for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
         inside = getattr(value, name, None) if isinstance(value, staticmethod | classmethod | property) else None
         if isinstance(inside, FunctionType):

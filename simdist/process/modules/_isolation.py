@@ -168,7 +168,7 @@ class Isolation:
         runtime.isolation = self
 
     def end(self) -> None:
-        """Put back what the host had, after a `begin` that failed too.
+        """Put back what the host had; may also be called after a `begin` that failed.
 
         Raises:
             BaseException: the first error of a step; all others are taken.
@@ -268,7 +268,7 @@ class Isolation:
     def spec_for(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A rank's own spec of an isolated module; None where the other finders are to be asked."""
+        """A rank's own spec of an isolated module; None to leave the module to the other finders."""
         if self._present is self._host or current_process() is None or not self._sharing.isolates(name):
             return None
         self._imported = True

@@ -34,7 +34,7 @@ _TABLES: tuple[tuple[str, Callable[[], list[Any]]], ...] = (
 
 
 class LeftBehind:
-    """The lists as they were, and what was done that stays."""
+    """The lists as they were when the world began, and changes that can't be taken back."""
 
     def __init__(self) -> None:
         self._tables = [(name, table(), list(table())) for name, table in _TABLES]

@@ -201,7 +201,7 @@ def _home_of(value: object) -> object:
 
 
 def _names_in_code(code: CodeType) -> Iterator[str]:
-    yield from code.co_names  # those of modules that it imports among them
+    yield from code.co_names  # including those of modules that it imports
     for each in code.co_consts:
         if isinstance(each, CodeType):
             yield from _names_in_code(each)
@@ -224,7 +224,7 @@ def _tables_of(libraries: _Libraries, apart: dict[int, Any]) -> list[_Table]:
     found = dict(apart)
     for name, module in chain.from_iterable(libraries.values()):
         left = [value for variable, value in vars(module).items() if variable[:2] != "__"]
-        for value in left:  # it grows meanwhile
+        for value in left:  # the list grows in the loop
             kind = type(value)
             if kind in _KINDS:
                 if id(value) not in found:

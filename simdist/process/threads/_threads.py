@@ -139,7 +139,7 @@ class Handle:
 
     @property
     def ident(self) -> int:
-        """Of the thread."""
+        """The identifier of the thread."""
         return self._task.ident
 
     def is_done(self) -> bool:

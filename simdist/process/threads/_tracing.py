@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["debugger_of_host", "introduce", "trace_main_thread", "traced_by_debugger"]
 
-_KEEPERS = ("_pydevd_sys_monitoring", "_pydevd_sys_monitoring_cython")  # of what pydevd knows of a thread, from 3.12 on
+_KEEPERS = ("_pydevd_sys_monitoring", "_pydevd_sys_monitoring_cython")  # with pydevd's data of threads, from 3.12 on
 
 
 def trace_main_thread() -> None:
