@@ -43,7 +43,7 @@ class EarlyMethods:
         self._in_modules = Searched(self._in_module)
 
     def among(self, called: Iterable[object]) -> list[Redirection]:
-        """Redirections of the methods in the user's modules, and of those that `called`, run on the ranks, refer to."""
+        """Redirections of methods in the user's modules, and of those reachable from `called`, which the ranks run."""
         found = list(self._in_modules())
         known = {id(each.function) for each in found}
         found += [

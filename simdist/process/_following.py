@@ -15,7 +15,7 @@ _EARLY = EarlyMethods(_clock.taken_early, _lock_methods.taken_early)
 
 
 def follow(patches: Patches, called: Iterable[object]) -> None:
-    """Redirect methods in the user's modules, and those that `called`, which the ranks run, refer to."""
+    """Redirect methods in the user's modules, and those reachable from `called`, which the ranks run."""
     early = _EARLY.among(called)
     if early:
         patches.switch_on(early)

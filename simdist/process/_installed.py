@@ -112,7 +112,7 @@ class PythonReplacements:
         simulation.start_thread = original(getattr(_thread, _thread_functions.start_name()))
 
     def follow(self, patches: Patches, called: Sequence[object]) -> None:
-        """Redirect methods that user code took before, and those that `called`, which the ranks run, refer to."""
+        """Redirect methods that user code took before, and those reachable from `called`, which the ranks run."""
         follow(patches, called)
 
     def keep_file_times(self, patches: Patches) -> None:

@@ -2,7 +2,7 @@
 
 A real wait never times out early and never exactly in time: the system's timer rings when the time has passed, and
 then the thread has to get a core. Here a thread's wait times out `LATE_NS` after it is due, always the same; an event
-in between is in time. `LATE_NS` is more than the rounding error of floats (0.24 µs for seconds since 1970).
+in between is in time. `LATE_NS` is more than floats lose, whose steps are 0.24 µs for seconds since 1970.
 
 `time.sleep` is not a timeout: it takes exactly as long as asked. Still, two floats may differ by less than that, and
 clocks that were read several times at one moment are ahead of virtual time (`_clock`). So after a sleep no clock shows

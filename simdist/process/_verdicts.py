@@ -28,7 +28,7 @@ def carry_out(
     """Do what a verdict wants before an announced effect of the running process; return the strike left for later.
 
     The delay comes first, then the strike, then the error. `what` is the effect's name in the record of a delay. The
-    process waits no longer than `limit_ns`. With `yields` other tasks run after a strike, because the process does not
+    delay takes no longer than `limit_ns`. With `yields` other tasks run after a strike, because the process does not
     park in the effect itself. The caller does what `takes` names ("change", "change_result", "drop", "part_bytes").
 
     Raises:
