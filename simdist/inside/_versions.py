@@ -21,7 +21,7 @@ TRIED = {  # by version, what was seen to work
     "2.15.0": "the test suite on the build for CUDA 13.2, without a GPU, virtual devices included",
 }
 COMPLETE = tuple(version for version, seen in TRIED.items() if _UNCOMPILED not in seen)
-"""Those that have all that simdist uses."""
+"""Versions of torch that have all that simdist uses."""
 
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")

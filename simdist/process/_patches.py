@@ -41,7 +41,7 @@ __all__ = ["Make", "MakeAttribute", "Patched", "Patches", "Replacement", "patche
 _MISSING = object()
 
 MakeAttribute = Callable[[Any], object]
-"""Makes what replaces an attribute, which may be anything, as `Make` does with a function."""
+"""Makes the replacement of an attribute of any kind from the original, as `Make` does for a function."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -270,4 +270,4 @@ MADE: dict[str, Make] = {
     "sigwait": _sigwait,
     "sigwaitinfo": _sigwaitinfo,
 }
-"""Of functions of `signal`: what makes the ones that ranks call."""
+"""By function of `signal`: makes the function that ranks call."""

@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
 
 Make = Callable[[Callable[..., Never]], Callable[..., object]]
-"""Makes, of a function that stands there, the one that replaces it; both have the signature that goes with the name."""
+"""Makes the replacement of a function; both have the signature that belongs to the name."""
 
 _Space = ctypes.Array[ctypes.c_size_t]
 _FASTCALL_KEYWORDS = 0x80 | 0x02

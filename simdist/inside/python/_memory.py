@@ -21,7 +21,7 @@ _BUFFER_BYTES = 128  # more than a `Py_buffer` takes
 _SIMPLE = 0  # PyBUF_SIMPLE
 
 SharedBytes = ctypes.Array[ctypes.c_char]
-"""What `bytes_at` gives."""
+"""The result of `bytes_at`."""
 
 
 def words_at(address: int, count: int) -> memoryview[int]:

@@ -49,4 +49,4 @@ def is_address_of(found: object, address: int) -> bool:
 
 
 error_number, set_error_number = ctypes.get_errno, ctypes.set_errno
-"""What the calling thread's C code last said went wrong (`errno`), as functions of `c_library` leave and find it."""
+"""The calling thread's `errno`, as functions of `c_library` set and read it."""

@@ -27,7 +27,7 @@ BaseFuture = torch._C.Future
 """The base of `torch.futures.Future`: futures that C++ makes are of this class."""
 
 future_values: ModuleType = torch._jit_internal
-"""C++ calls its `_extract_tensors` for what a future of Python holds (torch/csrc/jit/python/python_ivalue.h)."""
+"""C++ calls its `_extract_tensors` for the value of a Python future (torch/csrc/jit/python/python_ivalue.h)."""
 
 set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading_enabled
 """Whether the calling thread's backward passes use threads of C++, as `torch.autograd.set_multithreading_enabled`."""

@@ -21,7 +21,7 @@ frame_evaluation: ModuleType = core_bindings._dynamo.eval_frame
 backward_compilers: ModuleType = core_bindings._dynamo.compiled_autograd
 
 InductorWrapper = torch._TorchCompileInductorWrapper
-"""What `torch.compile` calls where its backend is Inductor."""
+"""The function that `torch.compile` calls if its backend is Inductor."""
 
 
 def compile_without_inductor(model: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:

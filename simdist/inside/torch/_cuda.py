@@ -15,7 +15,7 @@ __all__ += ["cuda_variables", "cudnn_bindings", "cudnn_module", "exchange_beginn
 __all__ += ["is_built_for_cuda", "says_cuda", "visible_devices"]
 
 CUDA_VARIABLES = ("_initialized", "_queued_calls", "_lazy_seed_tracker", "_cached_device_count", "default_generators")
-"""What `torch.cuda` keeps once per process in its module's variables, but for `_cudart` and a driver's answers."""
+"""The variables of `torch.cuda` that hold the state of the process, without `_cudart` and a driver's answers."""
 
 cuda_variables: MutableMapping[str, object] = vars(torch.cuda)
 core_names: MutableMapping[str, object] = vars(core_bindings)

@@ -131,7 +131,7 @@ _Library: Any = torch.library.Library
 CPU: KeySet = key_set(DispatchKey.CPU)
 SPARSE_CPU: KeySet = key_set(DispatchKey.SparseCPU)
 negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
-"""A view of a tensor that has the bit of negation where that one has none, and the other way round."""
+"""A view of a tensor whose negation bit is the opposite of the tensor's."""
 
 
 def find_operator(name: str) -> Operator:

@@ -187,7 +187,7 @@ class Place(Enum):
         self._file = file
         self._line = lines[min(_COLUMN, len(lines) - 1)]
         self.is_there = len(lines) == 1 or len(lines) > _COLUMN
-        """True if the torch that is here says what it says there."""
+        """True if the installed torch has the text."""
 
     def __str__(self) -> str:
         return f"{self._file.rpartition('/')[2]}:{self._line}"

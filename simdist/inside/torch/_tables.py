@@ -41,7 +41,7 @@ trees = _pytree
 tracing = _symbolic_trace
 unpickling = _weights_only_unpickler
 rebuilding = torch_utils
-"""`torch._utils`: what a pickled tensor is made again with."""
+"""`torch._utils`: the functions that rebuild a pickled tensor."""
 
 overloads = _jit_internal
 """`torch._jit_internal`: what `_overload` and `_overload_method` register."""

@@ -124,4 +124,4 @@ ADAPTERS: dict[str, Callable[[Patches], None]] = {
         for name in ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
     },
 }
-"""By module: what gives ranks their own, once it is imported."""
+"""By module: called once it is imported, gives each rank its own state."""

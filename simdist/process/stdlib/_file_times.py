@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound="HasFileno")
 _Reduced = tuple[type[os.stat_result], tuple[tuple[int, ...], dict[str, float]]]
 KeptTimes = tuple[int, int, int]
-"""When a file was last read, written and changed, in nanoseconds since 1970."""
+"""The times at which a file was last read, written and changed, in nanoseconds since 1970."""
 
 _SECOND_NS = 10**9
 _WRITES = os.O_WRONLY | os.O_RDWR

@@ -229,4 +229,4 @@ ADAPTERS: dict[str, Callable[[Patches], None]] = {
     "resource": _of_resource,
     "tracemalloc": _of_tracemalloc,
 }
-"""By module: what gives ranks their own, or reports, once it is imported."""
+"""By module: called once it is imported, gives each rank its own settings or notes what ranks set for all."""

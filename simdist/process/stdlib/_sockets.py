@@ -491,7 +491,7 @@ METHODS: dict[str, Make] = {
     "sendto": _sendto,
     "_accept": _accept,
 }
-"""Of sockets: what makes the methods that ranks call."""
+"""By method of a socket: makes the method that ranks call."""
 
 _REPLACEMENTS = (Replacement(socket.socket, "__init__", _made),)
 
