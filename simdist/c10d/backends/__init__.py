@@ -1,7 +1,7 @@
-"""The backends: a folder each. They do not know each other, and the engine knows none by name.
+"""The backends, one folder each. They do not import each other, and the engine knows none of them by name.
 
-`ideal` is what its folder says, and Gloo's arguments and arithmetic; that is put together here. Another backend that
-exists in simulation only is a folder, an entry of `SIMULATED`, and its name in `simdist.settings.BACKENDS`.
+This module combines the folder `ideal` with Gloo's arguments and arithmetic. Another backend that exists in
+simulation only needs a folder, an entry of `SIMULATED`, and its name in `simdist.settings.BACKENDS`.
 """
 
 import dataclasses

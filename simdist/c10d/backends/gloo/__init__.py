@@ -1,8 +1,8 @@
-"""Gloo, exactly: its words, schedules, order of additions and closed forms (torch 2.13).
+"""Gloo, exactly: its error texts, schedules, order of additions and closed forms (torch 2.13).
 
-`_arguments.py` refuses calls in ProcessGroupGloo's words, `_schedules.py` says which messages each rank sends and
-receives, `_folds.py` adds up bit for bit, `_words.py` reports timeouts and closed connections, `_ring.py` follows
-large rings in arrays, `_monitored.py` is the monitored barrier.
+`_arguments.py` refuses calls with ProcessGroupGloo's texts, `_schedules.py` lists the messages that each rank sends and
+receives, `_folds.py` adds up bit for bit, `_words.py` reports timeouts and closed connections, `_monitored.py` is the
+monitored barrier. The engine's `_ring.py` follows large rings in arrays.
 """
 
 from simdist.c10d.backends.gloo import _arguments

@@ -1,4 +1,4 @@
-"""How Gloo does each operation: schedule, order of additions, and cost when nothing is in the way."""
+"""How Gloo does each operation: schedule, order of additions, and cost on an idle network."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class GlooAlgorithm(Algorithm):
         *,
         paired: bool = False,
     ) -> None:
-        """What a rank that owns no chunk ends with."""
+        """Fill the tensor of a rank that owns no chunk."""
         _folds.leave_reduce(tensor, inputs, reduction, rank, ranks, paired=paired)
 
     def refused_result(self, operation: Operation) -> RuntimeError | None:
-        """Torch divides for an average at the end, and integers can't be."""
+        """Return the error of an average of integers: torch divides at the end, and integers cannot hold the result."""
         if operation.reduction == "avg" and operation.dtype_name in _INTEGER_NAMES:
             return RuntimeError(
                 f"result type Float can't be cast to the desired output type {_INTEGER_NAMES[operation.dtype_name]}"
@@ -53,18 +53,18 @@ class GlooAlgorithm(Algorithm):
         return None
 
     def slot(self, operation: Operation) -> str:
-        """A reduce_scatter is made of all-reduces."""
+        """Return the name under which messages match; a reduce_scatter is made of all-reduces."""
         return "all_reduce" if operation.name == "reduce_scatter" else operation.name
 
     def lets_some_go(self, operation: Operation, ranks: int) -> bool:
-        """Rooted operations do, and a reduce shorter than the ring: the last rank owns nothing of it."""
+        """True for rooted copies, and for a reduce shorter than the ring, of which the last rank owns nothing."""
         if operation.name != "reduce" or not operation.size:
             return super().lets_some_go(operation, ranks)
         _, per_rank, segment = _costs.reduce_segments(operation.size, operation.element, ranks)
         return per_rank * segment * (ranks - 1) >= operation.size
 
     def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
-        """The closed forms of `_costs`."""
+        """Return the duration by the closed forms of `_costs`."""
         name, size = operation.name, operation.size
         if name in ("all_reduce", "reduce_scatter"):
             return _costs.allreduce_ns(size, operation.element, ranks, latency_ns, byte_ns)
@@ -77,7 +77,7 @@ class GlooAlgorithm(Algorithm):
         return _costs.barrier_ns(ranks, latency_ns)
 
     def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
-        """Rings are even all around, but for what segments are clipped by."""
+        """Return (source, target, bytes). Rings load all their links equally, apart from clipped segments."""
         name, size = operation.name, operation.size
         if name in ("all_reduce", "reduce_scatter"):
             return [(rank, (rank - 1) % ranks, 2 * size * (ranks - 1) / ranks) for rank in range(ranks)]
@@ -86,7 +86,7 @@ class GlooAlgorithm(Algorithm):
         return super().traffic(operation, ranks)
 
     def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
-        """The schedules of `_schedules`, kept with the operation in small groups."""
+        """Return the schedule by `_schedules`; small groups keep it with the operation."""
         if operation.name == "all_to_all":
             return _schedules.alltoall(rank, ranks, *sizes(rank))
         if ranks > _KEPT_FOR:
@@ -97,7 +97,7 @@ class GlooAlgorithm(Algorithm):
         return kept
 
     def ring(self, operation: Operation, ranks: int) -> Ring | None:
-        """The ring of all-reduces and gathers, as the schedules have it; None if there is nothing to send."""
+        """Return the ring of all-reduces and gathers as in the schedules; None if there is nothing to send."""
         size = operation.size
         if operation.is_list_of_reductions or not size or ranks < 2:
             return None
@@ -124,7 +124,7 @@ def _schedule(operation: Operation, rank: int, ranks: int) -> Program:
     if name == "broadcast":
         return _schedules.broadcast(rank, ranks, size, root)
     if name in ("all_gather", "sparse_all_reduce"):
-        # What the ranks contribute to a sparse sum may differ in size; each is taken to send its own all the way.
+        # Contributions to a sparse sum may differ in size; each rank is assumed to send its own size in every step.
         return _schedules.allgather(rank, ranks, size)
     if name == "gather":
         return _schedules.gather(rank, ranks, size, root)

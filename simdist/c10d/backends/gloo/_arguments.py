@@ -1,4 +1,4 @@
-"""Argument checks of ProcessGroupGloo, with its words (torch 2.13)."""
+"""Argument checks of ProcessGroupGloo, with its error texts (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(name: str, reduction: str, dtype: torch.dtype) -> None:
     if reduction == "premul_sum":
         raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
     if dtype.is_complex and reduction not in ("", "sum", "avg"):
-        # The enum's number is printed as a character there.
+        # Gloo prints the enum's number as a character.
         said = "reduce" if name == "reduce" else "all_reduce"
         raise RuntimeError(f"{said} does not support{chr(_REDUCTIONS.index(reduction))}on complex tensors")
     if reduction in ("band", "bor", "bxor") and dtype.is_floating_point:
@@ -71,7 +71,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def single(kind: str, tensors: Tensors) -> Tensor:
-    """The one tensor of a send or receive, which takes a list of one, or a bare tensor."""
+    """Return the one tensor of a send or receive, which takes a list of one or a bare tensor."""
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
@@ -81,7 +81,7 @@ def single(kind: str, tensors: Tensors) -> Tensor:
 
 
 def alike(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of an allreduce: at least one, all of one layout, type and shape."""
+    """Return the tensors of an allreduce: at least one, all of one layout, type and shape."""
     operation = "allreduce"
     _require_layout(operation, tensors)
     _same_as(operation, tensors[1:], tensors[0])
@@ -89,7 +89,7 @@ def alike(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def coalesced_reduce_arguments(tensors: Sequence[Tensor]) -> None:
-    """What allreduce_coalesced wants."""
+    """Refuse tensors that allreduce_coalesced does not take."""
     operation = "allreduce_coalesced"
     _require_layout(operation, tensors)
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
@@ -99,7 +99,7 @@ def coalesced_reduce_arguments(tensors: Sequence[Tensor]) -> None:
 
 
 def rooted_tensors(operation: str, tensors: Tensors, root: int, root_tensor: int, size: int) -> list[Tensor]:
-    """The tensors of a broadcast, or the one of a reduce."""
+    """Return the tensors of a broadcast, or the one of a reduce."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     _require_root(operation, root, size)
@@ -133,13 +133,13 @@ def _require_root(operation: str, root: int, size: int) -> None:
 
 
 def require_contiguous(tensor: Tensor) -> None:
-    """Gloo's point-to-point operations take contiguous tensors only."""
+    """Refuse a tensor that is not contiguous: Gloo's point-to-point operations take no others."""
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise RuntimeError("input tensor has to be contiguous")
 
 
 def require_peer(kind: str, peer: int | None, rank: int, size: int) -> None:
-    """A peer in the group that is not the rank itself."""
+    """Refuse a peer that is the rank itself, or outside the group."""
     if peer is None:
         return
     if peer == rank:
@@ -153,7 +153,7 @@ def require_peer(kind: str, peer: int | None, rank: int, size: int) -> None:
 
 
 def gather_arguments(outputs: Any, inputs: Any, size: int) -> tuple[list[list[Tensor]], list[Tensor]]:
-    """The output lists and the inputs of an allgather; or its one output list and its one input."""
+    """Return the output lists and the inputs of an allgather, given as lists or as one output list and one input."""
     operation = "allgather"
     if isinstance(inputs, Tensor):
         outputs, inputs = [outputs], [inputs]
@@ -190,14 +190,14 @@ def _same_as(operation: str, tensors: Sequence[Tensor], reference: Tensor) -> No
 
 
 def gather_single_arguments(output: Tensor, tensor: Tensor, size: int) -> list[Tensor]:
-    """The parts of the output of an all_gather_into_tensor: Gloo cuts it along its first dimension."""
+    """Return the parts of the output of an all_gather_into_tensor: Gloo cuts it along its first dimension."""
     parts = list(output.chunk(size))
     _, [_] = gather_arguments([parts], [tensor], size)
     return parts
 
 
 def coalesced_gather_arguments(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], size: int) -> None:
-    """What allgather_coalesced wants."""
+    """Refuse tensors that allgather_coalesced does not take."""
     operation = "allgather_coalesced"
     if not inputs:
         _fail(operation, "requires non-empty input tensor list")
@@ -217,7 +217,7 @@ def coalesced_gather_arguments(outputs: Sequence[Sequence[Tensor]], inputs: Sequ
 
 
 def scatter_arguments(outputs: Any, inputs: Any, rank: int, size: int) -> tuple[Tensor, list[Tensor]]:
-    """The output and the input list of a reduce_scatter, in lists of one or bare."""
+    """Return the output and the input list of a reduce_scatter, given in lists of one or bare."""
     if isinstance(outputs, Tensor):
         outputs, inputs = [outputs], [inputs]
     if len(outputs) != 1:
@@ -238,12 +238,12 @@ def scatter_arguments(outputs: Any, inputs: Any, rank: int, size: int) -> tuple[
 
 
 def scatter_single_arguments(output: Tensor, tensor: Tensor, size: int) -> None:
-    """The tensors of a reduce_scatter_tensor."""
+    """Refuse tensors that reduce_scatter_tensor does not take."""
     if output.dtype != tensor.dtype:
         kinds = f"({_kind(output)} vs. {_kind(tensor)})"
         raise RuntimeError(f"Check failed: outputTensors[i].dtype() == inputTensors[i].dtype() {kinds}. \n")
     if not output.dim() or tensor.dim() < output.dim():
-        # Real Gloo reads past the end of a list of sizes here; what it says or does then is chance.
+        # Real Gloo reads past the end of a list of sizes here, with unpredictable results.
         raise RuntimeError(
             f"reduce_scatter_tensor: the output has shape {tuple(output.shape)}, the input {tuple(tensor.shape)}; "
             "both need a first dimension, the input's of the output's size times the world size"
@@ -258,7 +258,7 @@ def scatter_single_arguments(output: Tensor, tensor: Tensor, size: int) -> None:
 
 
 def exchange_arguments(outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
-    """The lists of an all_to_all."""
+    """Refuse lists that all_to_all does not take."""
     for name, tensors in (("input", inputs), ("output", outputs)):
         if len(tensors) != size:
             _fail("alltoall", f"{name} tensor list size {len(tensors)} does not match world size {size}")
@@ -269,7 +269,7 @@ def exchange_arguments(outputs: Sequence[Tensor], inputs: Sequence[Tensor], size
 
 
 def require_contiguous_input(tensor: Tensor) -> None:
-    """An all_to_all_single sends contiguous tensors only; what it receives goes to the memory of any."""
+    """Refuse an input of all_to_all_single that is not contiguous; its output need not be."""
     if not tensor.is_contiguous():
         raise ValueError("Tensors must be contiguous")
 
@@ -282,7 +282,7 @@ def exchanged_parts(
     rank: int,
     size: int,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What an all_to_all_single receives and sends, as bytes: one part for each rank.
+    """Return the parts that an all_to_all_single receives and sends, as bytes: one part for each rank.
 
     Without sizes, the parts have equal bytes, and may end inside an element.
     """
@@ -303,7 +303,7 @@ def exchanged_parts(
 
 
 def split_sizes(sizes: object) -> list[int] | None:
-    """The sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it would not."""
+    """Return the sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it refuses them."""
     if isinstance(sizes, str | bytes) or not isinstance(sizes, Sequence | Set | Generator | np.ndarray):
         return None
     whole = [_whole(size) for size in sizes]
@@ -314,7 +314,7 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, float | str | bytes | bytearray):
         return None
     try:
-        whole = int(value)  # also of a tensor that holds a float
+        whole = int(value)  # C++ also takes a tensor that holds a float
     except (TypeError, ValueError, RuntimeError):
         return None
     return whole if -(2**63) <= whole < 2**63 else None
@@ -332,7 +332,7 @@ def _cut(data: Tensor, sizes: list[int]) -> list[Tensor]:
 def rooted_list(
     operation: str, name: str, own: Any, listed: Any, root: int, rank: int, size: int
 ) -> tuple[Tensor, list[Tensor] | None]:
-    """The rank's own tensor, and the list of all of them on the root, of a gather or scatter."""
+    """Return the rank's own tensor of a gather or scatter, and on the root the list of all tensors."""
     _require_root(operation, root, size)
     if isinstance(own, Tensor):
         own, listed = [own], [listed] if len(listed) else []

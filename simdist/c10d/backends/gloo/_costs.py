@@ -1,9 +1,9 @@
 """Closed forms for collectives on an idle, symmetric network whose members all arrive at once.
 
-They equal what the message schedules of Gloo give when every message is followed (`simdist.c10d` does that as soon as
-anything is out of the ordinary), to within a few percent where segments are clipped and exactly elsewhere. A message
-costs two latencies unless its receiver was early: word that the receive is posted, then the data. `latency_ns` and
-`byte_ns` are those of the slowest pair that the algorithm uses.
+They equal the durations of Gloo's message schedules when every message is followed, to within a few percent where
+segments are clipped and exactly elsewhere. (`simdist.c10d` follows the messages as soon as anything is out of the
+ordinary.) A message costs two latencies unless its receiver was early: a notice that the receive is posted, then the
+data. `latency_ns` and `byte_ns` are those of the slowest pair that the algorithm uses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ MAX_SEGMENT = 1 << 20
 
 
 def segments(size_bytes: int, element_bytes: int, ranks: int) -> tuple[int, int, int]:
-    """Gloo's cut of a ring all-reduce: number of segments, segments per rank, bytes per segment.
+    """Return how Gloo cuts a ring all-reduce: number of segments, segments per rank, bytes per segment.
 
-    Source: gloo/allreduce.cc. With a payload of zero bytes Gloo sends nothing; the numbers are then meaningless.
+    Source: gloo/allreduce.cc. Gloo sends nothing for a payload of zero bytes; the numbers are then meaningless.
     """
     largest = element_bytes * max(1, MAX_SEGMENT // element_bytes)
     count = _up_to_multiple(max(-(-size_bytes // largest), 2 * ranks), ranks)
@@ -25,7 +25,7 @@ def segments(size_bytes: int, element_bytes: int, ranks: int) -> tuple[int, int,
 
 
 def reduce_segments(size_bytes: int, element_bytes: int, ranks: int) -> tuple[int, int, int]:
-    """The same for a reduce to one rank (gloo/reduce.cc)."""
+    """Return what `segments` returns, for a reduce to one rank (gloo/reduce.cc)."""
     largest = element_bytes * max(1, MAX_SEGMENT // element_bytes)
     segment = _up_to_multiple(min(-(-size_bytes // (2 * ranks)), largest), element_bytes)
     count = _up_to_multiple(max(-(-size_bytes // segment), 2 * ranks), ranks)
@@ -39,7 +39,7 @@ def allreduce_ns(size_bytes: int, element_bytes: int, ranks: int, latency_ns: in
     count, per_rank, segment = segments(size_bytes, element_bytes, ranks)
     steps = count - per_rank
     wire_ns = segment * byte_ns
-    chunks = -(-size_bytes // (per_rank * segment))  # those that are not empty
+    chunks = -(-size_bytes // (per_rank * segment))  # that are not empty
     if chunks < ranks:
         hops = 2 * ranks - 2 + chunks + max(0, 2 * chunks - ranks)
         return round(hops * latency_ns + 2 * steps * wire_ns * chunks / ranks)
@@ -67,7 +67,7 @@ def allgather_ns(block_bytes: int, ranks: int, latency_ns: int, byte_ns: float) 
 
 
 def alltoall_ns(block_bytes: int, ranks: int, latency_ns: int, byte_ns: float) -> int:
-    """Everything posted at once; what one rank sends goes out one after the other."""
+    """All messages are posted at once; those of one rank go out one after the other."""
     if ranks == 1:
         return 0
     return round(2 * latency_ns + (ranks - 1) * block_bytes * byte_ns)
@@ -79,7 +79,7 @@ def barrier_ns(ranks: int, latency_ns: int) -> int:
 
 
 def _ring_ns(steps: int, latency_ns: int, wire_ns: float) -> float:
-    """`steps` segments after each other around a ring, two in flight: bound by the wire or by the latency."""
+    """`steps` consecutive segments around a ring, two in flight: bound by the wire or by the latency."""
     return steps * max(wire_ns, latency_ns + wire_ns / 2) + min(2 * latency_ns, wire_ns)
 
 

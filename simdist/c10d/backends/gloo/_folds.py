@@ -1,14 +1,14 @@
-"""What comes out of a collective, bit for bit as Gloo computes it.
+"""The results of collectives, bit for bit as Gloo computes them.
 
-A reduction's chunk c starts raw at rank c-1 and goes down the ring, each rank putting its own operand first:
+Chunk c of a reduction starts raw at rank c-1 and goes down the ring, and each rank puts its own operand first:
 `x_c + (x_{c+1} + (... + (x_{c-2} + x_{c-1})))`, rounded to the tensor's type at each hop. The chunks are those of
 Gloo's segment arithmetic. `max` and `min` keep the local operand unless the received one is strictly better, so a NaN
 that is held stays and a NaN that is received is dropped. Average is the sum, then one true division.
 
 The work is done in blocks small enough that every input is read once, and every output written once, while the block
-is in the cache; there is no copy of a whole payload. Where the extension is there (`simdist.native`), it goes first,
-and what it leaves is done here: all, or what follows the first NaN of a sum, whose bits depend on where in torch's
-loops it lies.
+is in the cache; there is no copy of a whole payload. If the extension is there (`simdist.native`), it goes first, and
+this module does the rest: everything, or all elements from the first NaN of a sum on. The bits of a NaN depend on its
+position in torch's loops.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SHEARED_BYTES = 16 << 10  # times ranks; above, the call overhead of one step p
 _ACCUMULATED = 1 << 14  # elements up to which numpy's fold, with all its partial results, is the cheapest
 _MANY = 16  # ranks from which numpy's overhead per call pays
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "product": np.multiply}
-_CACHE_BYTES = 1 << 21  # what the blocks of all ranks may take together
+_CACHE_BYTES = 1 << 21  # limit for the blocks of all ranks together
 _SUMS = ("sum", "avg")
 _NUMBERS: dict[torch.dtype, Any] = {getattr(torch, name): kind for name, kind in number_kinds.items()}
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
 
 
 def combine(reduction: str, dtype: torch.dtype) -> Combine:
-    """The function `(local, received, out)` of a reduce operation; `out` may be `received`."""
+    """Return the function `(local, received, out)` of a reduce operation; `out` may be `received`."""
     if reduction in ("max", "min"):
         if dtype in _INTEGERS:
             return _maximum if reduction == "max" else _minimum
@@ -122,11 +122,11 @@ def _by_ring(
     paired: bool,
     each: bool = False,
 ) -> int:
-    """Let the extension do it; up to which element it has."""
+    """Let the extension do it. Return the number of elements, from the first, that it has done."""
     ranks = len(tensors)
     average = reduction == "avg"
     if average and paired:
-        return 0  # it knows no complex numbers
+        return 0  # the extension cannot do complex numbers
     element = tensors[0].element_size()
     return ring(
         "sum" if average else reduction,
@@ -143,9 +143,10 @@ def _by_ring(
 def reduce_parts(
     wholes: Sequence[Tensor], parts: Sequence[tuple[int, Tensor]], reduction: str, *, paired: bool = False
 ) -> None:
-    """Reduce flat `wholes`, one per group rank, which stay as they are, and put parts of the total into other tensors.
+    """Reduce flat `wholes`, one per group rank, and put parts of the total into other tensors.
 
-    `parts`: from which element on, and the tensor for it, which may lie in the memory of some whole.
+    The wholes stay as they are. `parts`: the first element of each part, and the tensor for it, which may lie in the
+    memory of a whole.
     """
     length, many = wholes[0].numel(), len(parts)
     if length == 0:
@@ -191,10 +192,10 @@ def _all_reduce(tensors: Sequence[Tensor], reduction: str, paired: bool) -> None
 
 
 def _sum_numbers(tensors: Sequence[Tensor]) -> bool:
-    """Sum single numbers where they lie, which calls of torch would make ten times as long; False if it did nothing.
+    """Sum single numbers in place; torch calls would take ten times as long. False if it did nothing.
 
-    Each sum of two is that of torch, bit for bit: a sum of two floats in double precision, rounded to a float, is the
-    rounded sum. Only what becomes of two NaNs is torch's own affair, and so left to it.
+    Each sum of two is torch's, bit for bit: a sum of two floats in double precision, rounded to a float, is the
+    rounded sum. Only torch knows what becomes of two NaNs, so NaNs are left to torch.
     """
     kind = _NUMBERS.get(tensors[0].dtype)
     addresses = [tensor.data_ptr() for tensor in tensors]
@@ -214,24 +215,24 @@ def _sum_numbers(tensors: Sequence[Tensor]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _chunk(length: int, element: int, ranks: int) -> int:
-    """How many elements of an all_reduce each rank owns."""
+    """Return how many elements of an all_reduce each rank owns."""
     _, per_rank, segment = segments(length * element, element, ranks)
     return per_rank * segment // element
 
 
 def divide(tensors: Sequence[Tensor], paired: bool, ranks: int) -> None:
     """Divide sums by the number of ranks; `paired` elements are the parts of complex numbers."""
-    # Torch's division of a complex number by a real one does not round as that of its parts.
+    # Torch's division of a complex number by a real one rounds differently from a division of its parts.
     for tensor in tensors:
         whole = torch.view_as_complex(tensor.view(-1, 2)) if paired else tensor
         whole.div_(ranks)
 
 
 def _sheared(tensors: Sequence[Tensor], reduction: str, function: Combine, chunk: int, length: int) -> None:
-    """All chunks at once, for payloads so small that calls cost more than bytes.
+    """Reduce all chunks at once, for payloads so small that calls cost more than bytes.
 
-    With every rank's row written twice below each other, what hop h adds to chunk c stands at row P + c - h: a view
-    whose rows are one row and one chunk apart, no matter which h.
+    The rows of all ranks are written twice, one set below the other. Hop h then adds row P + c - h to chunk c. For
+    every h this is a view whose rows are one row and one chunk apart.
     """
     ranks = len(tensors)
     used = -(-length // chunk)
@@ -269,7 +270,7 @@ def _sheared(tensors: Sequence[Tensor], reduction: str, function: Combine, chunk
 
 
 def _block(views: Sequence[Tensor], function: Combine, owner: int) -> None:
-    # In the memory of the rank at which the chunk starts: what it held is only needed there, and only now.
+    # Use the memory of the rank at which the chunk starts: its old content is needed only there, and only now.
     ranks = len(views)
     first = (owner - 1) % ranks
     running = views[first]
@@ -279,7 +280,7 @@ def _block(views: Sequence[Tensor], function: Combine, owner: int) -> None:
 
 
 def reduce(tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
-    """Reduce flat `tensors` to group rank `root`; the others keep the partial results that Gloo leaves with them.
+    """Reduce flat `tensors` to group rank `root`; the others keep the partial results that Gloo leaves there.
 
     `paired`: as for `all_reduce`.
     """
@@ -306,7 +307,7 @@ def reduce(tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool
 
 
 def _reduce(tensors: Sequence[Tensor], reduction: str, root: int, cut: tuple[int, int]) -> None:
-    """Do it with torch. `cut`: how many segments a rank owns, and how many elements they have."""
+    """Reduce with torch. `cut`: how many segments a rank owns, and how many elements a segment has."""
     ranks = len(tensors)
     length = tensors[0].numel()
     function = combine(reduction, tensors[0].dtype)
@@ -330,9 +331,10 @@ def _reduce(tensors: Sequence[Tensor], reduction: str, root: int, cut: tuple[int
 def leave_reduce(
     tensor: Tensor, inputs: Mapping[int, Tensor], reduction: str, rank: int, ranks: int, *, paired: bool = False
 ) -> None:
-    """Put into `tensor` what a reduce leaves with a rank that owns no chunk and is done before all ranks have arrived.
+    """Fill `tensor` of a rank that owns no chunk of a reduce and is done before all ranks have arrived.
 
-    `inputs` are the flat tensors of those that have, as they arrived; the one that `rank` hears from is among them.
+    `inputs` are the flat tensors of the ranks that have arrived, as they were then; the one that `rank` hears from is
+    among them.
     """
     length = tensor.numel()
     element = tensor.element_size()
@@ -351,15 +353,15 @@ def leave_reduce(
 
 
 def _overrun(tensors: Sequence[Tensor], function: Combine, root: int, cut: tuple[int, int], end: int) -> None:
-    """Do what Gloo does wrong, to the elements before `end`; the root has the totals."""
-    # With more than two segments per rank Gloo's loop runs on into the chunk after its own (gloo/reduce.cc).
+    """Repeat Gloo's mistake on the elements before `end`; the root has the totals."""
+    # With more than two segments per rank, Gloo's loop runs on into the chunk after its own (gloo/reduce.cc).
     ranks = len(tensors)
     per_rank, segment = cut
     length, chunk = (per_rank - 2) * segment, per_rank * segment
     if length <= 0:
         return
     for owner, start in enumerate(range(0, end, chunk)):
-        rank = (owner - 1) % ranks  # where the chunk has started, and stayed as it was
+        rank = (owner - 1) % ranks  # at which the chunk started, and stayed as it was
         if rank != root:
             part = slice(start, min(start + length, end))
             target = tensors[rank][part]

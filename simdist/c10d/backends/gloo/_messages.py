@@ -1,4 +1,4 @@
-"""Sends and receives as Gloo's works have them (torch 2.13)."""
+"""The works of Gloo's sends and receives (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _MANY_QUESTIONS = 10_000
 
 
 class GlooMessage(P2PWork):
-    """Not completed before it has been waited for, however long its data has arrived; and a second wait after
-    it was a success waits for a transfer that never arrives.
+    """A work that is not completed before a wait, even if its data has arrived.
+
+    A second wait after a successful one waits for a transfer that never arrives.
     """
 
     __slots__ = ()
@@ -24,10 +25,10 @@ class GlooMessage(P2PWork):
     always_opaque = True
 
     def is_completed(self) -> bool:
-        """True once a wait has ended. Asking before lets the other ranks run.
+        """True once a wait has ended. A call before that lets the other ranks run.
 
         Raises:
-            LivelockError: the rank has asked very often and for longer than it would wait, and never waited.
+            LivelockError: the rank has asked very often and for longer than its timeout, and never waited.
         """
         if not self.waited:
             polling = self._poll()
@@ -41,10 +42,10 @@ class GlooMessage(P2PWork):
         return self.waited
 
     def wait_again(self, limit_ns: int) -> None:
-        """Wait in vain.
+        """Wait for a transfer that never arrives.
 
         Raises:
-            RuntimeError: the time is over.
+            RuntimeError: after `limit_ns`.
             StrictError: at once, in a strict group.
         """
         if self.member.communicator.strict:

@@ -1,4 +1,4 @@
-"""`monitored_barrier`: a star of messages with rank 0, which names who is missing (as in ProcessGroupGloo.cpp)."""
+"""`monitored_barrier`: a star of messages with rank 0, which names the missing ranks (as in ProcessGroupGloo.cpp)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def monitored_barrier(
     prefix: str = "",
     strike: Strike | None = None,
 ) -> None:
-    """Hear from every rank within `limit_ns`, then let all go on; the others wait for rank 0 for `group_ns`.
+    """Run the monitored barrier: rank 0 hears from every rank within `limit_ns`, then releases all of them.
 
-    `strike` is what the call's announcement left to strike.
+    The other ranks wait for rank 0 for `group_ns`. `strike` is a fault that the call's announcement left to be done.
 
     Raises:
         RuntimeError: on rank 0, naming the rank that did not arrive (all of them with `wait_all_ranks`); on the others,
-            pointing to rank 0; on any whose connections are closed already, `prefix` and the connection's own words.
+            pointing to rank 0; on a rank whose connections are already closed, `prefix` and the connection's own text.
     """
     if not member.communicator.counted:  # a group that serves another one
         _pass(member, limit_ns, group_ns, wait_all_ranks=wait_all_ranks, prefix=prefix)
@@ -85,7 +85,7 @@ def _post(member: Member, kind: str, peer: int, timeout_ns: int, prefix: str) ->
 
 
 def _wait_for(works: Mapping[int, P2PWork], start_ns: int, limit_ns: int, *, wait_all_ranks: bool) -> None:
-    """Rank 0 waits for its messages with the others, until `limit_ns` after `start_ns`."""
+    """Wait on rank 0 for its messages with the others, until `limit_ns` after `start_ns`."""
     limit_ms = limit_ns // 1_000_000
     heard: list[int] = []
     for rank, work in works.items():

@@ -1,6 +1,6 @@
-"""Gloo's message schedules: what each rank of a collective posts and waits for, in order.
+"""Gloo's message schedules: the posts and waits of each rank of a collective, in order.
 
-Sources: gloo/allreduce.cc, allgather.cc, broadcast.cc, barrier.cc, gather.cc, scatter.cc, alltoall.cc, reduce.cc; the
+Sources: gloo/allreduce.cc, allgather.cc, broadcast.cc, barrier.cc, gather.cc, scatter.cc, alltoall.cc, reduce.cc. The
 order of the waits decides which error text a rank shows when a peer is missing (checked against real Gloo).
 """
 
@@ -36,7 +36,7 @@ def allreduce(rank: int, ranks: int, size: int, element: int) -> Program:
 
 
 def allreduces(rank: int, ranks: int, sizes: Sequence[int], element: int) -> Program:
-    """Several all-reduces, one after the other; the messages of each meet only those of the same."""
+    """Several all-reduces, one after the other; messages only match messages of the same all-reduce."""
     steps: Program = []
     sends = receives = 0
     for index, size in enumerate(sizes):
@@ -189,7 +189,7 @@ def _ring(
     length: Callable[[int], int],
     reduced: bool,
 ) -> None:
-    """`sent(i)` and `received(i)` are the segments of step i; those of no length are left out on both sides."""
+    """`sent(i)` and `received(i)` are the segments of step i; both sides leave out empty segments."""
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     for i in range(steps + 2):

@@ -1,6 +1,6 @@
-"""What Gloo's ranks see of timeouts and dead peers, in its words.
+"""The errors that Gloo's ranks get from timeouts and dead peers.
 
-Texts were taken from real Gloo (torch 2.13); the location in brackets varies with the build there.
+The texts are copied from real Gloo (torch 2.13), where the location in brackets varies with the build.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ _ADVICE = "Check the logs of the remote worker before reporting an error. GLHF! 
 
 
 class GlooFailure:
-    """Who sees what: a timeout closes all connections of the rank that it strikes, and the peers see that."""
+    """Gloo's error texts. A timeout closes all connections of the rank that has it, and its peers see that."""
 
     has_timeouts = True
     late_ns = 1_000_000
     closing_ns = 1_000_000
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
-        """A wait for a transfer ran out of time; `kind` is "send" or "recv"."""
+        """Return the text for a wait for a transfer that ran out of time; `kind` is "send" or "recv"."""
         place = Place.RECEIVE_TIMED_OUT if kind == "recv" else Place.SEND_TIMED_OUT
         return f"[{place.path}] Timed out waiting {timeout_ns // 1_000_000}ms for {kind} operation to complete"
 
     def closed_by_peer(self, peer: int) -> str:
-        """The peer's process has gone, or has given the group up."""
+        """Return the text for a peer whose process has ended, or has given the group up."""
         return (
             f"[{Place.PAIR_CLOSED.path}] Connection closed by peer {_address(peer)}. "
             f"This is typically caused by a remote worker crashing. {_ADVICE}"
         )
 
     def reset_by_peer(self, peer: int) -> str:
-        """The peer's process went while data was under way."""
+        """Return the text for a peer whose process ended while data was in flight."""
         return (
             f"[{Place.PAIR_RESET.path}] Read error {_address(peer)}: Connection reset by peer. "
             f"This is typically caused by a remote worker hanging or bugs in the application. {_ADVICE}"
         )
 
     def refused_by_peer(self, peer: int) -> str:
-        """The peer does not listen where the store says that it does."""
+        """Return the text for a peer that does not listen at its address in the store."""
         said = f"timed out connecting: SO_ERROR: Connection refused, remote={_address(peer)}${peer}"
         return f"Gloo connectFullMesh failed with [{Place.PAIR_REFUSED.path}] {said}"
 
     def unconnected(self) -> str:
-        """No connection was made in time to a peer that was to make it."""
+        """Return the text for a peer that did not connect in time."""
         return f"Gloo connectFullMesh failed with [{Place.PAIR_UNCONNECTED.path}] Connect timeout [none]"
 
     def pair_closed(self) -> str:
-        """This rank itself timed out before, and closed all its connections."""
+        """Return the text for a rank that timed out before, and closed all its connections."""
         return "Application timeout caused pair closure"
 
     def overrun(self, sent: int, room: int) -> str:
-        """As the log of a process shows it (gloo/transport/tcp/pair.cc): bytes of a message, and of its receiver."""
+        """Return a process's last lines after `sent` bytes for `room` bytes (gloo/transport/tcp/pair.cc)."""
         return (
             "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
             f"  what():  [enforce fail at {Place.PAIR_OVERRUN.path}] op.preamble.length <= op.nbytes. "

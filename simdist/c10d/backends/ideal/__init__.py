@@ -1,4 +1,4 @@
-"""The ideal backend, "sim": no timeouts, so that what would time out is a deadlock, and strict by default."""
+"""The ideal backend, "sim": it is strict by default and has no timeouts, so that a hang is a deadlock."""
 
 from simdist.c10d.backends.ideal._failure import IdealFailure
 

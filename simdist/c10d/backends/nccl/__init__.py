@@ -1,16 +1,16 @@
-"""NCCL on virtual devices: its words, its order of additions, its streams (torch 2.13, NCCL 2.29.7).
+"""NCCL on virtual devices: its texts, its order of additions, its streams (torch 2.13, NCCL 2.29.7).
 
-`_group.py` and `_reductions.py` have ProcessGroupNCCL's calls, `_launching.py` how they are put on streams,
-`_membership.py` the communicators, made in the first call; `_offspring.py` splits and shrinks.
-`_arguments.py` refuses calls, `_errors.py` has the texts of NCCL's errors, `_words.py` what ranks see of what goes
-wrong beside their calls, `_environment.py` is what NCCL reads there.
+`_group.py` and `_reductions.py` have ProcessGroupNCCL's calls. `_launching.py` puts them on streams, `_membership.py`
+makes the communicators in the first call, `_offspring.py` splits and shrinks groups, `_arguments.py` refuses calls.
+`_errors.py` has the texts of NCCL's errors, `_words.py` the errors that arise outside of calls, and `_environment.py`
+the environment variables.
 
-In `kernels`: `_folds.py` adds up as one ring over all ranks, `_algorithm.py` says who gets what and what it costs,
-`_collisions.py` (over `_fifos.py`) what becomes of calls that do not fit, `_preferences.py` what NCCL's own variables
-leave of that. In `watch`: `_watchdog.py` ends what hangs, `_monitor.py`, `_desync.py`, `_remote_errors.py` and
-`_recorder.py` report it, `_information.py` and `_debug_lines.py` (NCCL_DEBUG) report the rest; `_watched.py` is the
-group as these know it, and its end, `_transport.py` what ranks see of a peer that is gone, `_rank.py` what NCCL keeps
-per process. How parts of a collective meet on streams is the engine's (`c10d/engine/_streamed.py`).
+In `kernels`: `_folds.py` adds up as one ring over all ranks, `_algorithm.py` has results and costs, `_collisions.py`
+(over `_fifos.py`) has the results of calls that do not match, and `_preferences.py` reads NCCL's own variables. In
+`watch`: `_watchdog.py` ends hanging processes; `_monitor.py`, `_desync.py`, `_remote_errors.py` and `_recorder.py`
+report the hang; `_information.py` and `_debug_lines.py` (NCCL_DEBUG) report the rest. `_watched.py` is the interface of
+the group for them, and its shutdown, `_transport.py` has the errors of lost peers, `_rank.py` NCCL's state per process.
+The engine matches the parts of a collective on streams (`c10d/engine/_streamed.py`).
 """
 
 from simdist.c10d.backends.nccl import _arguments

@@ -1,4 +1,4 @@
-"""Argument checks of ProcessGroupNCCL, with its words (torch 2.13)."""
+"""Argument checks of ProcessGroupNCCL, with its error texts (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def check_type(name: str, dtype: torch.dtype) -> None:
-    """Refuse what NCCL has no type for.
+    """Refuse a type that NCCL does not have.
 
     Raises:
-        TypeError: with NCCL's text; RuntimeError where torch itself cuts the operation up.
+        TypeError: with NCCL's text; RuntimeError if torch itself splits the operation up.
     """
     if dtype in _TYPES:
         return
@@ -48,10 +48,10 @@ def check_type(name: str, dtype: torch.dtype) -> None:
 
 
 def check_reduction(reduction: str, dtype: torch.dtype) -> None:
-    """Refuse what NCCL does not reduce by.
+    """Refuse a reduction that NCCL does not have for a type.
 
     Raises:
-        ValueError, TypeError, RuntimeError: with its text.
+        ValueError, TypeError, RuntimeError: with NCCL's text.
     """
     if reduction in _BITS:
         raise ValueError(f"Cannot use ReduceOp.{reduction.upper()} with NCCL")
@@ -64,7 +64,7 @@ def check_reduction(reduction: str, dtype: torch.dtype) -> None:
 
 
 def require_tensor(tensor: Tensor, *, message: bool = False) -> None:
-    """Refuse a tensor that the backend does not take, a message's or another."""
+    """Refuse a tensor that the backend does not take, in a message or in another call."""
     if not tensor.is_cuda and (message or not tensor.is_sparse):
         raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
     if tensor.layout is not torch.strided:
@@ -80,7 +80,7 @@ def require_tensor(tensor: Tensor, *, message: bool = False) -> None:
 
 
 def single(tensors: Tensors, *, message: bool = False) -> Tensor:
-    """The one tensor of a call that takes a list of one, or a bare tensor."""
+    """Return the one tensor of a call that takes a list of one, or a bare tensor."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if len(tensors) != 1:
@@ -125,7 +125,7 @@ def one_device(tensors: Sequence[Tensor]) -> None:
 def require_lists(
     name: str, own: Tensor, listed: Sequence[Sequence[Tensor]], root: int, rank: int, size: int
 ) -> list[Tensor] | None:
-    """The tensors of a root's list in a gather or scatter; None on the other ranks."""
+    """Return the tensors of a root's list in a gather or scatter; None on the other ranks."""
     what = "output" if name == "gather" else "input"
     if not 0 <= root < size:
         _fail(name, f"invalid root rank: {root}")
@@ -153,7 +153,7 @@ def require_lists(
 
 
 def split(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:
-    """How many elements of a tensor each rank gets, in an all_to_all_single."""
+    """Return how many elements of a tensor each rank gets in an all_to_all_single."""
     counts, row = row_counts(tensor, sizes, size)
     return [count * row for count in counts]
 

@@ -19,7 +19,7 @@ _AVOIDS_RECORD_STREAMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a rank's environment says of watchdogs, dumps and waits when a group is made."""
+    """A rank's variables for watchdogs, dumps and waits, read when a group is made."""
 
     handling: int = 3  # TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 none, 1 tear down, 2 clean up only, 3 skip the clean-up
     blocking_wait: bool = False
@@ -27,15 +27,15 @@ class Environment:
     monitored: bool = True  # the monitor may end the process
     heartbeat_ns: int = 480_000_000_000
     check_ns: int = 1_000_000_000  # how often the monitor looks for a signal to dump
-    pause_ns: int = 60_000_000_000  # of a watchdog that has found something, before it acts
+    pause_ns: int = 60_000_000_000  # how long a watchdog sleeps between finding a failure and acting on it
     nan_check: bool = False
     desync: bool = False  # a timeout reports how far each rank has come
-    timing: bool = False  # works know what they took
+    timing: bool = False  # the durations of works are measured
     propagates: bool = False  # an error is reported to the other ranks
-    rethrows: bool = True  # what ends a watchdog ends the process
-    reports_serialized: bool = True  # messages outside of batches, in a group that was bound to a device
-    # Only reported, at level INFO.
-    handling_raised: bool = False  # the handling was 0, and desync debug needs one
+    rethrows: bool = True  # an error that ends a watchdog also ends the process
+    reports_serialized: bool = True  # warn of messages outside of batches, in a group bound to a device
+    # Only logged, at level INFO.
+    handling_raised: bool = False  # handling was 0, and was raised because desync debug needs it
     registers_tensors: bool = False
     recorded: int = 2000  # calls that the flight recorder keeps
     caches_events: bool = True
@@ -43,20 +43,20 @@ class Environment:
 
     @property
     def cleans_up(self) -> bool:
-        """A failure aborts the communicators."""
+        """True if a failure aborts the communicators."""
         return self.handling not in (0, 3)
 
     @property
     def tears_down(self) -> bool:
-        """A failure ends the process."""
+        """True if a failure ends the process."""
         return self.handling not in (0, 2)
 
     @classmethod
     def read(cls, said: Variables) -> Environment:
-        """What the variables say, and in torch's order what is wrong with them.
+        """Read the variables, and check them in torch's order.
 
         Raises:
-            RuntimeError: a value is none, in torch's words.
+            RuntimeError: a value is invalid; with torch's text.
         """
         blocking = said.truth(False, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
         handling = said.number(3, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
@@ -96,24 +96,26 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class JoiningEnvironment:
-    """What it says when a communicator is made.
+    """A rank's variables when a communicator is made.
 
     Example:
         >>> JoiningEnvironment(0, 3).makers("0", range(10))
         {0: 'UniqueNCCLID:0', 4: 'UniqueNCCLID:1', 7: 'UniqueNCCLID:2'}
     """
 
-    limit_ns: int  # for all ranks to come, if they do not block; 0: they do
+    limit_ns: int  # in non-blocking mode, for all ranks to arrive; 0: blocking mode
     roots: int  # how many ranks make an ncclUniqueId; 0: one, without a number
 
     @classmethod
     def read(cls, said: Variables, blocking: int, size: int, *, is_pair: bool) -> JoiningEnvironment:
-        """`blocking` is that of the group's config, which goes before the variable; `size` is the communicator's.
+        """Read the variables for a communicator of `size` ranks.
+
+        `blocking` is from the group's config, and overrides the variable.
 
         Raises:
-            RuntimeError: a value is none, in torch's words.
+            RuntimeError: a value is invalid; with torch's text.
             ValueError: likewise.
-            UnsupportedError: it asks for what ends real ranks, or leaves what they do to chance.
+            UnsupportedError: with this value, real ranks die or behave unpredictably.
         """
         nonblocking = blocking == 0 if blocking in (0, 1) else said.flag("TORCH_NCCL_USE_COMM_NONBLOCKING")
         ranks_per_root = said.number(128, "TORCH_NCCL_RANKS_PER_ROOT")
@@ -134,7 +136,7 @@ class JoiningEnvironment:
         return cls(limit_s * 1_000_000_000 if nonblocking else 0, -(-size // ranks_per_root) if many else 0)
 
     def makers(self, key: str, ranks: Sequence[int]) -> dict[int, str]:
-        """Who makes an ncclUniqueId, and the key that it goes under in the store."""
+        """Return the ranks that make an ncclUniqueId, each with the key of its id in the store."""
         if not self.roots:
             return {min(ranks): key}
         least, larger = divmod(len(ranks), self.roots)
@@ -143,16 +145,16 @@ class JoiningEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class DumpEnvironment:
-    """What it says when a rank dumps."""
+    """A rank's variables when it dumps."""
 
     stacks: bool = True
     active_only: bool = False
 
     @classmethod
     def read(cls, said: Variables) -> DumpEnvironment:
-        """Read both.
+        """Read both variables.
 
         Raises:
-            RuntimeError: a value is none, in torch's words.
+            RuntimeError: a value is invalid; with torch's text.
         """
         return cls(said.truth(True, "TORCH_INCLUDE_STACK_TRACE"), said.truth(False, "TORCH_INCLUDE_ONLY_ACTIVE"))

@@ -1,4 +1,4 @@
-"""Errors of NCCL's calls and communicators, in the words of NCCL and of torch around it."""
+"""Errors of NCCL's calls and communicators, with the texts of NCCL and torch."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ _KINDS = {
 
 
 def nccl_error(kind: str, warning: str, place: NcclPlace) -> dist.DistBackendError:
-    """An error of a call of NCCL, as torch reports it; NCCL logs the `warning`, of a `place` in its sources."""
+    """Return torch's error for a failed call of NCCL; NCCL logs the `warning`, from a `place` in its sources."""
     show_warning(warning, place)
     return dist.DistBackendError(f"NCCL error in: {Place.CALL_FAILED.path_for_cuda}, {_said(kind, warning)}")
 
 
 def refused() -> dist.DistBackendError:
-    """Nobody listens where an ncclUniqueId leads. NCCL tries `CONNECTING_NS` long (misc/socket.cc, os/linux.cc)."""
+    """Return the error after `CONNECTING_NS` if no process listens at an ncclUniqueId's address.
+
+    Sources: misc/socket.cc, os/linux.cc.
+    """
     warning = (
         f"{NCCL.connects}: connect to 127.0.0.1<40000> returned Connection refused, "
         f"exceeded error retry count after {_RETRIES + 1} attempts"
@@ -50,7 +53,7 @@ def refused() -> dist.DistBackendError:
 
 
 def async_error(kind: str, warning: str) -> str:
-    """An error that NCCL reports for a communicator beside all calls, as torch repeats it."""
+    """Return torch's text for an asynchronous error that NCCL reports for a communicator."""
     return f"NCCL error: {_said(kind, warning)}"
 
 

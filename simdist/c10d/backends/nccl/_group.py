@@ -1,4 +1,4 @@
-"""ProcessGroupNCCL's collectives that only move data (torch 2.13), its messages, and what it refuses."""
+"""ProcessGroupNCCL's collectives that only move data (torch 2.13), its messages, and the methods that it refuses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 
 
 class NcclProcessGroup(NcclReductions):
-    """One rank's handle on a group over NCCL, with all that it can do."""
+    """One rank's handle on a group over NCCL, with all methods."""
 
     # -- copies --------------------------------------------------------------------------------------------------
 
@@ -70,8 +70,8 @@ class NcclProcessGroup(NcclReductions):
         return self._collective(Operands("all_gather", KINDS["allgather"], [tensor], outputs, all_gathered, opts))
 
     def _gather_uneven(self, outputs: list[Tensor], tensor: Tensor, opts: object) -> SimWork | None:
-        """One broadcast from each rank, launched together."""
-        outputs[self.rank()].copy_(tensor)  # a kernel: it waits where somebody is still to fill the tensor
+        """Broadcast once from each rank, in one launch."""
+        outputs[self.rank()].copy_(tensor)  # a kernel: it waits if the tensor is not filled yet
         sources = [tensor if rank == self.rank() else output for rank, output in enumerate(outputs)]
         inner = "_broadcast_oop", list(zip(sources, outputs, strict=True))
         kind = KINDS["allgather"][0], "ALLGATHER_coalesced"
@@ -117,7 +117,7 @@ class NcclProcessGroup(NcclReductions):
     def gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: dist.GatherOptions | None = None
     ) -> SimWork | None:
-        """As `gather`, into one tensor; torch has it since 2.14. `output` is not read on ranks other than the root.
+        """Gather into one tensor (torch has this since 2.14). Ranks other than the root do not read `output`.
 
         Raises:
             ValueError: on the root, the output is not contiguous, or not as large as all inputs together.
@@ -216,30 +216,30 @@ class NcclProcessGroup(NcclReductions):
         """Receive from a group rank."""
         return self._message("recv", tensors, src, tag)
 
-    # -- groups made of it ---------------------------------------------------------------------------------------
+    # -- groups made from this one -------------------------------------------------------------------------------
 
     def split_part(self, store: SimStore, ranks: Sequence[int], options: NcclOptions, name: str) -> NcclGroup | None:
-        """NCCL's part of a group of some of its ranks; None for a rank that is not among them."""
+        """Return NCCL's part of a group of some ranks of this group; None on a rank that is not among them."""
         return split(self, store, ranks, options, name)
 
     def merge_part(self, store: SimStore, rank: int, size: int, options: NcclOptions, name: str) -> NcclGroup:
-        """NCCL's part of a group of the ranks of several groups."""
+        """Return NCCL's part of a group of the ranks of several groups."""
         return merge(self, store, rank, size, options, name)
 
     def shrink(
         self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: NcclOptions | None = None
     ) -> NcclGroup:
-        """The group without some of its ranks; called by the others. With flag 1 what is under way is aborted first."""
+        """Return the group without some ranks; only the others call this. Flag 1 first aborts what is in flight."""
         return shrink(self, ranks_to_exclude, opts_override, abort=shrink_flags == 1)
 
     # -- memory that NCCL knows of -------------------------------------------------------------------------------
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Let NCCL know the memory of a pool: results and costs here are the same with it and without.
+        """Register the memory of a pool. This changes neither results nor costs in the simulation.
 
         Raises:
             DistBackendError: there is no communicator on the pool's device.
-            UnsupportedError: symmetric memory, which has kernels and an order of additions of its own.
+            UnsupportedError: symmetric memory, which has its own kernels and order of additions.
         """
         if str(pool.device) not in self._connections:
             raise dist.DistBackendError(
@@ -250,22 +250,22 @@ class NcclProcessGroup(NcclReductions):
             raise UnsupportedError("symmetric memory is not simulated; register the pool without symm=True")
 
     def deregister_mem_pool(self, pool: Any) -> None:
-        """Let NCCL forget it."""
+        """Deregister the memory of a pool."""
         self.register_mem_pool(pool)
 
     @property
     def mem_allocator(self) -> NoReturn:
-        """NCCL's, which wants multicast.
+        """NCCL's memory allocator, which needs multicast.
 
         Raises:
             DistBackendError: always.
         """
         raise dist.DistBackendError("NCCL mem allocator is not supported in this NCCL version")
 
-    # -- what it does not do -------------------------------------------------------------------------------------
+    # -- methods that it refuses ---------------------------------------------------------------------------------
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
-        """NCCL can't.
+        """NCCL has no receive from any source.
 
         Raises:
             NotImplementedError: always.
@@ -273,7 +273,7 @@ class NcclProcessGroup(NcclReductions):
         raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
 
     def allgather_coalesced(self, output_lists: object, tensors: Tensors, opts: object = None) -> NoReturn:
-        """Likewise.
+        """NCCL has no such operation.
 
         Raises:
             NotImplementedError: always.
@@ -281,7 +281,7 @@ class NcclProcessGroup(NcclReductions):
         raise NotImplementedError("ProcessGroupNCCL does not support allgather_coalesced")
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> NoReturn:
-        """Gloo's only.
+        """Only Gloo has a monitored barrier.
 
         Raises:
             RuntimeError: always.

@@ -1,4 +1,4 @@
-"""One rank's ProcessGroupNCCL as far as it launches: streams, messages, and blocks of coalesced calls."""
+"""The part of one rank's ProcessGroupNCCL that launches: streams, messages, and blocks of coalesced calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["NcclGroup"]
 
 Tensor = torch.Tensor
-_MOST_LAUNCHED = 1024  # that have not ended: a device takes no more, and the host waits
+_MOST_LAUNCHED = 1024  # works in flight: a device takes no more, and the host waits
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class NcclGroup(NcclMember):
         super().__init__(member, store, size, options)
         self._block: _Block | None = None
         self._nan_check = self.environment.nan_check
-        self.shelf: list[list[Tensor]] = []  # of works that are over: the next call lets their tensors go
-        self._estimated: list[Operation] | None = None  # calls that do nothing, between two ends of an estimate
+        self.shelf: list[list[Tensor]] = []  # tensors of finished works; the next call releases them
+        self._estimated: list[Operation] | None = None  # during a time estimate, its calls, which do nothing
 
     def announce(self, name: str) -> None:
-        """Announce the next collective ahead of the call: something comes before it.
+        """Announce the next collective before the call, because something else has to happen in between.
 
         Raises:
-            Exception: a fault has it in place of the call.
+            Exception: a fault raises it in place of the call.
         """
         self._member.require_caller()
         self._member.call_ahead(name)
@@ -85,10 +85,10 @@ class NcclGroup(NcclMember):
         root: int = -1,
         shape: tuple[int, ...] | None = None,
     ) -> Operation:
-        """The operation with these parameters; asked often, checked and made once.
+        """Return the operation with these parameters; it is checked and made once, and then kept.
 
         Raises:
-            TypeError, ValueError, RuntimeError: NCCL has none for this type or reduction.
+            TypeError, ValueError, RuntimeError: NCCL does not support this type or reduction.
         """
         dtype = tensor.dtype
         shape = tensor.shape if shape is None else shape
@@ -113,7 +113,7 @@ class NcclGroup(NcclMember):
         return member.called(name, member.sequence) if simulation.bus.active else None
 
     def _collective(self, operands: Operands) -> SimWork | None:
-        """Launch a collective, which is laid out once its communicator is there: one call, or several in one."""
+        """Launch a collective of one call or several; the layout is made when the communicator is there."""
         name, inputs, outputs, layout = operands.name, operands.inputs, operands.outputs, operands.layout
         assert layout is not None
         index = inputs[0].get_device()
@@ -128,9 +128,9 @@ class NcclGroup(NcclMember):
         asynchronous = getattr(operands.opts, "asyncOp", True)
         if type(asynchronous) is not bool:
             asynchronous = real_options(operands.opts).asyncOp
-        limit_ns = self._timeout_ns  # torch takes no other
+        limit_ns = self._timeout_ns  # torch ignores the options' timeout
         member, block, inner = self._member, self._block, operands.inner
-        if block is None or not block.has_collectives:  # those of a block share one number
+        if block is None or not block.has_collectives:  # the collectives of a block share one number
             self._numbers = self._numbers[0] + 1, self._numbers[1]
             member.number += 1
         if inner is None:
@@ -175,7 +175,7 @@ class NcclGroup(NcclMember):
         is_message: bool = False,
         counts: bool = True,
     ) -> Entry | None:
-        """Record a call. What launches the calls of a block is no operation of its own, and does not count as one."""
+        """Record a call. `counts` is False for the launch of a block, which is no operation of its own."""
         if counts:
             self._operations += 1
         recorder = self._nccl.recorder
@@ -190,13 +190,13 @@ class NcclGroup(NcclMember):
         return recorder.add(self, numbers, name, given, filled, dtype, now_ns, self._timeout_ns, is_message, frames)
 
     def _waits_for_nothing(self, name: str, outputs: list[Tensor]) -> SimWork:
-        """The work of a call inside a block, which is not launched yet: only that of the block is worth waiting for."""
+        """Return the work of a call inside a block: it is done at once, and only the block's work has an end."""
         work = SimWork.make(self._member, name, -1, outputs)
         work.done = True
         return work
 
     def _message(self, kind: str, tensors: Tensors, peer: int, tag: int) -> SimWork | None:
-        """Launch a send or a receive; in a block, remember it. The tag means nothing to NCCL."""
+        """Launch a send or a receive, or keep it in a block. NCCL ignores the tag."""
         tensor = _arguments.single(tensors, message=True)
         strike = self._called(kind)
         block, index = self._block, tensor.get_device()
@@ -221,7 +221,7 @@ class NcclGroup(NcclMember):
             block.outputs.append(tensor)
             block.asynchronous = True
             block.limit_ns = self._timeout_ns
-            if not block.has_messages:  # those of a block share one number
+            if not block.has_messages:  # the messages of a block share one number
                 self._numbers = self._numbers[0], self._numbers[1] + 1
                 block.has_messages = True
             self._record(self._message_name(kind, peer), [tensor], [tensor], is_message=True)
@@ -235,7 +235,7 @@ class NcclGroup(NcclMember):
         self._nan_check = enable
 
     def _look_for_nan(self, connection: Connection, calls: list[Call]) -> None:
-        """A kernel before the operation's that fails where an input holds a NaN, if that is asked for."""
+        """Run the NaN check's kernel before the operation; it fails if an input holds a NaN."""
         if any(holds_nan(call.operation, call.payload, self.rank()) for call in calls):
             streams = connection.streams_of(self.rank())
             streams.error = cuda_error("assert")
@@ -278,14 +278,14 @@ class NcclGroup(NcclMember):
         if asynchronous and own != current:
             number = own
             begin = latest([begin, streams.mark(index, own)])
-        # Nobody gets the work of a call that the stream orders: it must not keep what the program gives up.
+        # The program does not get the work of a synchronous call: it must not keep tensors that the program drops.
         filled = outputs
         if not asynchronous:
             known = operands.memory if len(outputs) == 1 else None
             filled = [memory_of(each.data) for each in outputs] if known is None else [known]
         work = NcclWork.make(member, name, calls[-1].sequence, filled)
         work.group, work.op_type, work.blocks = self, op_type, operands.blocks
-        # It is gathered into one tensor, which the future has, and copied from there.
+        # NCCL gathers into one tensor, which the future holds, and copies from there.
         work.in_one = op_type == "ALLGATHER" and len({each.shape for each in outputs}) == 1
         is_message = calls[0].operation.name in MESSAGES
         work.number = self._numbers[is_message]
@@ -315,7 +315,7 @@ class NcclGroup(NcclMember):
             streams.races.use(key, reads, writes, name, user_line(user_frame(sys._getframe(1))), keeps=True)
             end.clock = streams.races.known_to(key)
         if simulation.bus.hears(WorkIssued):
-            shapes = [list(each.shape) for each in inputs]  # what ProcessGroupNCCL hands its RecordFunction
+            shapes = [list(each.shape) for each in inputs]  # as ProcessGroupNCCL passes them to its RecordFunction
             reduction = calls[0].operation.reduction if len(calls) == 1 else ""
             simulation.bus.report(WorkIssued(work, name, shapes, asynchronous, reduction=reduction))
         member.pending[work] = None
@@ -325,12 +325,12 @@ class NcclGroup(NcclMember):
         streams.end_with(index, number, end)
         for part in parts:
             if streams.error is not None:
-                part.lost = part.begun = True  # nothing runs on this device any more
+                part.lost = part.begun = True  # nothing runs on a failed device
                 part.forget()
             elif part.operation.name in MESSAGES:
                 connection.post(part)
             elif not part.operation.size and part.operation.name in KERNELS:
-                # NCCL drops it: no kernel, and nobody waits for anybody. Of messages it drops none, torch empty ones.
+                # NCCL drops it: there is no kernel, and no rank waits. NCCL drops no messages, torch drops empty ones.
                 begin.when_known(functools.partial(_skip, part))
             else:
                 connection.call(part)
@@ -369,12 +369,12 @@ class NcclGroup(NcclMember):
         self._estimated = []
 
     def _end_time_estimate(self) -> float:
-        """Microseconds that the calls since then would take."""
+        """Return the microseconds that the calls since `_start_time_estimate` would take."""
         operations, self._estimated = self._estimated or [], None
         return estimated_us(self._communicator, operations, self.preferences)
 
     def _group_start(self) -> None:
-        """Of `ncclGroupStart`: what aborts together need not wait for each other here anyway."""
+        """Does nothing, unlike `ncclGroupStart`: aborts here do not wait for each other anyway."""
 
     _group_end = _group_start
 

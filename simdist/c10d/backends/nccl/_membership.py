@@ -1,4 +1,4 @@
-"""One rank's ProcessGroupNCCL but for its calls: identity, communicators, timeouts, and its end."""
+"""One rank's ProcessGroupNCCL without its calls: identity, communicators, timeouts, and its end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SERIALIZED = (
 
 
 class NcclMember(WatchedMember):
-    """A rank's end of a group: its communicators, and what its watchdog and its recorder ask of it."""
+    """A rank's end of a group: its communicators, and the state for its watchdog and its recorder."""
 
     supports_splitting = True
     supports_coalescing = True
@@ -81,30 +81,30 @@ class NcclMember(WatchedMember):
             self._nccl.monitor = self._nccl.monitor or self.monitor
         member.process.end_listeners[self._on_end] = None
         self.closed = False  # it was shut down, or the program has aborted it
-        self._is_joined = False  # somebody has waited for the end of its watchdog
-        self.results: dict[NcclWork, list[SimFuture]] = {}  # futures of how works end
-        self.timing = self.environment.timing  # works know what they took
-        self.hook: Hook | None = None  # called for each work that is over
-        self._begun: list[NcclWork] = []  # collectives, where somebody may ask for the last that has begun
-        self._ended_ns = 0  # when the last work was over
-        self._enqueued = self._completed = -1  # the numbers of the last call, and of the last that is over
-        self._operations = 0  # calls, those in blocks each for itself
+        self._is_joined = False  # the end of its watchdog was waited for
+        self.results: dict[NcclWork, list[SimFuture]] = {}  # futures of the results of works
+        self.timing = self.environment.timing  # the durations of works are measured
+        self.hook: Hook | None = None  # called for each finished work
+        self._begun: list[NcclWork] = []  # collectives among which the last one that has begun is found
+        self._ended_ns = 0  # when the last work ended
+        self._enqueued = self._completed = -1  # the numbers of the last call, and of the last finished call
+        self._operations = 0  # calls, including each call in a block
         self._error = "SUCCESS"
-        self._extra_ns = self._extra_taken_ns = 0  # of every work's timeout; and the part that a work will give back
+        self._extra_ns = self._extra_taken_ns = 0  # added to timeouts; and the part that launched works give back
         self._splits = 0
-        self._ids = 0  # how often it has asked for the id of a communicator of all ranks, whether one came of it or not
-        self.is_split = options.split_from is not None  # its communicator comes of another's, and not of an id
+        self._ids = 0  # how often it has asked for the id of a communicator of all ranks, successfully or not
+        self.is_split = options.split_from is not None  # its communicator is split off another, and has no id
         if options.split_from is not None:
             bound = options.split_from.bound_device_id
             assert bound is not None
             options.split_from.count_split(bound.index)
-        self._connections: dict[str, Connection] = {}  # by the device, or the two ranks
+        self._connections: dict[str, Connection] = {}  # by device, or by the two ranks
         self._bound: torch.device | None = None
-        self.preferences: Preferences | None = None  # what NCCL's variables leave of its choice, if they say something
+        self.preferences: Preferences | None = None  # from NCCL's variables, if any is set
         self._used: list[int] = []  # devices, in the order of their first use
         self._numbers = 0, 0  # collectives and messages so far
-        self.errors: dict[Connection, str] = {}  # what NCCL has reported of communicators, in torch's words
-        self.dead: dict[Connection, str] = {}  # those that were aborted, and why, if that was said
+        self.errors: dict[Connection, str] = {}  # errors of communicators that NCCL has reported, with torch's texts
+        self.dead: dict[Connection, str] = {}  # aborted communicators, and the reason, if one was given
         self.informer = Informer(self)
         self.informer.made(size)
         self.remote_errors: RemoteErrors | None = None
@@ -113,7 +113,7 @@ class NcclMember(WatchedMember):
             if self.environment.propagates:
                 self.remote_errors = RemoteErrors(self, member.process, store)
 
-    # -- who it is -----------------------------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------------------------
 
     def _get_backend(self, device: DeviceLike) -> GroupBackend:
         if torch.device(device).type != "cuda":
@@ -126,7 +126,7 @@ class NcclMember(WatchedMember):
 
     @property
     def bound_device_id(self) -> torch.device | None:
-        """The device that the program has given `init_process_group`."""
+        """The device that the program passed to `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
@@ -137,7 +137,7 @@ class NcclMember(WatchedMember):
         return self._numbers[0]
 
     def _set_sequence_number_for_group(self) -> None:
-        """Numbers begin where the group begins."""
+        """Does nothing: numbers begin when the group is made."""
 
     def _set_default_timeout(self, timeout: timedelta | float) -> None:
         if not is_duration(timeout):
@@ -154,7 +154,7 @@ class NcclMember(WatchedMember):
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
-        """The version that torch was built with."""
+        """Return the NCCL version that torch was built with."""
         return NCCL.number
 
     get_runtime_nccl_version = get_build_nccl_version
@@ -162,14 +162,14 @@ class NcclMember(WatchedMember):
     # -- communicators -------------------------------------------------------------------------------------------
 
     def eager_connect_single_device(self, device: DeviceLike) -> None:
-        """Make the communicator of a device now, and not in the first call."""
+        """Make the communicator of a device now, instead of in the first call."""
         self.informer.say(
             f"Eagerly connecting nccl backend with device {torch.device(device)}", Place.CONNECTED_EAGERLY
         )
         self._connection(torch.device(device).index)
 
     def _connection(self, index: int) -> Connection:
-        """The communicator of all ranks with this rank's device; the first call waits for the others."""
+        """Return the communicator of all ranks with this rank's device; the first call waits for the others."""
         if self.closed:
             self._require_alive()
         if self._bound is not None and self._bound.index != index:
@@ -187,7 +187,7 @@ class NcclMember(WatchedMember):
         return self._connect(str(index), f"{number}", range(self._size), index)
 
     def _pair(self, peer: int, index: int) -> Connection:
-        """The communicator of this rank and another, for messages outside of a block; that of all in an eager group."""
+        """Return the communicator for messages to a peer outside of a block; in an eager group, that of all ranks."""
         if self._bound is not None:
             if self.environment.reports_serialized and self._nccl.once("eager messages"):
                 self._warn("W", f"{_UNBATCHED.format(self._size)}{_SERIALIZED}", Place.MESSAGES_SERIALIZED)
@@ -210,20 +210,20 @@ class NcclMember(WatchedMember):
         self._connection(index)
 
     def primary_device(self) -> int | None:
-        """The device of the first communicator of all ranks; None: there is none."""
+        """Return the device of the first communicator of all ranks; None if there is none."""
         return next((int(key) for key in self._connections if ":" not in key), None)
 
     def _comm_ptr(self) -> int:
-        """An address of the communicator of the current device, of which only that it is not another's matters."""
+        """Return an address of the current device's communicator, which matters only in being unique; 0: none."""
         index = torch.cuda.current_device()
         return (self._uid + 1) << 16 | index << 8 if str(index) in self._connections else 0
 
     def connected_devices(self) -> list[str]:
-        """The devices whose communicators it has."""
+        """Return the devices with a communicator of all ranks."""
         return [key for key in self._connections if ":" not in key]
 
     def guessed_device(self) -> int:
-        """The device that a call is for which has no tensor and names none."""
+        """Return the device for a call that has no tensor and names no device."""
         if self._bound is not None:
             return int(self._bound.index)
         if self._used:
@@ -231,16 +231,16 @@ class NcclMember(WatchedMember):
         return int(self._nccl.global_rank % max(1, len(devices_of_this_process().accounts)))
 
     def count_split(self, index: int) -> None:
-        """All ranks split the communicator of a device, each as often as this one."""
+        """Split the communicator of a device; all ranks do so, equally often."""
         self._splits += 1
         self._connection(index).meet(self._member)
 
     def comm_split_count(self) -> int:
-        """How many groups were split off."""
+        """Return how many groups were split off."""
         return self._splits
 
     def perform_nocolor_split(self, device: DeviceLike) -> None:
-        """Take part in a split, and be no member of what comes of it."""
+        """Take part in a split without becoming a member of the new group."""
         self.count_split(torch.device(device).index)
 
     def _connect(self, mine: str, key: str, ranks: Iterable[int], index: int) -> Connection:
@@ -257,7 +257,8 @@ class NcclMember(WatchedMember):
         self.require_devices()
         devices = devices_of_this_process()
         streams = devices.streams
-        # Not by `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which comes first.
+        # Not through `account_of`: C++ makes communicators without Python's `torch.cuda`, and a mesh sees which of the
+        # two comes first.
         device = devices.accounts[index].device
         show_version(self._member.process, ranks.index(self.rank()), index)
         problem = problem_of_networks(self._member.process, self.options.config)
@@ -272,7 +273,7 @@ class NcclMember(WatchedMember):
             self._read_ids(key, makers)
             made = self._communicator.connection(
                 *(key, ranks, self._member, index, device, streams),
-                limit_ns=self._timeout_ns,  # the store's is that of the group
+                limit_ns=self._timeout_ns,  # waits at the store have the group's timeout
                 rest_ns=joining.limit_ns,
                 makers=makers,
                 ask=lambda: self._store.require_server(self._member.process, "get"),
@@ -298,10 +299,10 @@ class NcclMember(WatchedMember):
         return made
 
     def _read_ids(self, key: str, makers: Mapping[int, str]) -> None:
-        """Read an ncclUniqueId in a store in which that of an earlier group may stand under the same key.
+        """Read an ncclUniqueId from a store that may hold one of an earlier group under the same key.
 
         Raises:
-            DistBackendError: its maker has not set it anew by then, and nobody listens any more where it leads.
+            DistBackendError: its maker has not set a new one in time, and no process listens at the old address.
         """
         server, simulation = self._store.server, self._communicator.simulation
         if not server.outlived and not self._communicator.again:
@@ -314,23 +315,23 @@ class NcclMember(WatchedMember):
             return any(maker not in joined and name in server.data for maker, name in names.items())
 
         if is_old():
-            simulation.sleep(self._communicator.backend.connect_ns)  # the maker has as long as it takes to make one
+            simulation.sleep(self._communicator.backend.connect_ns)  # the time in which the maker makes a new one
             if is_old():
                 simulation.sleep(CONNECTING_NS)
                 raise refused()
 
     def require_devices(self) -> None:
-        """See that the devices of the process work.
+        """Check that the devices of the process work.
 
         Raises:
-            AcceleratorError: they are broken; in CUDA's words, for torch calls CUDA before NCCL.
+            AcceleratorError: they are broken; with CUDA's text, because torch calls CUDA before NCCL.
         """
         failure = devices_of_this_process().streams.failure
         if failure is not None:
             raise failure()
 
     def lose_devices(self, error: BaseException) -> None:
-        """The devices of the process break: what runs on them never ends, and the watchdog meets the error."""
+        """Break the devices of the process: their kernels never end, and the watchdog meets the error."""
         for connection in self._connections.values():
             connection.stall(self.rank())
         self.watchdog.lose_devices(error)
@@ -357,7 +358,7 @@ class NcclMember(WatchedMember):
         self.hook = Hook(self, hook)
 
     def _wait_for_pending_works(self) -> None:
-        """Wait until everything is over, every hook was called, and the watchdog has seen it."""
+        """Wait until all works are over, all hooks were called, and the watchdog has seen the end."""
         self._drain()
         simulation = self._communicator.simulation
         seen_ns = self.watchdog.tick_after(self._ended_ns)

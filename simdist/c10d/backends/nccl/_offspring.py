@@ -1,4 +1,4 @@
-"""Groups that are made of groups: `split_group` (ncclCommSplit), `shrink_group` (ncclCommShrink), merged ones."""
+"""Groups made from other groups: `split_group` (ncclCommSplit), `shrink_group` (ncclCommShrink), and merged groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["merge", "shrink", "split"]
 
 
 def split(group: NcclGroup, store: SimStore, ranks: Sequence[int], options: object, name: str) -> NcclGroup | None:
-    """The group of some ranks of a group; every rank of that takes part, and who is not among them gets None.
+    """Return a group of some ranks of a group. All ranks of the old group call this; those left out get None.
 
     Raises:
-        RuntimeError: the options are not NCCL's, in torch's words.
-        UnsupportedError: a rank that is left out has no communicator that could be split.
+        RuntimeError: the options are not NCCL's; with torch's text.
+        UnsupportedError: a rank that is left out has no communicator to split.
     """
     device = torch.device("cuda", group.guessed_device())
     is_connected = str(device.index) in group.connected_devices()
@@ -40,7 +40,7 @@ def split(group: NcclGroup, store: SimStore, ranks: Sequence[int], options: obje
     if group.rank() not in ranks:
         return None
     made = _make(group, list(ranks), store, options)
-    made.is_split = is_connected  # else it connects as any group does
+    made.is_split = is_connected  # else it connects like any other group
     made._set_group_name(name)
     made.bound_device_id = group.bound_device_id
     made.eager_connect_single_device(device)
@@ -48,10 +48,10 @@ def split(group: NcclGroup, store: SimStore, ranks: Sequence[int], options: obje
 
 
 def shrink(group: NcclGroup, excluded: Sequence[int], options: NcclOptions | None, *, abort: bool) -> NcclGroup:
-    """The group without some of its ranks, which take no part.
+    """Return the group without the excluded ranks, which do not call this.
 
     Raises:
-        RuntimeError: it has no communicator yet, in torch's words.
+        RuntimeError: the group has no communicator yet; with torch's text.
     """
     index = group.primary_device()
     if index is None:
@@ -68,7 +68,7 @@ def shrink(group: NcclGroup, excluded: Sequence[int], options: NcclOptions | Non
 
 
 def merge(group: NcclGroup, store: SimStore, rank: int, size: int, options: NcclOptions, name: str) -> NcclGroup:
-    """A group with the ranks of others that meet at `store`."""
+    """Return a group of the ranks of several groups that meet at `store`."""
     options = copy.copy(options)
     options.split_from = None
     communicator = group._communicator

@@ -1,7 +1,7 @@
-"""What a collective is given, in one form, and how its bytes are laid out once its communicator is there.
+"""The operands of collectives in one form, and the layouts of their bytes, made when the communicator is there.
 
-A call checks its tensors, puts them into `Operands`, and launches those. NCCL finds what else is wrong, a type or a
-root, when its function is called: after the call was announced, connected and recorded. So do the layouts here.
+A call checks its tensors, puts them into `Operands`, and launches those. NCCL finds other errors, in a type or a root,
+when its function is called: after the call was announced, connected and recorded. So the layouts here find these.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ += ["scattered", "scattered_list", "scattered_singly"]
 Tensor = torch.Tensor
 
 
-# What torch calls a method's works, in messages and in the recorder.
+# Torch's names of a method's works, in messages and in the recorder.
 KINDS = {
     method.name: (
         "COALESCED" if method.name.endswith("_coalesced") else method.op_type,
@@ -52,9 +52,9 @@ _SUM: object = dist.ReduceOp.SUM
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of an operation, with what the data plane wants of it, until it is launched.
+    """One call of an operation, with the data for its launch.
 
-    `reads` are tensors that are only read, each with what stands for it in `payload`; `writes` are filled.
+    `reads` are tensors that are only read, each with its representation in `payload`; `writes` are filled.
     """
 
     operation: Operation
@@ -64,7 +64,7 @@ class Call:
     reduction_operands: object = ()
     factor: Factor | None = None
     peer: int = -1
-    partners: frozenset[int] | None = None  # the ranks that it exchanges anything with; None: all
+    partners: frozenset[int] | None = None  # the ranks with which it exchanges data; None: all
     sequence: int = -1
     strike: Strike | None = None
     change: Change | None = None
@@ -73,35 +73,35 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Operands:
-    """What a collective was called with: all that its layout, the recorder and its work want to know.
+    """The arguments of a collective, for its layout, the recorder and its work.
 
-    `inner` says what torch makes it of: the recorder has those calls, one for each pair of an input and an output,
-    before that of them all.
+    `inner` has the calls that torch makes for it. The recorder has an entry for each of them, one for each pair of an
+    input and an output, before the entry of the whole.
     """
 
     name: str  # in events
-    kind: tuple[str, str]  # what torch calls it, in messages and in the recorder
+    kind: tuple[str, str]  # torch's names for it, in messages and in the recorder
     inputs: list[Tensor]
     outputs: list[Tensor]
-    layout: Layout | None = None  # None: it was laid out when it was called
+    layout: Layout | None = None  # None: the layout was made in the call
     opts: Any = None
-    op: object = None  # the reduce operation, where it is given beside the options
+    op: object = None  # the reduce operation, if it is not in the options
     root: int = -1
     lists: list[Tensor] | None = None  # of a root, in a gather or a scatter
-    splits: Sequence[list[int]] | None = None  # of an all_to_all of single tensors: what is received, what is sent
+    splits: Sequence[list[int]] | None = None  # of an all_to_all of single tensors: received and sent sizes
     blocks: bool = False  # the host waits for it, if the program does not
-    memory: Tensor | None = None  # what the layout has found under the first output
+    memory: Tensor | None = None  # memory of the first output, as found by the layout
     inner: tuple[str, Sequence[tuple[Tensor, Tensor]]] | None = None
 
 
 class Caller(Protocol):
-    """The group whose call is laid out."""
+    """The group for whose call a layout is made."""
 
     def rank(self) -> int:
-        """The caller's rank in it."""
+        """Return the caller's rank in the group."""
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return the number of ranks."""
 
     def operation(
         self,
@@ -112,19 +112,19 @@ class Caller(Protocol):
         root: int = -1,
         shape: tuple[int, ...] | None = None,
     ) -> Operation:
-        """The operation with these parameters."""
+        """Return the operation with these parameters."""
 
 
 Layout = Callable[[Caller, Operands], list[Call]]
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The memory of a device's tensor as one dimension of CPU memory."""
+    """Return the memory of a device's tensor as a one-dimensional CPU tensor."""
     return _memory.flat(memory_of(tensor.data))
 
 
 def _reduction_and_factor(operands: Operands) -> tuple[str, Factor | None]:
-    """The name of the reduction, and the factor of PREMUL_SUM, which only its pickled form has."""
+    """Return the name of the reduction, and the factor of PREMUL_SUM, which is only in its pickled form."""
     opts, op = operands.opts, operands.op
     if op is None and type(opts) in _OPTIONS and opts.reduceOp == _SUM:  # hot
         return "sum", None
@@ -137,7 +137,7 @@ def _reduction_and_factor(operands: Operands) -> tuple[str, Factor | None]:
 
 
 def listed_tensors(tensors: Any) -> list[Tensor]:
-    """The tensors of a list of lists, or of a list."""
+    """Return the tensors of a list with one list, or of a list."""
     inner = list(tensors)
     if inner and not isinstance(inner[0], Tensor):
         if len(inner) != 1:
@@ -149,10 +149,10 @@ def listed_tensors(tensors: Any) -> list[Tensor]:
 
 
 def _as_real(tensor: Tensor, operation: str = "", reduction: str = "") -> Tensor:
-    """A complex tensor as its real and imaginary parts, which is how NCCL takes it.
+    """Return a complex tensor as its real and imaginary parts, as torch passes it to NCCL.
 
     Raises:
-        RuntimeError: the reduction of an operation is not one of parts.
+        RuntimeError: the reduction can't be done on the parts.
     """
     if not tensor.is_complex():
         return tensor
@@ -212,7 +212,7 @@ def in_barrier(group: Caller, operands: Operands) -> list[Call]:
 
 
 def reduced(group: Caller, operands: Operands) -> list[Call]:
-    """Reduce to a root; the tensors of the others stay as they are."""
+    """Reduce to a root; the tensors of the other ranks stay as they are."""
     (tensor,) = operands.inputs
     _require_root(group, "Reduce", operands.root)
     reduction, factor = _reduction_and_factor(operands)
@@ -236,7 +236,7 @@ def broadcast(group: Caller, operands: Operands) -> list[Call]:
 
 
 def broadcasts(group: Caller, operands: Operands) -> list[Call]:
-    """One broadcast from each rank, launched together."""
+    """Broadcast once from each rank, in one launch."""
     calls = []
     for root, output in enumerate(operands.outputs):
         data = flat(output)
@@ -284,7 +284,7 @@ def scattered(group: Caller, operands: Operands) -> list[Call]:
 
 
 def scattered_list(group: Caller, operands: Operands) -> list[Call]:
-    """Reduce a list of tensors, one for each rank. Torch copies it into one tensor, of the type of its first."""
+    """Reduce a list of tensors, one for each rank. Torch copies the list into one tensor of the first one's type."""
     (output,), inputs = operands.outputs, operands.inputs
     dtype = inputs[0].dtype
     chunks = [flat(_dense(each if each.dtype == dtype else each.to(dtype))) for each in inputs]
@@ -309,7 +309,7 @@ def _scattered(group: Caller, operands: Operands, output: Tensor, inputs: list[T
 
 
 def exchanged(group: Caller, operands: Operands) -> list[Call]:
-    """Each rank sends a part to each."""
+    """Send a part from each rank to each rank."""
     outputs, inputs, splits = operands.outputs, operands.inputs, operands.splits
     if splits is None:
         received, sent = [flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]
@@ -322,14 +322,14 @@ def exchanged(group: Caller, operands: Operands) -> list[Call]:
 
 
 def _reads(inputs: list[Tensor], parts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor that is read, and what stands for it; or one tensor, and its parts."""
+    """Return each tensor that is read with its representation; or one tensor with each of its parts."""
     if len(inputs) == len(parts):
         return list(zip(inputs, parts, strict=True))
     return [(inputs[0], part) for part in parts]
 
 
 def _partners(mine: int, received: Sequence[Tensor], sent: Sequence[Tensor]) -> frozenset[int] | None:
-    """The ranks that this one exchanges anything with; None: all. Torch calls no send or receive of nothing."""
+    """Return the ranks with which this one exchanges data; None: all. Torch makes no empty sends or receives."""
     pairs = list(zip(received, sent, strict=True))
     if all(there.numel() and here.numel() for there, here in pairs):
         return None

@@ -1,4 +1,4 @@
-"""What `ProcessGroupNCCL.Options` and its `config` hold (torch 2.13, NCCL 2.29.7)."""
+"""`ProcessGroupNCCL.Options` and its `config` (torch 2.13, NCCL 2.29.7)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = (
 
 
 class NcclConfig:
-    """How a communicator is made; what is not set leaves it to NCCL."""
+    """How a communicator is made; NCCL chooses the fields that are not set."""
 
     blocking: int
     cga_cluster_size: int
@@ -39,21 +39,21 @@ class NcclConfig:
         if name in _NUMBERS:
             if isinstance(value, float) or not isinstance(value, SupportsInt | SupportsIndex):
                 raise TypeError(f"(): incompatible function arguments: {name} takes an int, not {type(value).__name__}")
-            value = int(value)  # as pybind11 does with what is like one: False is 0
+            value = int(value)  # as pybind11 converts: False is 0
         if name not in (*_NUMBERS, "net_name", "comm_name"):
             raise AttributeError(f"'NCCLConfig' object has no attribute {name!r}")
         object.__setattr__(self, name, value)
 
 
 class Splittable(Protocol):
-    """A group whose communicator another group's is split off."""
+    """A group from whose communicator that of another group is split off."""
 
     @property
     def bound_device_id(self) -> torch.device | None:
-        """The device that it was made for."""
+        """The device that the group was made for."""
 
     def count_split(self, index: int) -> None:
-        """Count a split of the communicator of a device."""
+        """Count a split of a device's communicator."""
 
 
 class NcclOptions(BackendOptions):
@@ -68,7 +68,7 @@ class NcclOptions(BackendOptions):
 
     @property
     def timeout(self) -> timedelta:
-        """What works of the group have before its watchdog ends them."""
+        """The time after which the watchdog ends the process for an unfinished work of the group."""
         return whole_ms(self._timeout) if is_duration(self._timeout) else DEFAULT_TIMEOUT
 
     def __copy__(self) -> NcclOptions:

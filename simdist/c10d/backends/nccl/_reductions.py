@@ -1,4 +1,4 @@
-"""ProcessGroupNCCL's reductions (torch 2.13): each checks its arguments, and launches its operands."""
+"""ProcessGroupNCCL's reductions (torch 2.13): each checks its arguments and launches its operands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ALL_REDUCE = KINDS["allreduce"]
 
 
 class NcclReductions(NcclGroup):
-    """A group as far as it reduces."""
+    """The reductions of a group."""
 
     def allreduce(
         self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, *, op: object = None
@@ -62,7 +62,7 @@ class NcclReductions(NcclGroup):
         *,
         root: int | None = None,
     ) -> SimWork | None:
-        """Reduce to a root; the tensors of the others stay as they are."""
+        """Reduce to a root; the tensors of the other ranks stay as they are."""
         opts, root, _ = root_of(self, "reduce", (tensors,), opts, root)
         listed = [_arguments.single(tensors)]
         return self._collective(Operands("reduce", KINDS["reduce"], listed, listed, reduced, opts, op, root))

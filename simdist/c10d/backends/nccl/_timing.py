@@ -1,4 +1,4 @@
-"""What works took, and what calls would take: completion hooks, and estimates by NCCL's tuning model (torch 2.13)."""
+"""Durations: completion hooks for works, and estimates of calls by NCCL's tuning model (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DEPRECATED = (
 
 @dataclass(frozen=True, slots=True)
 class WorkInfo:
-    """What torch's `WorkInfo` has: an operation that is over, its begin and end, and what it took on the device."""
+    """The fields of torch's `WorkInfo`: a finished operation, its begin and end, and its duration on the device."""
 
     op_type: object
     seq: int
@@ -47,7 +47,7 @@ class WorkInfo:
 
 
 class Hook:
-    """Calls a function of the program for each work of a group that is over, soon after its watchdog has seen that."""
+    """Calls a function of the program for each finished work of a group, soon after its watchdog has seen the end."""
 
     def __init__(self, group: WatchedMember, function: Callable[[WorkInfo], None]) -> None:
         if group.nccl.once("completion hook"):
@@ -61,14 +61,14 @@ class Hook:
         self._due: dict[NcclWork, None] = {}  # over, and not reported yet
 
     def over(self, work: NcclWork) -> None:
-        """A work is over."""
+        """Schedule the report of a finished work."""
         process = work.process
         self._due[work] = None
         seen_ns = self._group.watchdog.tick_after(process.simulation.now_ns)
         process.simulation.call_at(seen_ns, lambda: process.deliver(functools.partial(self._report, work)))
 
     def flush(self) -> None:
-        """Report all that is over, on the calling thread."""
+        """Report all finished works, on the calling thread."""
         for work in list(self._due):
             self._report(work)
 
@@ -95,7 +95,7 @@ class Hook:
 def estimated_us(
     communicator: StreamCommunicator, operations: list[Operation], preferences: Preferences | None
 ) -> float:
-    """What operations would take, one after the other, in microseconds; by the cluster's model, or the usual one."""
+    """Return the microseconds that consecutive operations would take, by the cluster's NCCL model or the default."""
     from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm
 
     cluster = communicator.network.cluster

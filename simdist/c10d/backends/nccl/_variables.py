@@ -17,9 +17,9 @@ _OLD = {"string": Place.OLD_STRING, "number": Place.OLD_NUMBER, "truth": Place.O
 
 
 class Variables:
-    """The variables of a process. `warn` gets what torch warns of: a key for what it says once, text, place.
+    """The variables of a process. `warn` gets torch's warnings: a key (for a warning that is given once), text, place.
 
-    A variable may have had other names; the newest comes first and goes before the others, which have to be right too.
+    A variable may have older names. The newest name comes first and takes precedence; the values of all must be valid.
     """
 
     def __init__(self, environ: Mapping[str, str], warn: Callable[[str, str, Place], None]) -> None:
@@ -27,11 +27,11 @@ class Variables:
         self._warn = warn
 
     def warn(self, key: str, text: str, place: Place) -> None:
-        """Warn of what a variable asks for, once."""
+        """Warn of a variable's setting, once for each key."""
         self._warn(key, text, place)
 
     def _said(self, kind: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
-        """What is set, the oldest name first."""
+        """Return the names that are set, and their values, the oldest name first."""
         found = [(name, self._environ[name]) for name in reversed(names) if name in self._environ]
         for name, _ in found:
             if name != names[0]:
@@ -40,15 +40,15 @@ class Variables:
         return found
 
     def text(self, default: str, *names: str) -> str:
-        """A string."""
+        """Return a string."""
         said = self._said("string", names)
         return said[-1][1] if said else default
 
     def number(self, default: int, *names: str) -> int:
-        """What C++'s `stoi` makes of it.
+        """Return an integer, read as by C++'s `stoi`.
 
         Raises:
-            RuntimeError: there are none, or too many.
+            RuntimeError: the value has no digits, or too many.
         """
         for name, value in self._said("number", names):
             try:
@@ -58,10 +58,10 @@ class Variables:
         return default
 
     def truth(self, default: bool, *names: str) -> bool:
-        """Yes or no.
+        """Return a truth value.
 
         Raises:
-            RuntimeError: it says neither.
+            RuntimeError: the value means neither yes nor no.
         """
         for name, value in self._said("truth", names):
             if value.lower() not in (*_YES, *_NO):
@@ -70,7 +70,7 @@ class Variables:
         return default
 
     def flag(self, name: str) -> bool | None:
-        """0 or 1 (`check_env`); another value is reported, and does not count."""
+        """Return the truth of a variable that is 0 or 1 (`check_env`); other values cause a warning and are ignored."""
         value = self._environ.get(name)
         if value in (None, "0", "1"):
             return None if value is None else value == "1"
@@ -84,10 +84,10 @@ def _invalid(name: str) -> RuntimeError:
 
 
 def stoi(text: str) -> int:
-    """What C++'s function of this name makes of a text: the digits at its beginning.
+    """Return the integer at the beginning of a text, as C++'s `stoi` does.
 
     Raises:
-        ValueError: there are none, or too many.
+        ValueError: there are no digits, or too many.
     """
     match = _INTEGER.match(text)
     number = int(match[1]) if match else _INT_MAX + 1

@@ -1,4 +1,4 @@
-"""What ranks see of what goes wrong beside their calls: peers that are gone, waits that time out."""
+"""Errors that arise outside of a rank's calls: lost peers, and waits that time out."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def _may_share(connection: Connection) -> bool:
 
 
 class NcclFailure:
-    """A peer that has left is not reported; a rank that waits for it waits for its own watchdog."""
+    """NCCL's errors. NCCL does not report a peer that has left; the watchdog ends a rank that waits for the peer."""
 
     has_timeouts = True
     late_ns = 1_000_000
     closing_ns = 0
 
     def refused_connection(self, connection: Connection) -> Callable[[int], BaseException] | None:
-        """Why a communicator can't be made, for each of its ranks; None: it can."""
+        """Return the error of each rank of a communicator that can't be made; None if it can be made."""
         members = {rank: connection.communicator.members[rank] for rank in connection.ranks}
         hosts = {rank: member.process.host for rank, member in members.items() if member is not None}
         devices = {rank: end[3] for rank, end in connection.ends.items()}
-        shared: dict[int, int] = {}  # each rank whose device another has, too, and the first of those
+        shared: dict[int, int] = {}  # each rank whose device another rank uses, and the first of these ranks
         for rank in connection.ranks:
             other = next(
                 (r for r in connection.ranks if r != rank and hosts[r] is hosts[rank] and devices[r] is devices[rank]),
@@ -68,7 +68,7 @@ class NcclFailure:
         return error
 
     def first_is_missing(self, connection: Connection, rank: int, why: int | str) -> BaseException:
-        """The rank that makes the ncclUniqueId has not put it into the store in time, or the store has failed."""
+        """Return the error if the ncclUniqueId was not in the store in time, or the store failed."""
         names = list(connection.makers.values())
         asked = ", ".join(f"/default_pg/{connection.communicator.name}//cuda//{name}" for name in names)
         error = why if isinstance(why, str) else f"wait timeout after {why // 1_000_000}ms, keys: {asked}"
@@ -85,11 +85,11 @@ class NcclFailure:
         )
 
     def others_are_missing(self, connection: Connection) -> BaseException:
-        """A communicator that is made without blocking has not come about in time."""
+        """Return the error if a communicator made in non-blocking mode was not complete in time."""
         return dist.DistBackendError(f"NCCL timeout in: {Place.CALL_TIMED_OUT.path_for_cuda}")
 
     def wait_timed_out(self, work: NcclWork, limit_ns: int) -> BaseException:
-        """A wait on the host ran out of time: the rank gives the communicator up."""
+        """Log and return the error of a host wait that timed out; the rank gives the communicator up."""
         process = work.process
         elapsed_ms = (process.simulation.now_ns - work.issued_ns) // 1_000_000
         text = work.timeout_text(elapsed_ms)
@@ -106,33 +106,33 @@ class NcclFailure:
         return work.error
 
     def peer_left(self, connection: Connection, rank: int, parts: Sequence[Part]) -> None:
-        """Those who wait for something from it may hear of it from the network."""
+        """Report that a rank has left to the ranks that wait for it, if their network notices."""
         peer_left(connection, rank, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def cut_off(self, connection: Connection, parts: Sequence[Part]) -> None:
-        """A rank that is connected by InfiniBand hears of it when its card has given up."""
+        """Report a cut link to a rank that is connected by InfiniBand, when its card gives up."""
         cut_off(connection, parts, functools.partial(async_error, "ncclRemoteError"))
 
     def cut_short(self, connection: Connection, part: Part, source: int, size: int, room: int) -> None:
-        """Sockets report to a rank that it is sent more than it has room for."""
+        """Report a message that is larger than its receiver's buffer; only sockets notice."""
         cut_short(connection, part, source, (size, room), functools.partial(async_error, "ncclInvalidUsage"))
 
     def timed_out(self, kind: str, timeout_ns: int) -> str:
-        """Not asked of operations on streams."""
+        """Not used for operations on streams."""
         return f"{kind} timed out after {timeout_ns // 1_000_000} ms"
 
     def closed_by_peer(self, peer: int) -> str:
-        """Likewise."""
+        """Not used for operations on streams."""
         return f"socketProgress: Connection closed by remote peer of rank {peer}"
 
     def reset_by_peer(self, peer: int) -> str:
-        """Likewise."""
+        """Not used for operations on streams."""
         return self.closed_by_peer(peer)
 
     def pair_closed(self) -> str:
-        """Likewise."""
+        """Not used for operations on streams."""
         return "NCCL communicator was aborted"
 
     def overrun(self, sent: int, room: int) -> str:
-        """Likewise."""
+        """Not used for operations on streams."""
         return "message truncated"

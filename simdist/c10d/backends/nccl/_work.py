@@ -27,25 +27,25 @@ _CORRUPTED = (
     "operations might run on corrupted/incomplete data."
 )
 _DOWN = "To avoid data inconsistency, we are taking the entire process down."
-# What is said before an error of a work is raised, and where; a process goes down by that.
+# The log lines before an error of a work is raised, and their places; the error ends the process.
 FAILED_LINES = ((_CORRUPTED, Place.WORK_LEAVES_GARBAGE), (_DOWN, Place.WORK_TAKES_DOWN))
 
 
 class NcclWork(StreamWork):
-    """One call of one rank, as its watchdog and its recorder know it."""
+    """The work of one call of one rank, with the facts for its watchdog and its recorder."""
 
     group: WatchedMember
-    calls: list[Part]  # it stands for, one or those of a block
+    calls: list[Part]  # the parts of this work: one, or those of a block
     op_type: str
-    extra_ns = 0  # what its end takes off the timeouts of those after it
-    number: int  # of collectives in the group, or of messages
+    extra_ns = 0  # when it ends, the timeouts of later works shrink by this
+    number: int  # its number among the collectives of the group, or among the messages
     numel_in: int
     numel_out: int
     connection: Connection
-    stash: list[torch.Tensor] | None = None  # what it holds until somebody waits for it
+    stash: list[torch.Tensor] | None = None  # tensors that it keeps until a wait
     entry: Entry | None = None
-    timed = False  # it knows what it took
-    begun_ns: int | None = None  # when its kernel has begun, once it is done
+    timed = False  # its duration is measured
+    begun_ns: int | None = None  # when its kernel began; set when it is done
 
     def __str__(self) -> str:
         return (
@@ -54,14 +54,14 @@ class NcclWork(StreamWork):
         )
 
     def timeout_text(self, elapsed_ms: int) -> str:
-        """What is said when it is older than its timeout."""
+        """Return the log line for a work that is older than its timeout."""
         return (
             f"{self._prefix()}Watchdog caught collective operation timeout: {self} ran for {elapsed_ms} milliseconds "
             "before timing out."
         )
 
     def error_text(self, error: str) -> str:
-        """What is said when NCCL has reported an error of its communicator."""
+        """Return the log line after NCCL has reported an error of its communicator."""
         return f"{self._prefix()}Collective {self} raised the following async exception: {error}"
 
     def _prefix(self) -> str:
@@ -69,13 +69,13 @@ class NcclWork(StreamWork):
         return prefix
 
     def synchronize(self) -> None:
-        """Let the current stream wait for it, which lets its tensors go."""
+        """Let the current stream wait for this work, and release its tensors."""
         super().synchronize()
         if self.stash:
             self.stash.clear()
 
     def check(self) -> None:
-        """Look whether NCCL has reported an error of its communicator."""
+        """Set the error of this work if NCCL has reported one of its communicator."""
         error = self.group.errors.get(self.connection)
         if self.done or self.error is not None or error is None or self.connection in self.group.dead:
             return
@@ -83,7 +83,7 @@ class NcclWork(StreamWork):
         self.set_error("COMM_ERROR", error)
 
     def set_error(self, kind: str, text: str) -> None:
-        """It has failed: waits for it raise that."""
+        """Set the error that waits for this work raise."""
         self.error = dist.DistBackendError(text)
         self.group.settle_results(self, kind)
 
@@ -92,23 +92,23 @@ class NcclWork(StreamWork):
         return super().is_completed() or self._has_failed()
 
     def give_up(self) -> None:
-        """Abort its communicator, as every wait does that finds an error."""
+        """Abort its communicator, as every wait does when it finds an error."""
         self.group.abort_connections([self.connection])
         for said, place in FAILED_LINES:
             log(self.process, "E", f"{self._prefix()}{said}", place)
 
     def raise_error(self) -> None:
-        """Raise its error, if it has one.
+        """Raise the work's error, if it has one.
 
         Raises:
-            DistBackendError: it has.
+            DistBackendError: the work has failed.
         """
         if self.error is not None:
             self.give_up()
             raise self.error
 
     def finish(self) -> None:
-        """It is over. What goes on of it keeps no tensors, but for its outputs while the program has the work."""
+        """End the work. From now on it keeps no tensors, except its outputs while the program holds the work."""
         calls = self.calls
         self.begun_ns = calls[0].begin.at_ns if len(calls) == 1 else self.begin_ns()  # hot
         self.group.on_done(self)
@@ -123,7 +123,7 @@ class NcclWork(StreamWork):
         self.calls = []
 
     def is_success(self) -> bool:
-        """Nobody asks that of NCCL any more.
+        """Deprecated in torch.
 
         Raises:
             NotImplementedError: always.
@@ -131,22 +131,22 @@ class NcclWork(StreamWork):
         raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
 
     def has_begun(self, now_ns: int) -> bool:
-        """True if its kernel runs, or has run."""
+        """True if its kernel runs or has run at `now_ns`."""
         begun_ns = self.begun_ns if self.done else self.begin_ns()
         return begun_ns is not None and begun_ns <= now_ns
 
     def begin_ns(self) -> int | None:
-        """When the last of its kernels begins; None: that is not known yet."""
+        """Return when the last of its kernels begins; None if that is not known yet."""
         if len(self.calls) == 1:
             return self.calls[0].begin.at_ns
         moments = [part.begin.at_ns for part in self.calls]
         return None if None in moments else max((each or 0 for each in moments), default=self.issued_ns)
 
     def _get_duration(self) -> float:
-        """Milliseconds that its kernel took, those for which it waited for other ranks included.
+        """Return the milliseconds that its kernel took, including the wait for other ranks.
 
         Raises:
-            RuntimeError: nobody has asked for that before, or it is not over.
+            RuntimeError: timing was not enabled, or the work is not over.
         """
         if not self.timed:
             raise RuntimeError("getDuration only works if timing was enabled")
@@ -155,9 +155,9 @@ class NcclWork(StreamWork):
         return max(0, self.ended_ns - max(self.begun_ns or 0, self.issued_ns)) / 1e6
 
     def get_future_result(self) -> SimFuture:
-        """A future of how it ends, the number of a `WorkResult`: success, or what its watchdog has found.
+        """Return a future of the number of a `WorkResult`: success, or the failure that the watchdog has found.
 
-        It is the host's, and its watchdog's: where there is none, it is never done.
+        It is a future of the host. The watchdog completes it, so without a watchdog it is never done.
         """
         future = SimFuture(self.process)
         self.process.torch_state.futures[future] = None
@@ -167,5 +167,5 @@ class NcclWork(StreamWork):
         return future
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that it fills."""
+        """Return the tensors that the work fills."""
         return self.outputs

@@ -1,1 +1,1 @@
-"""What NCCL does with bytes and time: algorithms and their choice, folds, channels, kernels in each other's way."""
+"""NCCL's results and costs: algorithms and their choice, folds, channels, and kernels that do not match."""

@@ -1,4 +1,4 @@
-"""How NCCL does each operation: who gets what, and the cost on one ring (NCCL 2.29)."""
+"""How NCCL does each operation: its result, and its cost on one ring (NCCL 2.29)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class NcclAlgorithm(StreamAlgorithm):
     """One ring over ranks 0 to n-1."""
 
     def duration_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> int:
-        """Steps around the ring, each of which takes a latency, and the bytes that cross the slowest link."""
+        """Return the time of the steps around the ring, one latency each, and of the bytes over the slowest link."""
         if ranks == 1:
             return 0
         steps, amount = _ring(operation, ranks)
         return round(steps * latency_ns + amount * byte_ns)
 
     def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
-        """The bytes that ranks send each other."""
+        """Return the bytes that ranks send each other."""
         if ranks == 1:
             return []
         each = operation.size / ranks
@@ -53,18 +53,18 @@ class NcclAlgorithm(StreamAlgorithm):
         return [(rank, (rank + 1) % ranks, amount) for rank in range(ranks)]
 
     def fitted(self, cluster: Cluster, ranks: Sequence[int]) -> StreamAlgorithm:
-        """What NCCL would choose on the cluster, if it has a model of that."""
+        """Return the algorithm that NCCL would choose on the cluster, if the cluster has a model of NCCL."""
         if cluster.nccl is None or len(ranks) == 1:
             return self
-        from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm  # which few worlds need
+        from simdist.c10d.backends.nccl.kernels._tuned import TunedAlgorithm  # few worlds need it
 
         return TunedAlgorithm(cluster, cluster.nccl, ranks)
 
     def heed(self, rank: int, preferences: Preferences | None) -> None:
-        """What the environment of a rank leaves of the choice; one ring is no choice."""
+        """Take the preferences of a rank's environment; ignored, because one ring leaves no choice."""
 
     def meets(self, calls: Calls) -> bool:
-        """NCCL compares nothing: other bytes, kinds or roots collide; other types of equal size become one's own."""
+        """True if calls match. Other sizes, operations or roots collide; a type of equal size is reinterpreted."""
         first = calls[0][0]
         name, root, element, size = first.name, first.root, first.element, first.size
         exchanges = name == "all_to_all"
@@ -77,23 +77,23 @@ class NcclAlgorithm(StreamAlgorithm):
         return not exchanges or _exchange_fits(calls)
 
     def execute(self, calls: Calls) -> int:
-        """Move the bytes."""
+        """Do the operation, and return a checksum of the result."""
         name = calls[0][0].name
         left = self._all_reduce(calls) if name in ("all_reduce", "barrier") else _EXECUTE[name](calls)
         return checksum(left, CHECKSUM_BYTES)
 
     def plans(self, operations: Sequence[Operation]) -> list[Plan]:
-        """How the calls of ranks go that do not fit."""
+        """Return a plan for each of several calls that do not match."""
         copies = [len(operations) if each.name == "all_gather" else 1 for each in operations]
         largest = max(each.size * count for each, count in zip(operations, copies, strict=True))
         return [Plan("ll" if largest <= LARGEST_LL else "simple")] * len(operations)
 
     def collide(self, calls: Calls, left: Wires) -> Collision:
-        """Let the kernels of calls that do not fit do what each does."""
+        """Run the kernels of calls that do not match, each by its own call."""
         return collide(calls, self.plans([operation for operation, _, _ in calls]), left)
 
     def collide_messages(self, pair: tuple[int, int], calls: Calls, left: Wires) -> Collision:
-        """The same of a send and a receive."""
+        """Run the kernels of a send and a receive that do not match."""
         return collide_messages(pair, calls, left)
 
     def _all_reduce(self, calls: Calls) -> list[Tensor]:
@@ -106,12 +106,12 @@ class NcclAlgorithm(StreamAlgorithm):
         _folds.all_reduce([Operand(tensor, reduction, None, is_bool=False) for tensor in tensors])
 
     def reduce(self, tensors: Sequence[Tensor], reduction: str, root: int, *, paired: bool = False) -> None:
-        """Reduce the flat tensors of all ranks to one; those of the others stay."""
+        """Reduce the flat tensors of all ranks to the root; the other tensors stay as they are."""
         operands = [Operand(tensor, reduction, None, is_bool=False) for tensor in tensors]
         _folds.reduce_to(root, operands, tensors[root])
 
     def combine(self, reduction: str, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
-        """The function of one hop."""
+        """Return the function `(local, received, out)` of one hop."""
         function = Operand(torch.empty(0, dtype=dtype), reduction, None, is_bool=dtype is torch.bool).combine
 
         def combine(local: Tensor, received: Tensor, out: Tensor) -> None:
@@ -121,7 +121,7 @@ class NcclAlgorithm(StreamAlgorithm):
 
 
 def _ring(operation: Operation, ranks: int) -> tuple[int, float]:
-    """The steps of an operation, and the bytes that each link of the ring carries."""
+    """Return the steps of an operation, and the bytes that each link of the ring carries."""
     name, size = operation.name, operation.size
     if name in ("all_reduce", "barrier"):
         return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
@@ -137,13 +137,13 @@ def _ring(operation: Operation, ranks: int) -> tuple[int, float]:
 
 
 def brought(calls: Calls, kind: type[_P]) -> list[_P]:
-    """The payloads of all ranks, which are of one kind."""
+    """Return the payloads of all ranks, which are of one kind."""
     found: list[Any] = [call.payload for call in calls]
     return found
 
 
 def operands(calls: Calls, datas: Sequence[Tensor]) -> list[Operand]:
-    """What each rank puts in."""
+    """Return the operand of each rank."""
     return [
         Operand(data, operation.reduction, factor, is_bool=operation.dtype_name == "bool")
         for (operation, _, factor), data in zip(calls, datas, strict=True)
@@ -163,7 +163,7 @@ def _reduce_scatter(calls: Calls) -> list[Tensor]:
     wholes = [_joined(chunks) for chunks in given]
     known = [whole for whole in wholes if whole is not None]
     done = _folds.reduce_scatter(operands(calls, known), outputs) if len(known) == len(wholes) else 0
-    # An output may lie in the input of its rank, in which the totals of the others still have to be found.
+    # An output may lie in its rank's input, which the totals of the other ranks still need.
     totals = []
     for owner, output in enumerate(outputs):
         begin = min(done, output.numel())
@@ -178,13 +178,13 @@ def _reduce_scatter(calls: Calls) -> list[Tensor]:
 
 
 def _joined(chunks: Sequence[Tensor]) -> Tensor | None:
-    """Chunks that lie one after the other, as one tensor."""
+    """Return adjacent chunks as one tensor; None if they are not adjacent."""
     first, count = chunks[0], len(chunks)
     begin, size, length = first.data_ptr(), first.nbytes, first.numel()
     if any(chunk.data_ptr() != begin + index * size or chunk.nbytes != size for index, chunk in enumerate(chunks)):
         return None
     if first.untyped_storage().nbytes() < (first.storage_offset() + count * length) * first.itemsize:
-        return None  # neighbours by chance
+        return None  # adjacent by chance
     return first.as_strided((count * length,), (1,))
 
 

@@ -1,15 +1,15 @@
-"""What becomes of calls that do not fit: NCCL compares nothing, so each rank's kernel does what its own call says.
+"""The results of calls that do not match: NCCL compares nothing, so each rank's kernel does what its own call says.
 
-Ranks with less to do may finish while others wait for ever; where as many chunks go around, all finish, with wrong
-values at the end of the data; other types are the same bytes, read otherwise; other kinds mostly get stuck, and
-sometimes mix data up. Here every rank runs the kernel of its call over the buffers between neighbours (`_fifos.py`),
-chunk by chunk, as src/device of NCCL 2.29.7 has it: all_reduce.h, reduce_scatter.h, all_gather.h, broadcast.h,
-reduce.h, sendrecv.h. What is left in a buffer meets the next call on the same communicator.
+Ranks with less to do may finish while others wait for ever. If the same number of chunks goes around, all ranks finish,
+with wrong values at the end of the data. A different type reads the same bytes differently. Different operations mostly
+get stuck, and sometimes mix data up. Here every rank runs the kernel of its call over the buffers between neighbours
+(`_fifos.py`), chunk by chunk, as in src/device of NCCL 2.29.7: all_reduce.h, reduce_scatter.h, all_gather.h,
+broadcast.h, reduce.h, sendrecv.h. Data left in a buffer stays for the next call on the same communicator.
 
-In doubt: the reference profile, one ring, chooses no protocol; here calls of which none is larger than a megabyte go
-as LL, others as Simple, and a message as NCCL's threshold says, on one channel. LL lines that reach a Simple buffer
-over the network count as stuck. All of a call's channels go on side by side, where a device may have room for fewer.
-A kernel that is stuck stays so, even where a later call of its neighbour would feed it.
+In doubt: the reference profile, one ring, chooses no protocol. Here calls use LL if none of them is larger than a
+megabyte, else Simple; messages follow NCCL's threshold, on one channel. LL lines that reach a Simple buffer over the
+network count as stuck. All channels of a call run concurrently, while a device may have room for fewer. A stuck kernel
+stays stuck, even if a later call of its neighbour would feed it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _IN_ONE_SLICE = ("broadcast", "reduce")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a rank's call goes: in which protocol, over how many channels, up and down trees or around the ring."""
+    """How a rank's call runs: its protocol, its number of channels, and trees (or else the ring)."""
 
     protocol: str
     channels: int = 1
-    loop_bytes: int = 0  # of a chunk; 0: as always
+    loop_bytes: int = 0  # of a chunk; 0: the default
     trees: Sequence[tuple[int, Tree]] = ()
 
 
@@ -83,7 +83,7 @@ class _Side:
         return found
 
     def around(self, channel: int, protocol: Protocol) -> tuple[list[Wire], list[Wire]]:
-        """From the rank before, and to the next one."""
+        """Return the wires from the rank before, and to the next rank."""
         before, following = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         return [self.wire(channel, protocol, before, self.rank)], [self.wire(channel, protocol, self.rank, following)]
 
@@ -99,7 +99,7 @@ class _Side:
         return Operand(data, operation.reduction or "sum", self.factor, is_bool=operation.dtype_name == "bool")
 
     def in_tree(self, channel: int) -> tuple[int, Sequence[int]]:
-        """The parent of this rank in a channel's tree, -1 for the root, and its children."""
+        """Return this rank's parent in a channel's tree, -1 for the root, and its children."""
         root, tree = self.plan.trees[2 * channel // max(2, self.plan.channels)]
         if self.rank == root:
             return -1, tree[self.rank]
@@ -108,7 +108,7 @@ class _Side:
     def on_channels(
         self, data: Tensor, protocol: Protocol, operand: Operand, turns: Callable[[int, int, int], Iterator[Turn]]
     ) -> Iterator[Kernel]:
-        """A kernel for each channel, whose turns are `turns(channel, first, end)` of its part of some data."""
+        """Yield a kernel for each channel; `turns(channel, first, end)` gives the turns for its part of `data`."""
         for channel, (first, end) in enumerate(_folds.parts_of(data.numel(), self.plan.channels, _aligned(data))):
             yield self.kernel(protocol, operand, turns(channel, first, end))
 
@@ -121,9 +121,9 @@ class _Side:
 
 
 def collide(calls: Sequence[Brought], plans: Sequence[Plan], wires: Wires) -> Collision:
-    """Run the kernels of the calls of all ranks, by rank; `wires` have what calls before have left in buffers.
+    """Run the kernels of the calls of all ranks, by rank; `wires` hold the data that earlier calls left in buffers.
 
-    Inputs and factors are those that `NcclAlgorithm.execute` takes, and are filled as far as kernels come.
+    Inputs and factors are as for `NcclAlgorithm.execute`; outputs are filled as far as the kernels get.
     """
     sides = [
         _Side(rank, len(calls), *call, plan, wires) for rank, (call, plan) in enumerate(zip(calls, plans, strict=True))
@@ -133,7 +133,7 @@ def collide(calls: Sequence[Brought], plans: Sequence[Plan], wires: Wires) -> Co
 
 
 def collide_messages(pair: tuple[int, int], calls: Sequence[Brought], wires: Wires) -> Collision:
-    """The same of a send and a receive that have met; what they move are flat tensors."""
+    """Run the kernels of a matched send and receive; their payloads are flat tensors."""
     sides = {rank: _Side(rank, 2, *call, Plan("simple"), wires) for rank, call in zip(pair, calls, strict=True)}
     source, target = pair
     kernels = {
@@ -155,7 +155,7 @@ def _settled(
 
 
 def _cut(key: tuple[int | str, str, int, int], wire: Wire, wires: Wires) -> tuple[int, int, int, int] | None:
-    """A message for which a network's card has no room: from whom, to whom, its bytes, the room that it has."""
+    """Return a message that exceeds a network card's buffer: source, target, its bytes, the buffer's bytes."""
     channel, protocol, source, target = key
     for (other_channel, other, *ends), found in wires.items():
         room = found.protocol.step_bytes * found.protocol.steps
@@ -173,7 +173,7 @@ def _span(data: Tensor, begin: int, size: int, end: int) -> slice:
 
 
 def _spans(data: Tensor, protocol: Protocol, first: int, end: int) -> Iterator[slice]:
-    """A part of some data, a chunk at a time."""
+    """Return the slices of the chunks of a part of some data."""
     size = protocol.chunk_bytes // data.element_size()
     return (_span(data, begin, size, end) for begin in range(first, end, size))
 
@@ -200,7 +200,7 @@ def _around_twice(
         if end - place < ranks * most:
             each = -(-(end - place) // ranks)
             size = -(-each // _aligned(data)) * _aligned(data)
-        for step in range(1, 2 * ranks):  # at the n-th a chunk is complete
+        for step in range(1, 2 * ranks):  # in step `ranks` a chunk is complete
             span = _span(data, place + (side.rank - step) % ranks * size, size, end)
             yield Turn(
                 span.stop - span.start,
@@ -215,7 +215,7 @@ def _around_twice(
 def _up(
     side: _Side, protocol: Protocol, ready: Tensor, data: Tensor, channel: int, first: int, end: int
 ) -> Iterator[Turn]:
-    """Up a tree; its root turns round."""
+    """Send up a tree; its root sends the total down."""
     parent, children = side.in_tree(channel)
     received = [side.wire(channel, protocol, child, side.rank) for child in children]
     sent = [side.wire(channel, protocol, side.rank, each) for each in ([parent] if parent >= 0 else children)]
@@ -280,7 +280,7 @@ def _all_gather(side: _Side) -> Iterator[Kernel]:
 
 
 def _chain(side: _Side) -> Iterator[Kernel]:
-    """A broadcast begins at its root, and ends before it; a reduce begins behind it, and ends there."""
+    """A broadcast begins at the root and ends at the rank before it; a reduce begins after the root and ends there."""
     data, ranks, protocol = side.inputs, side.ranks, side.protocol()
     operand, reduces = side.operand(data), side.operation.name == "reduce"
     ready = _folds.scaled(operand, ranks) if reduces else data

@@ -1,14 +1,14 @@
 """The buffers between two ranks' kernels, and how a kernel moves one chunk through them (NCCL 2.29.7, src/device).
 
 A kernel that receives knows only its own call: how many bytes it will take, of which type, in how many steps. It waits
-until the sender has posted as many steps and takes what lies there; in the protocols LL and LL128 until the flag of
-each line that it will take is that of its step. So ranks whose calls do not fit get stuck, or go on with what happens
-to lie in a buffer. Calls that fit need none of this: `_folds.py` has what comes out of them.
+until the sender has posted that many steps, and takes the bytes in the buffer. In the protocols LL and LL128 it waits
+until each line that it will take has the flag of its step. So ranks whose calls do not match get stuck, or go on with
+whatever is in a buffer. Calls that match do not need this module: `_folds.py` has their results.
 
-A kernel is a generator that yields where it would spin. `settle` lets some run as far as they come.
+A kernel is a generator that yields where it would spin. `settle` runs kernels until none can go on.
 
-In doubt: a buffer is empty at first, where a real one has what passed through it before; of a line that was written
-in part, the rest is 0.
+In doubt: a buffer is empty at first, while a real one has the data of earlier calls; the rest of a partly written line
+is 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["Arithmetic", "Kernel", "Protocol", "Turn", "Wire", "ll", "ll128", "m
 
 Tensor = torch.Tensor
 Kernel = Iterator[None]
-_STEPS = 8  # of a buffer: a sender is no further ahead
-_LL_LINE = 8  # bytes of data, beside as many of flags
+_STEPS = 8  # of a buffer: the most that a sender can be ahead
+_LL_LINE = 8  # bytes of data, followed by 8 bytes of flags
 _LL128_LINES = 1920  # bytes of data that a warp writes and waits for at once
 _ALIGNED = 16  # elements
 _ENDED = object()
@@ -35,9 +35,10 @@ _Place = TypeVar("_Place")
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How chunks go: so many bytes of data at most, in slices of some steps each; `line` bytes share a flag, or 0.
+    """How chunks are moved: at most `chunk_bytes` of data, in slices of some steps each.
 
-    A network's card has room for `step_bytes` times the steps of a slice, and no more.
+    `line` bytes share a flag; 0: no flags in the data. A network card has room for `step_bytes` times the steps of a
+    slice.
     """
 
     name: str
@@ -49,61 +50,61 @@ class Protocol:
 
 
 def simple(step_bytes: int, slices: int = 1, steps: int = 1) -> Protocol:
-    """Chunks of whole steps, with one flag for each slice."""
+    """Return the protocol Simple: chunks of whole steps, with one flag for each slice."""
     return Protocol("simple", step_bytes * slices * steps, step_bytes, slices, steps)
 
 
 def ll(chunk_bytes: int) -> Protocol:
-    """Every eight bytes with a flag of their own."""
+    """Return the protocol LL: every eight bytes have their own flag."""
     return Protocol("ll", chunk_bytes, chunk_bytes * 2, line=_LL_LINE)
 
 
 def ll128(chunk_bytes: int) -> Protocol:
-    """Lines of 128 bytes, 120 of them data."""
+    """Return the protocol LL128: lines of 128 bytes, 120 of them data."""
     return Protocol("ll128", chunk_bytes, chunk_bytes // 15 * 16, line=_LL128_LINES)
 
 
 class Wire:
-    """What goes from one rank to another: steps that were posted and taken, and what lies in the buffer."""
+    """The buffer from one rank to another: its content, and the numbers of posted and taken steps."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self.sent = self.taken = 0
-        self.message_bytes = 0  # the first that nobody has taken yet
+        self.message_bytes = 0  # size of the first message that is not taken yet
         self._memory: Tensor | None = None
         self._lines: dict[int, Tensor] = {}  # by step
 
     @property
     def is_even(self) -> bool:
-        """True if all that was sent has been taken."""
+        """True if all posted steps have been taken."""
         return self.sent == self.taken and not self._lines
 
     def put(self, data: Tensor, steps: int) -> None:
-        """Post some steps, with what a kernel writes into them."""
+        """Post some steps, with the data that a kernel writes into them."""
         raw = as_bytes(data.contiguous())
         if self.sent == self.taken:
             self.message_bytes = len(raw)
         if self.protocol.line:
-            if self.sent >= self.taken:  # else it was taken for empty
+            if self.sent >= self.taken:  # else the receiver has already passed this step
                 self._lines[self.sent] = raw.clone()
         elif len(raw):
             self._at(self.sent, len(raw)).copy_(raw)
         self.sent += steps
 
     def put_part(self, data: Tensor) -> None:
-        """Write lines into a step that is not posted: no more will come."""
+        """Write lines into a step that will never be posted."""
         self._lines[self.sent] = as_bytes(data.contiguous()).clone()
 
     def has_lines(self) -> bool:
-        """True if somebody has written into the step that is next."""
+        """True if the next step to be taken has lines."""
         return self.taken in self._lines
 
     def lines(self) -> int:
-        """How many there are, in the step that is next."""
+        """Return how many lines the next step has."""
         return -(-len(self._lines[self.taken]) // self.protocol.line)
 
     def look(self, length: int) -> Tensor:
-        """So many bytes of the step that is next."""
+        """Return the first `length` bytes of the next step."""
         found = torch.zeros(length, dtype=torch.uint8)
         if self.protocol.line:
             raw = self._lines[self.taken][:length]
@@ -113,7 +114,7 @@ class Wire:
         return found
 
     def take(self, steps: int) -> None:
-        """Free some steps."""
+        """Take some steps, which frees them."""
         self._lines.pop(self.taken, None)
         self.taken += steps
 
@@ -127,26 +128,26 @@ class Wire:
 
 @dataclass(slots=True)
 class Turn:
-    """What a kernel does with a chunk of `length` elements: receive it, add `source`, put it into `target`, send it."""
+    """A kernel's work on a chunk of `length` elements: receive it, add `source`, put it into `target`, send it."""
 
     length: int
     receives: Sequence[Wire] = ()
     sends: Sequence[Wire] = ()
     source: Tensor | None = None
     target: Tensor | None = None
-    is_total: bool = False  # it has what all ranks have put in
+    is_total: bool = False  # the result combines the inputs of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What a rank's call makes of numbers: their type, how two are combined, and what becomes of a total."""
+    """The arithmetic of a rank's call: the type, how two numbers are combined, and how a total is finished."""
 
     dtype: torch.dtype
     combine: Callable[[Tensor, Tensor], Tensor]
     finish: Callable[[Tensor], Tensor]
 
     def result(self, turn: Turn, count: int, begin: int = 0) -> Tensor:
-        """So many elements as a turn leaves them, from one on, with what lies in the next step of its wires."""
+        """Return `count` elements of a turn's result, from `begin` on; it uses the next step of the turn's wires."""
         data = None if turn.source is None else turn.source[begin : begin + count]
         for wire in turn.receives:
             received = wire.look(count * self.dtype.itemsize).view(self.dtype)
@@ -156,7 +157,7 @@ class Arithmetic:
 
 
 def move(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kernel:
-    """Take one turn."""
+    """Return a kernel that does one turn."""
     return (_move_lines if protocol.line else _move_slices)(protocol, turn, arithmetic)
 
 
@@ -188,7 +189,7 @@ def _move_lines(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kerne
     wanted = -(-turn.length * element // protocol.line)
     data = torch.empty(0, dtype=arithmetic.dtype)
     come = 0
-    if wanted:  # who wants nothing waits for nobody
+    if wanted:  # a kernel that wants nothing does not wait
         while not all(wire.has_lines() for wire in turn.receives):
             yield
         come = min((wire.lines() for wire in turn.receives), default=wanted)
@@ -208,7 +209,7 @@ def _move_lines(protocol: Protocol, turn: Turn, arithmetic: Arithmetic) -> Kerne
 
 
 def settle(kernels: Mapping[int, Sequence[Kernel]], wires: Mapping[_Place, Wire]) -> list[int]:
-    """Run kernels, those of a rank side by side, until nothing moves any more; the ranks of which none is stuck."""
+    """Run kernels, those of a rank concurrently, until nothing moves; return the ranks without a stuck kernel."""
     running = {rank: list(each) for rank, each in kernels.items()}
     before = None
     while before != (now := [(wire.sent, wire.taken, wire.has_lines()) for wire in wires.values()]):

@@ -1,16 +1,17 @@
-"""What comes out of a reduction, bit for bit as one ring over the ranks 0 to n-1 computes it (NCCL 2.29).
+"""The results of reductions, bit for bit as one ring over the ranks 0 to n-1 computes them (NCCL 2.29).
 
-A chunk c starts raw at rank c+1 and goes up the ring, each rank putting its own operand first:
+Chunk c starts raw at rank c+1 and goes up the ring, and each rank puts its own operand first:
 `x_c + (x_{c-1} + (... + (x_{c+2} + x_{c+1})))`, rounded to the tensor's type at each hop. An average multiplies each
-operand by 1/n, rounded to the type, before the sum; that of integers divides the sum. Minimum and maximum lose a NaN
-against a number. Eight-bit floats are added as halves.
+operand by 1/n, rounded to the type, before the sum; an average of integers divides the sum. The minimum or maximum of a
+NaN and a number is the number. Eight-bit floats are added as halves.
 
-A real machine has more rings, or trees: its sums may differ in the last bits. Where a model of NCCL says how many
-channels there are, each has its part of the data, and its own loops over it; in `tree_all_reduce` half of them have one
-tree, half the other, and a rank adds what its children send to its own, one after the other.
+A real machine has more rings, or trees, so its sums may differ in the last bits. If a model of NCCL gives a number of
+channels, each channel has its part of the data and its own loops over it. In `tree_all_reduce` half of the channels
+have one tree, half the other, and a rank adds its children's sums to its own data, one after the other.
 
-Where the extension is there (`simdist.native`), it goes first; what it leaves is done here: all, or what follows the
-first NaN, or for minimum and maximum the first two zeros of different signs, of which the C library decides.
+If the extension is there (`simdist.native`), it goes first, and this module does the rest: everything, or all elements
+from the first NaN on. For minimum and maximum, also from the first two zeros of different signs on: the C library
+decides which of them wins.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ Tensor = torch.Tensor
 Combine = Callable[[Tensor, Tensor], Tensor]
 Tree = Sequence[Sequence[int]]  # the children of each rank, in the order in which it adds them
 
-# Of a chunk, by protocol: four steps of an eighth of the buffer, or one, of which flags take their share.
+# Bytes of a chunk, by protocol: four steps of an eighth of the buffer; or one step, less the share of the flags.
 LOOP_BYTES = {"simple": 2 << 20, "ll": 32 << 10, "ll128": 576_000}
 ALIGNED_BYTES = 16
 _FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
 
 
 class Operand:
-    """What one rank puts in: flat memory, how it reduces, and by what it multiplies before."""
+    """One rank's input: flat memory, its reduction, and the factor by which it is multiplied first."""
 
     __slots__ = ("combine", "data", "factor", "kind", "reduction")
 
@@ -78,11 +79,11 @@ _COMBINE: dict[str, Combine] = {
 }
 
 
-_NAMES = {"min": "fmin", "max": "fmax"}  # what the extension calls them
+_NAMES = {"min": "fmin", "max": "fmax"}  # names in the extension
 
 
 def scaled(operand: Operand, ranks: int) -> Tensor:
-    """The operand as it goes into the sum; a tensor of its own only if that differs."""
+    """Return the operand as it goes into the sum: a new tensor if it is scaled, else its own data."""
     data = operand.data
     if operand.reduction == "premul_sum":
         factor = operand.factor
@@ -101,13 +102,13 @@ def averaged(total: Tensor, operand: Operand, ranks: int) -> Tensor:
 
 
 def _chunk(owner: int, parts: Sequence[Tensor], operands: Sequence[Operand]) -> Tensor:
-    """The total of the chunk that ends at rank `owner`."""
+    """Return the total of the chunk that ends at rank `owner`."""
     ranks = len(parts)
     running = parts[(owner + 1) % ranks]
     for hop in range(2, ranks + 1):
         rank = (owner + hop) % ranks
         local = parts[rank]
-        if running.dtype != local.dtype:  # ranks that do not agree: the same bytes, read otherwise
+        if running.dtype != local.dtype:  # ranks disagree: read the same bytes as another type
             running = running.view(local.dtype)
         running = operands[rank].combine(local, running)
     return averaged(running, operands[owner], ranks)
@@ -133,7 +134,7 @@ def all_reduce(operands: Sequence[Operand], channels: int = 1, loop_bytes: int =
 
 
 def _all_reduce(operands: Sequence[Operand], loops: Sequence[tuple[int, int, int]], done: int) -> None:
-    """Do it with torch, from an element on."""
+    """Reduce with torch, from element `done` on."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
     ready = [scaled(operand, ranks) for operand in operands]
@@ -147,7 +148,7 @@ def _all_reduce(operands: Sequence[Operand], loops: Sequence[tuple[int, int, int
 
 
 def _loops(length: int, element: int, ranks: int, channels: int, loop_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """The loops of all channels over so many elements: from where to where, and how many the chunks have."""
+    """Yield the loops of all channels over `length` elements: begin, end, and elements of a chunk."""
     chunk = loop_bytes // element
     aligned = max(1, ALIGNED_BYTES // element)
     parts = [(0, length)] if channels == 1 else parts_of(length, channels, aligned)  # hot
@@ -170,7 +171,7 @@ def _by_ring(
     owner: int = 0,
     each: bool = False,
 ) -> int:
-    """Let the extension do it, by default in place; up to which element it has."""
+    """Let the extension reduce, by default in place; return the first element that it has not done."""
     named = _native_name(operands)
     if named is None:
         return first
@@ -189,7 +190,7 @@ def _by_ring(
 
 
 def _native_name(operands: Sequence[Operand]) -> tuple[str, float] | None:
-    """What the extension calls the operation, and the factor of its operands; None if it has no such operation."""
+    """Return the extension's name of the operation and the factor of its operands; None if it lacks the operation."""
     kind, data = operands[0].kind, operands[0].data
     if kind == "premul_sum" or len({operand.kind for operand in operands}) > 1:
         return None
@@ -199,7 +200,7 @@ def _native_name(operands: Sequence[Operand]) -> tuple[str, float] | None:
 
 
 def tree_all_reduce(operands: Sequence[Operand], trees: Sequence[tuple[int, Tree]], channels: int) -> None:
-    """Reduce the operands, in place on all ranks: up a tree to its root. `trees` are two, each with its root."""
+    """Reduce the operands in place on all ranks, up a tree to its root. `trees` has two trees, each with its root."""
     ranks = len(operands)
     data = [operand.data for operand in operands]
     aligned = max(1, ALIGNED_BYTES // data[0].element_size())
@@ -241,7 +242,7 @@ def _summed(root: int, tree: Tree, parts: Sequence[Tensor], operands: Sequence[O
 
 
 def parts_of(length: int, channels: int, aligned: int) -> list[tuple[int, int]]:
-    """What each channel has of so many elements, from where to where."""
+    """Return the part of each channel of `length` elements, as (first, end)."""
     each = -(-length // channels)
     size = max(aligned, -(-each // aligned) * aligned)
     return [(first, min(first + size, length)) for first in range(0, length, size)]
@@ -264,7 +265,7 @@ def reduce_to(owner: int, operands: Sequence[Operand], output: Tensor) -> None:
 def reduce_scatter(operands: Sequence[Operand], outputs: Sequence[Tensor]) -> int:
     """Reduce the operands, and put the k-th equal part of the total into the k-th output, which may lie in its operand.
 
-    Only the extension can; up to which element it has.
+    Only the extension can do this. Returns the first element that it has not done.
     """
     each = outputs[0].numel()
     return _by_ring(operands, outputs, chunk=each, each=True) if each and len(operands) > 1 else 0

@@ -1,4 +1,4 @@
-"""TORCH_NCCL_NAN_CHECK: a kernel looks at what is sent, and fails on the device where it finds a NaN."""
+"""TORCH_NCCL_NAN_CHECK: a kernel checks the data that a rank sends, and fails on the device if it finds a NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["holds_nan"]
 
 
 def holds_nan(operation: Operation, payload: Payload, rank: int) -> bool:
-    """True if what a rank puts into an operation holds a NaN; what it only receives is not looked at."""
+    """True if a rank's input to an operation holds a NaN; tensors that it only receives are not checked."""
     return any(_has_nan(tensor) for tensor in read_by(operation, payload, rank))
 
 

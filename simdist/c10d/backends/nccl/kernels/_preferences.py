@@ -1,12 +1,13 @@
-"""What NCCL's own variables leave of its choice: NCCL_ALGO, NCCL_PROTO, channels, threads, buffers; and what it says.
+"""NCCL's own variables that limit its choice (NCCL_ALGO, NCCL_PROTO, channels, threads, buffers), and its errors.
 
-A list names what is allowed, or after `^` what is not, for all functions; after that, behind `;`, for one:
-`NCCL_ALGO=ring,tree;allreduce:tree` (graph/tuning.cc of NCCL 2.29.7). A function that it leaves nothing for fails when
-it is called, words that NCCL does not know fail when a communicator is made. Numbers of channels say over how many a
-call's bytes are spread, not what NCCL's model takes for their bandwidth (graph/connect.cc); so do threads, each of
-which wants its share before another channel is used. Buffers say how much of a chunk goes around at once (init.cc).
+A list names the allowed values for all functions, or after `^` the forbidden ones. Further entries, after `;`, are for
+one function: `NCCL_ALGO=ring,tree;allreduce:tree` (graph/tuning.cc of NCCL 2.29.7). A function without an allowed value
+fails when it is called; unknown words fail when a communicator is made. Numbers of channels limit over how many
+channels a call's bytes are spread, but do not change the bandwidth in NCCL's model (graph/connect.cc). So do threads:
+each needs its share of the bytes before another channel is used. Buffers limit how much of a chunk goes around at once
+(init.cc).
 
-In doubt: a real NCCL whose ranks have other values hangs or mixes data up; here they are refused.
+In doubt: a real NCCL whose ranks have different values hangs or mixes data up; here such values are refused.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ _TYPES = {
     "float8_e4m3fn": "Float8e4m3",
     "float8_e5m2": "Float8e5m2",
 }
-Lists = Mapping[str, frozenset[str]]  # by operation, what is allowed for it
+Lists = Mapping[str, frozenset[str]]  # the allowed values, by operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What a rank's environment and its group's config say; None where nothing is said.
+    """The settings of a rank's environment and its group's config; None where nothing is set.
 
     Example:
         >>> found = Preferences.read({"NCCL_ALGO": "ring;allreduce:^ring", "NCCL_MAX_NCHANNELS": "2"})
@@ -77,16 +78,16 @@ class Preferences:
     protocols: Lists | None = None
     least: int = 0  # channels
     most: int = _CHANNELS
-    said: str = ""  # the lists, as NCCL repeats them
+    said: str = ""  # the lists, as NCCL prints them in its errors
     sizes: tuple[tuple[str, int], ...] = ()  # of threads and buffers, by variable
     thresholds: tuple[int, ...] = ()  # bytes for each thread: a tree's by protocol, and a ring's
 
     @classmethod
     def read(cls, environ: Mapping[str, str], config: type | NcclConfig | None = None) -> Preferences:
-        """What `environ` and the config of a group say.
+        """Read `environ` and the config of a group.
 
         Raises:
-            DistBackendError: a list has a word that NCCL does not know, in its words.
+            DistBackendError: a list has a word that NCCL does not know; with NCCL's text.
         """
         said = "".join(f" {name} was set to {environ[name]}." for name in _LISTS if name in environ)
         numbers = {name: number for name in _NUMBERS if (number := _number(environ.get(name, ""))) is not None}
@@ -108,7 +109,7 @@ class Preferences:
         )
 
     def threads(self, protocol: str, found: int) -> int:
-        """How many threads a channel has that would have `found` (`getNthreads`)."""
+        """Return how many threads a channel has; `found` is the default (`getNthreads`)."""
         name, least, most = _THREADS[protocol]
         asked = dict(self.sizes).get(name, 0)
         if asked <= 0:
@@ -116,13 +117,13 @@ class Preferences:
         return most if asked % 32 else min(max(asked, least), most)
 
     def bytes_per_thread(self, algorithm: str, protocol: str, found: int) -> int:
-        """How many bytes a thread wants that would want `found`."""
+        """Return how many bytes a thread needs; `found` is the default."""
         place = 3 * (algorithm == "ring") + tuple(_BUFFERS).index(protocol)
         asked = self.thresholds[place] if place < len(self.thresholds) else -1
         return found if asked < 0 else asked
 
     def loop_bytes(self, protocol: str, found: int) -> int:
-        """How much of a chunk goes around at once: a share of the buffer, or `found`."""
+        """Return how many bytes of a chunk go around at once: a share of the buffer, or `found` by default."""
         buffer = dict(self.sizes).get(_BUFFERS[protocol], -2)
         if buffer <= 0:
             return found
@@ -130,25 +131,25 @@ class Preferences:
         return {"ll": step // 2, "ll128": step // 16 * 15, "simple": step * 4}[protocol]
 
     def channels(self, found: int) -> int:
-        """How many channels a communicator has whose graph has `found`."""
+        """Return how many channels a communicator has if its graph has `found`."""
         return max(min(found, self.most), self.least)
 
     def allows(self, operation: str, algorithm: str, protocol: str) -> bool:
-        """True if both may be taken for an operation."""
+        """True if an operation may use the algorithm and the protocol."""
         return (self.algorithms is None or algorithm in self.algorithms[operation]) and (
             self.protocols is None or protocol in self.protocols[operation]
         )
 
     def forces(self, operation: str, protocol: str) -> bool:
-        """True if a protocol is asked for, where NCCL would not take it by itself, too."""
+        """True if a protocol is requested, which then also applies where NCCL would not choose it."""
         return self.protocols is not None and protocol in self.protocols[operation]
 
     def require(self, operation: Operation) -> None:
-        """Refuse an operation that nothing is left for.
+        """Refuse an operation without an allowed algorithm or protocol.
 
         Raises:
-            DistBackendError: in NCCL's words.
-            UnsupportedError: what is left is done by switches.
+            DistBackendError: with NCCL's text.
+            UnsupportedError: only algorithms of switches are allowed.
         """
         name = "all_reduce" if operation.name == "barrier" else operation.name
         if name not in _FUNCTIONS:
@@ -170,7 +171,7 @@ class Preferences:
 
 
 def preferences(config: NcclConfig) -> Preferences | None:
-    """Those of the calling rank and its group's config; None: it has none."""
+    """Return the preferences of the calling rank and its group's config; None if nothing is set."""
     environ = os.environ
     said = any(name in environ for name in (*_LISTS, *_NUMBERS, *_SIZES, _THRESHOLDS))
     if not said and config.min_ctas <= 0 and config.max_ctas <= 0:
@@ -179,7 +180,7 @@ def preferences(config: NcclConfig) -> Preferences | None:
 
 
 def _number(text: str) -> int | None:
-    """As C's strtoll reads it."""
+    """Return the number as C's strtoll reads it; None for an empty text."""
     if not text:
         return None
     match = _NUMBER.match(text)

@@ -1,15 +1,15 @@
-"""NCCL as it chooses itself, by its tuning model, on what a cluster's links give: order of additions, and cost.
+"""NCCL's own choice of algorithms by its tuning model, for a cluster's links: order of additions, and cost.
 
-A group whose hosts have as many ranks each has a graph: channels, each as wide as the fastest of NCCL's speeds that the
-links have for it. An all-reduce goes around the ring or up and down two trees, in the protocol that takes the least
-time; its bytes are a load on the links of all channels, which leave a host by one NIC after the other.
+A group with the same number of ranks on each host has a graph of channels. The bandwidth of each channel is the fastest
+of NCCL's speeds that the links allow. An all-reduce goes around the ring or up and down two trees, in the protocol that
+takes the least time. Its bytes load the links of all channels, which use the NICs of a host in turn.
 
-Rings go from rank to rank, hosts in the order of the ranks; trees have a chain in each host, whose first GPU talks to
-the parent and the second child and whose second GPU to the first child (graph/connect.cc, trees.cc). In doubt: real
-channels begin with different GPUs of a host. Here that is so for what they put on the links, not for the order of
+Rings go from rank to rank, hosts in the order of the ranks. Trees have a chain in each host: its first GPU is connected
+to the parent and the second child, its second GPU to the first child (graph/connect.cc, trees.cc). In doubt: real
+channels begin with different GPUs of a host. Here this applies to the load on the links, but not to the order of
 additions, which only the topology's search would show.
 
-Circle of imports: it is an algorithm like the plain one, which makes it for a cluster that has a model of NCCL.
+Circle of imports: this algorithm derives from the plain one, which makes it for a cluster with a model of NCCL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHANNELS = {"nvlink": 12, "pci": 2}
 
 
 class TunedAlgorithm(NcclAlgorithm):
-    """That of one group."""
+    """The algorithm of one group."""
 
     def __init__(self, cluster: Cluster, model: NcclModel, ranks: Sequence[int]) -> None:
         self._model = model
@@ -49,10 +49,10 @@ class TunedAlgorithm(NcclAlgorithm):
         self._first = -1  # the rank whose preferences these are
 
     def heed(self, rank: int, preferences: Preferences | None) -> None:
-        """Choose by the environment of the ranks, which has to be the same on all.
+        """Set the preferences from a rank's environment, which must be the same on all ranks.
 
         Raises:
-            UnsupportedError: it is another here.
+            UnsupportedError: the preferences of this rank differ.
         """
         if self._first < 0:
             self._first, self._preferences = rank, preferences
@@ -64,14 +64,14 @@ class TunedAlgorithm(NcclAlgorithm):
             )
 
     def choice(self, operation: Operation) -> Choice:
-        """What NCCL takes for an operation."""
+        """Return the algorithm and protocol that NCCL uses for an operation."""
         name = "all_reduce" if operation.name == "barrier" else operation.name
         size = operation.size * (self.graph.ranks if name == "all_gather" else 1)
         model = self._model
         return choose(*(self.graph, name, size, self._preferences), algorithm=model.algorithm, protocol=model.protocol)
 
     def channels(self, operation: Operation) -> int:
-        """Over how many channels an operation's bytes are spread."""
+        """Return over how many channels an operation's bytes are spread."""
         size = operation.size * (self.graph.ranks if operation.name == "all_gather" else 1)
         channels = self.graph.channels
         if self._preferences is not None:
@@ -79,7 +79,7 @@ class TunedAlgorithm(NcclAlgorithm):
         return shrunk_channels(self.graph, self.choice(operation), size, channels, self._preferences)
 
     def costs_ns(self, operation: Operation, ranks: int, latency_ns: int, byte_ns: float) -> tuple[int, int]:
-        """As the model estimates it; what is not modelled costs what it costs on the cluster's links."""
+        """Return the model's estimate; operations that it does not cover cost what the cluster's links cost."""
         if operation.name not in KERNELS or ranks == 1:
             return super().costs_ns(operation, ranks, latency_ns, byte_ns)
         chosen = self.choice(operation)
@@ -87,21 +87,21 @@ class TunedAlgorithm(NcclAlgorithm):
         return whole, max(0, whole - round(chosen.latency_us * 1000))
 
     def traffic(self, operation: Operation, ranks: int) -> Sequence[tuple[int, int, float]]:
-        """The bytes that ranks send each other, on all channels."""
+        """Return the bytes that ranks send each other, on all channels."""
         if operation.name not in KERNELS or ranks == 1:
             return super().traffic(operation, ranks)
         here, nodes = self.graph.per_node, self.graph.nodes
         if self.choice(operation).algorithm == "tree":
             edges = [(child, rank) for _, tree in self._trees for rank in range(ranks) for child in tree[rank]]
             part = operation.size / 2 / here
-            # Each channel has another GPU of a host first.
+            # Each channel begins with another GPU of a host.
             turned = [(_turned(a, first, here), _turned(b, first, here)) for first in range(here) for a, b in edges]
             return [each for a, b in turned for each in ((a, b, part), (b, a, part))]
         (_, _, amount), *_ = super().traffic(operation, ranks)
         if nodes == 1:
             return [(rank, (rank + 1) % ranks, amount) for rank in range(ranks)]
         loads: list[tuple[int, int, float]] = []
-        for first in range(here):  # the GPU by which a channel comes and goes
+        for first in range(here):  # the GPU at which a channel enters and leaves a host
             for node in range(nodes):
                 base, following = node * here, (node + 1) % nodes * here
                 loads += [
@@ -112,7 +112,7 @@ class TunedAlgorithm(NcclAlgorithm):
         return loads
 
     def plans(self, operations: Sequence[Operation]) -> list[Plan]:
-        """How the calls of ranks go that do not fit: each as its rank chooses by its own size."""
+        """Return a plan for each of several calls that do not match: each rank chooses by its own size."""
         return [self._plan(operation) for operation in operations]
 
     def _plan(self, operation: Operation) -> Plan:
@@ -143,10 +143,10 @@ def _turned(rank: int, by: int, here: int) -> int:
 
 
 def graph_of(cluster: Cluster, model: NcclModel, ranks: Sequence[int]) -> Graph:
-    """The channels between some ranks of the world.
+    """Return the channels between some ranks of the world.
 
     Raises:
-        UnsupportedError: its hosts do not have as many of them each.
+        UnsupportedError: the hosts have different numbers of these ranks.
     """
     hosts: dict[str, list[int]] = {}
     for rank in ranks:
@@ -183,12 +183,12 @@ def graph_of(cluster: Cluster, model: NcclModel, ranks: Sequence[int]) -> Graph:
 
 
 def _speed(bytes_per_s: float, known: Sequence[float]) -> int:
-    """The fastest of the known speeds that is not too fast; what there is, if it is slower than all."""
+    """Return the fastest known speed up to `bytes_per_s`; `bytes_per_s` if that is slower than all of them."""
     return round(next((speed * 1e9 for speed in known if speed * 1e9 <= bytes_per_s), bytes_per_s))
 
 
 def trees_of(graph: Graph) -> list[tuple[int, Tree]]:
-    """Both trees, each with its root."""
+    """Return both trees, each with its root."""
     here, nodes = graph.per_node, graph.nodes
     made: list[tuple[int, Tree]] = []
     for second in (False, True):
@@ -204,7 +204,7 @@ def trees_of(graph: Graph) -> list[tuple[int, Tree]]:
 
 
 def _children(node: int, nodes: int, *, second: bool) -> tuple[int, int]:
-    """The nodes below one, -1 for none: in a tree that alternates leaves and nodes, or in its shift or mirror image."""
+    """Return a node's children, -1 for none: in a tree of alternating leaves and nodes, or its shift or mirror."""
     if not second or nodes == 1:
         return _below(node, nodes)
     if nodes % 2:

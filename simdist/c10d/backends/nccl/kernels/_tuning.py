@@ -1,8 +1,8 @@
-"""NCCL's own estimate of what an operation takes, by which it chooses algorithm and protocol (graph/tuning.cc).
+"""NCCL's own estimate of an operation's time, by which it chooses algorithm and protocol (graph/tuning.cc).
 
-A time is a latency, and bytes over a bandwidth, for ring and tree and for each of the protocols LL, LL128 and Simple;
-the least is taken. In doubt: NVLink SHARP, CollNet and PAT are left out, in which switches add up, in an order that
-is published nowhere; the graph is that of one channel after the other, as published ones are, and not searched for.
+A time is a latency plus bytes over a bandwidth, for ring and tree and for each of the protocols LL, LL128 and Simple;
+the least time wins. In doubt: NVLink SHARP, CollNet and PAT are left out, because switches add up in them, in an
+unpublished order. The graph is one channel after the other, as in published graphs, and is not searched for.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _HOP = {
     "pci": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7)},
     "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)},
 }
-# GB/s on one node, on two, on more; by architecture.
+# GB/s on one node, two nodes, more nodes; by architecture.
 _LL_TOTAL = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
 _RING_LL128 = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (40.0,) * 3)
 _TREE_LL128 = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
 _TREE = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
-# What a tree reaches of its bandwidth, by the logarithm of the bytes over 64.
+# The share of its bandwidth that a tree reaches, by the logarithm of (bytes / 64).
 _TREE_FACTORS = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
@@ -45,7 +45,7 @@ _THREADS = {"ll": 512, "ll128": 640, "simple": 512}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """What NCCL has found: channels, each as wide as `intra` or `inter` says, in GB/s."""
+    """The graph that NCCL has found: channels, each with the bandwidth `intra` or `inter`, in GB/s."""
 
     ranks: int
     nodes: int
@@ -58,13 +58,13 @@ class Graph:
 
     @property
     def per_node(self) -> int:
-        """Ranks of a node."""
+        """The number of ranks of a node."""
         return self.ranks // self.nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm with a protocol: its latency, the bandwidth of the operation's bytes, and what it takes."""
+    """An algorithm with a protocol: its latency, the bandwidth of the operation's bytes, and its time."""
 
     algorithm: str
     protocol: str
@@ -74,7 +74,7 @@ class Choice:
 
 
 def estimates(graph: Graph, operation: str, size: int, preferences: Preferences | None = None) -> list[Choice]:
-    """All choices for an operation on so many bytes, of all ranks together if they gather or scatter."""
+    """Return all choices for an operation on `size` bytes: those of all ranks together, if it gathers or scatters."""
     asked = preferences is not None and preferences.forces(operation, "ll128")
     made = []
     for algorithm in ALGORITHMS:
@@ -106,9 +106,9 @@ def choose(
     algorithm: str = "auto",
     protocol: str = "auto",
 ) -> Choice:
-    """What takes the least time, of what is allowed; where nothing of it can be, of what can.
+    """Return the fastest allowed choice; if no possible choice is allowed, the fastest possible one.
 
-    Preferences are those of the ranks' environment, which has to leave something; they go before the others.
+    `preferences`, from the ranks' environment, come before `algorithm` and `protocol`, and must leave a choice.
     """
     every = estimates(graph, operation, size, preferences)
     allowed = [each for each in every if algorithm in ("auto", each.algorithm)] or every
@@ -119,7 +119,7 @@ def choose(
 def shrunk_channels(
     graph: Graph, choice: Choice, size: int, channels: int | None = None, preferences: Preferences | None = None
 ) -> int:
-    """How many channels so few bytes are spread over, of so many, or of those of the graph."""
+    """Return over how many channels `size` bytes are spread, of `channels`, or of those of the graph."""
     threshold = {"ll": 8, "ll128": 8, "simple": 64}[choice.protocol]
     if choice.algorithm == "ring" and choice.protocol == "ll":
         threshold *= graph.ranks

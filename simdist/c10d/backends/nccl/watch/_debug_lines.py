@@ -1,4 +1,4 @@
-"""The lines that NCCL itself writes, where NCCL_DEBUG asks for them: its version, and its warnings."""
+"""The lines that NCCL itself writes if NCCL_DEBUG is set: its version, and its warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVELS = {"VERSION": 1, "WARN": 2, "INFO": 3, "ABORT": 4, "TRACE": 5}
 
 
 def variable(process: SimProcess, name: str, default: str = "") -> str:
-    """A variable of a process; at any moment, on any thread."""
+    """Return an environment variable of a process; callable at any moment, on any thread."""
     return os.fsdecode(process.environ.get(name.encode(), default.encode()))
 
 
@@ -25,7 +25,7 @@ def _level(process: SimProcess) -> int:
 
 
 def show_version(process: SimProcess, rank: int, index: int) -> None:
-    """Write the line of NCCL's version, once per process, if NCCL_DEBUG asks for it: from INFO on, or on rank 0."""
+    """Write the line of NCCL's version, once per process, if NCCL_DEBUG is at least INFO, or is set on rank 0."""
     level = _level(process)
     if not (level > _LEVELS["WARN"] or (level and rank == 0)) or not process.torch_state.nccl.once("version"):
         return
@@ -36,7 +36,7 @@ def show_version(process: SimProcess, rank: int, index: int) -> None:
 
 
 def show_warning(text: str, place: NcclPlace, process: SimProcess | None = None, index: int | None = None) -> None:
-    """Write a warning of the NCCL of the calling rank, or of a process for one of its devices; from WARN on."""
+    """Write a warning of NCCL, from level WARN on: of the calling rank, or of a process for one of its devices."""
     process = current_process() if process is None else process
     if process is None:
         return

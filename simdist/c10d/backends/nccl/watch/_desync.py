@@ -1,7 +1,7 @@
-"""How far each of a group's ranks has come once one hangs: the desync report (torch 2.13).
+"""The desync report: the progress of each rank of a group when one times out (torch 2.13).
 
-With TORCH_NCCL_DESYNC_DEBUG each rank's watchdog writes into the store which work it has seen last, and which of them
-is over; one that finds a timeout reads all of that (TraceUtils.h).
+With TORCH_NCCL_DESYNC_DEBUG each rank's watchdog writes its last launched work and its last finished work into the
+store. A watchdog that finds a timeout reads the entries of all ranks (TraceUtils.h).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ __all__ = ["DesyncDebugger"]
 
 _State = dict[
     int, dict[int, tuple[str, bool]]
-]  # by number and rank: the last work that was seen, and whether it is over
+]  # by number and rank: the name of the rank's last work, and whether it is over
 
 
 class DesyncDebugger:
-    """What one rank's watchdog writes into the group's store, and what it makes of what the others have written.
+    """Writes one rank's progress into the group's store, and reports the progress of all ranks.
 
-    `NCCL_<rank>_trace_start` and `NCCL_<rank>_trace_end` hold a number of eight bytes, a name and a zero.
+    `NCCL_<rank>_trace_start` and `NCCL_<rank>_trace_end` hold a number of eight bytes, a name and a zero byte.
     """
 
     def __init__(self, group: WatchedMember) -> None:
         self._group = group
         self._enabled = True
-        self._unseen: list[tuple[int, str]] = []  # works that were launched since the watchdog looked last
-        self._over: list[tuple[int, str]] = []  # works that have ended since
-        self._looks = False  # at its next turn
+        self._unseen: list[tuple[int, str]] = []  # works launched since the watchdog's last look
+        self._over: list[tuple[int, str]] = []  # works ended since then
+        self._looks = False  # a look at its next tick is scheduled
 
     def launched(self, work: NcclWork) -> None:
-        """The watchdog has one work more."""
+        """Note a launched work."""
         self._unseen.append((work.number, work.op_type))
         self._look_later()
 
     def ended(self, work: NcclWork) -> None:
-        """A work is over."""
+        """Note a finished work."""
         self._over.append((work.number, work.op_type))
         self._look_later()
 
@@ -59,7 +59,7 @@ class DesyncDebugger:
             process.simulation.call_at(due_ns, lambda: when_it_runs(process, self.look))
 
     def look(self) -> None:
-        """The watchdog looks at its works."""
+        """Write the last launched and the last finished work into the store."""
         self._looks = False
         if self._group.watchdog.is_failing:
             return
@@ -80,7 +80,7 @@ class DesyncDebugger:
                 log(group.nccl.process, "E", text, Place.TRACE_STORE_GONE)
 
     def run(self) -> None:
-        """The watchdog has found a timeout: it reports how far each rank has come."""
+        """Log the report, after the watchdog has found a timeout."""
         if not self._enabled:
             return
         group, place = self._group, Place.DESYNC_REPORT
@@ -94,10 +94,10 @@ class DesyncDebugger:
 
 
 def _report(store: SimStore, own: int, size: int) -> str:
-    """Who has come how far, by what is in the store.
+    """Return the progress of each rank, from the store.
 
     Raises:
-        RuntimeError: it is not what a rank writes that has waited, in torch's words.
+        RuntimeError: the store has no unfinished work of this rank; with torch's text.
     """
     states: _State = {}
     missing = []
@@ -162,7 +162,7 @@ def _seen(states: _State) -> str:
                     by_name.setdefault(name, []).append(rank)
             if by_name:
                 said += f"\n\t   #{number} {word} ranks:"
-                # An std::unordered_map has what came last in front, until two names share a bucket.
+                # An std::unordered_map lists the newest name first, unless two names share a bucket.
                 named = reversed(by_name.items())
                 said += "".join(f"\n\t     [{_listed(each)}] {word} {name}" for name, each in named)
     return said

@@ -1,7 +1,7 @@
-"""What ProcessGroupNCCL says of itself at level INFO, which TORCH_CPP_LOG_LEVEL=INFO shows (torch 2.13).
+"""ProcessGroupNCCL's log lines of level INFO, which TORCH_CPP_LOG_LEVEL=INFO shows (torch 2.13).
 
-Left out are the lines with addresses of C++ objects or C++ stacks. The destructor's lines come right after the
-group was destroyed, or when the program ends, no matter who still holds the group.
+Lines with addresses of C++ objects or C++ stacks are left out. The destructor's lines appear right after the group is
+destroyed, or when the program ends, even if the program still has references to the group.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Informer"]
 
 
 class Informer:
-    """Says what happens to one group of a rank. Whether the lines show is asked each time: the variable may change."""
+    """Logs the events of one group of a rank. It reads the log level each time, because the variable may change."""
 
     def __init__(self, group: WatchedMember) -> None:
         self._group = group
         self._process = group.nccl.process
 
     def say(self, text: str, place: Place, *, prefixed: bool = True) -> None:
-        """Say `text`, behind the group's prefix."""
+        """Log `text` behind the group's prefix."""
         if shows(self._process, "I"):
             log(self._process, "I", f"{self._group._prefix()}{text}" if prefixed else text, place)
 
     def made(self, size: int) -> None:
-        """The group was made; the first of a process reports the environment as well."""
+        """Log that the group was made; the first group of a process also logs the environment."""
         if not shows(self._process, "I"):
             return
         group, environment = self._group, self._group.environment
@@ -48,7 +48,7 @@ class Informer:
                 Place.MADE_WITH_HANDLING,
             )
         deterministic = torch.are_deterministic_algorithms_enabled() and "NCCL_ALGO" not in os.environ
-        if deterministic and group.nccl.once("deterministic"):  # it sets NCCL_ALGO then
+        if deterministic and group.nccl.once("deterministic"):  # torch then sets NCCL_ALGO
             self.say(
                 "torch deterministic mode is enabled, disabling NVLS algorithm in NCCL which can lead to "
                 "non-deterministic reduction.",
@@ -59,7 +59,7 @@ class Informer:
             self._report_threads()
         options = group.options
         parent = options.split_from
-        address = "0" if parent is None else hex((parent.uid + 1) << 12)  # as good as any
+        address = "0" if parent is None else hex((parent.uid + 1) << 12)  # any address will do
         self.say(
             f"ProcessGroupNCCL initialization options: size: {size}, global rank: {group.nccl.global_rank}, "
             f"TIMEOUT(ms): {round(options._timeout.total_seconds() * 1e3)}, USE_HIGH_PRIORITY_STREAM: "
@@ -98,11 +98,11 @@ class Informer:
         )
 
     def joined(self) -> None:
-        """The watchdog's thread has ended."""
+        """Log the end of the watchdog's thread."""
         if not self._group.environment.blocking_wait:
             self.say("ProcessGroupNCCL watchdog thread joined.", Place.WATCHDOG_JOINED)
 
     def monitor_joined(self) -> None:
-        """The monitor's thread has ended."""
+        """Log the end of the monitor's thread."""
         if not self._group.environment.blocking_wait:
             self.say("ProcessGroupNCCL heart beat monitor thread joined.", Place.MONITOR_JOINED)

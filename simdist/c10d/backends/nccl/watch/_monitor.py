@@ -1,9 +1,9 @@
-"""The monitor of a group: it dumps when anybody asks for it, and ends a process that comes to no end (torch 2.13).
+"""The monitor of a group: it dumps on request, and ends a process that hangs (torch 2.13).
 
-That of a process's first group looks every second whether a watchdog of the job has asked for dumps, and into the
-process's pipe; every monitor looks, every eight minutes, whether its group's watchdog still goes round. What it finds
-it reports, and some minutes later it ends the process, if the group has not been shut down by then. It is a thread in
-torch, and timers here: they begin with the first thing that there is to see.
+The monitor of a process's first group checks every second whether a watchdog of the job has asked for dumps, and reads
+the process's pipe. Every monitor checks every eight minutes whether its group's watchdog still runs. It reports what it
+finds, and some minutes later it ends the process, if the group has not been shut down by then. In torch it is a thread;
+here it is a set of timers, which start with the first event that it has to look at.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STUCK = (
 
 
 def when_it_runs(process: SimProcess, action: Callable[[], None]) -> None:
-    """Do what a thread of a process does: now, or when the process goes on after a stop; never if it is gone."""
+    """Run an action of a process's thread: now, or when the stopped process resumes; never if the process is gone."""
     if not process.running:
         return
     if any(task.paused for task in process.tasks):
@@ -59,7 +59,7 @@ def when_it_runs(process: SimProcess, action: Callable[[], None]) -> None:
 
 
 def ask_for_dumps(group: WatchedMember) -> None:
-    """Ask all processes of the job for a dump, this one included; say so if nobody here has yet."""
+    """Ask all processes of the job for a dump, including this one; log this the first time on this rank."""
     nccl, store = group.nccl, group._store
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -75,7 +75,7 @@ def ask_for_dumps(group: WatchedMember) -> None:
 
 
 def broadcast(group: WatchedMember, store: SimStore, signal: str, rank: int) -> None:
-    """Leave a rank's number in a store under the name of a signal, as a thread of torch's does."""
+    """Set the name of a signal in a store to a rank's number, as a thread of torch does."""
     try:
         put(group.nccl.process, store, signal, struct.pack("<i", rank))
     except dist.DistNetworkError as error:
@@ -86,10 +86,10 @@ def broadcast(group: WatchedMember, store: SimStore, signal: str, rank: int) -> 
 
 
 def put(process: SimProcess, store: SimStore, key: str, value: bytes) -> None:
-    """Set a key for a thread of torch's, which the program does not wait for.
+    """Set a key on behalf of a thread of torch; the program does not wait for it.
 
     Raises:
-        DistNetworkError: the store is known to be gone.
+        DistNetworkError: the rank knows that the store is gone.
     """
     store.require_server(process, "")
     server, name = store.server, store._name(key)
@@ -98,11 +98,11 @@ def put(process: SimProcess, store: SimStore, key: str, value: bytes) -> None:
         server.data[name] = value
         server.changed(name)
 
-    server.take(arrive)  # what is sent when the server has just gone is lost without a word
+    server.take(arrive)  # if the server has just gone, the value is lost silently
 
 
 def dump(group: WatchedMember, *, frames: bool | None = None, retried: bool = False) -> bool:
-    """Dump with stacks, or without, or as a variable says; False if nothing is recorded."""
+    """Dump with stacks, without, or as the environment says (None); False if nothing is recorded."""
     nccl = group.nccl
     try:
         environment = DumpEnvironment.read(nccl.variables())
@@ -118,29 +118,29 @@ def dump(group: WatchedMember, *, frames: bool | None = None, retried: bool = Fa
 
 
 def _die(process: SimProcess, error: RuntimeError) -> None:
-    """The monitor's thread ends by an exception, and takes the process with it."""
+    """End the process, as an exception in the monitor's thread does."""
     text = f"terminate called after throwing an instance of 'c10::Error'\n  what():  {error}\n"
     process.add_output("stderr", text)
     process.kill(signal.SIGABRT)
 
 
 class Poller:
-    """Something that looks again and again, as long as anything else happens."""
+    """A periodic check that goes on as long as the simulation has other events."""
 
     _process: SimProcess
 
     def go_round(self, next_ns: int) -> None:
-        """Look again then, if anything happens until then."""
+        """Schedule the next check, if the simulation has other events."""
         simulation = self._process.simulation
         others = (thing for _, thing in simulation.deadlines() if not isinstance(thing, Poller))
         if any(True for _ in simulation.timers()) or any(True for _ in others):
-            simulation.move_deadline(self, next_ns)  # type: ignore[arg-type]  # those who look expire
+            simulation.move_deadline(self, next_ns)  # type: ignore[arg-type]  # subclasses expire
 
 
 class Monitor(Poller):
     """The monitor of one group on one rank.
 
-    It is an `Expiring` of the simulation while there is a pipe to look into, or a store that does not answer any more.
+    It is an `Expiring` of the simulation while it has a pipe to read, or a store that no longer answers.
     """
 
     def __init__(self, group: WatchedMember, nccl: RankNccl) -> None:
@@ -150,16 +150,16 @@ class Monitor(Poller):
         self._process = nccl.process
         self._begin_ns = self._process.simulation.now_ns
         self._heartbeat_ns = environment.heartbeat_ns
-        self._answers = group.uid == 0 and environment.dump_on_timeout  # it looks whether dumps are asked for
+        self._answers = group.uid == 0 and environment.dump_on_timeout  # it checks for requests to dump
         self._every_ns = max(environment.check_ns if self._answers else self._heartbeat_ns, 1_000_000)
-        self._looks = False  # at its next turn
-        self._over = False  # it has found something, and ends the process if nobody else does
-        self._found_ns: int | None = None  # when it has
+        self._looks = False  # a check at its next tick is scheduled
+        self._over = False  # it has stopped, or has found something and will end the process
+        self._found_ns: int | None = None  # when it found something
         self._pipe: DumpPipe | None = None
         self.deadline_ns: int | None = None
 
     def begin(self, store: SimStore) -> None:
-        """The group is there."""
+        """Start with a new group."""
         if self._answers:
             store.server.monitors.append(self)
         path = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
@@ -167,7 +167,7 @@ class Monitor(Poller):
             self._open(f"{path}{self._nccl.global_rank}.pipe")
 
     def retire(self) -> None:
-        """The group is shut down."""
+        """Stop because the group is shut down."""
         if self._found_ns is not None:
             seconds = -(-(self._process.simulation.now_ns - self._found_ns) // 1_000_000_000)
             if 0 < seconds < self._heartbeat_ns // 1_000_000_000:
@@ -179,7 +179,7 @@ class Monitor(Poller):
         self.stop()
 
     def stop(self) -> None:
-        """It does nothing any more."""
+        """Stop for good."""
         self._over = True
         self._process.simulation.move_deadline(self, None)
         if self._pipe is not None:
@@ -193,10 +193,10 @@ class Monitor(Poller):
     def _call_at(self, moment_ns: int, action: Callable[[], None]) -> None:
         self._process.simulation.call_at(moment_ns, lambda: when_it_runs(self._process, action))
 
-    # -- dumps that are asked for ------------------------------------------------------------------------------------
+    # -- requests to dump --------------------------------------------------------------------------------------------
 
     def notice(self) -> None:
-        """There may be something to see for one who looks whether dumps are asked for."""
+        """Schedule a check for requests to dump, if this monitor makes such checks."""
         if self._answers and not self._over and not self._looks:
             self._looks = True
             self._call_at(self._next_ns(), self._look)
@@ -225,7 +225,7 @@ class Monitor(Poller):
             observed = "Observed flight recorder dump signal from another rank via TCPStore."
             log(self._process, "E", f"{prefix}{observed}", Place.MONITOR_SAW_SIGNAL)
             nccl.dump_is_due = True
-            whose = f" rank {struct.unpack('<i', value)[0]}"  # torch has two blanks there
+            whose = f" rank {struct.unpack('<i', value)[0]}"  # torch prints two blanks here
         enqueued, completed = self._group.progress()
         said = (
             f"{prefix}Received a dump signal due to a collective timeout from {whose} and we will try our best to dump "
@@ -234,7 +234,7 @@ class Monitor(Poller):
         self._find(said, "collective timeout or exception")
 
     def _find(self, said: str, reason: str) -> None:
-        """It leaves its rounds."""
+        """Stop the checks, report what was found, dump, and schedule the end of the process."""
         self._over = True
         self._found_ns = self._process.simulation.now_ns
         log(self._process, "E", said, Place.MONITOR_FOUND)
@@ -259,14 +259,14 @@ class Monitor(Poller):
         log(process, "F", f"{prefix}{text}", Place.MONITOR_TERMINATES)
         process.kill(signal.SIGABRT)
 
-    # -- a watchdog that stands still --------------------------------------------------------------------------------
+    # -- a watchdog that hangs ---------------------------------------------------------------------------------------
 
     def watchdog_stands_still(self, until_ns: int | None) -> None:
-        """The group's watchdog does nothing until then; None: never again."""
+        """Note that the group's watchdog does nothing until `until_ns`; None: never again."""
         beat_ns, now_ns = self._heartbeat_ns, self._process.simulation.now_ns
         if beat_ns <= 0:
             return
-        rounds = -(-(now_ns - self._begin_ns) // beat_ns)  # until it has seen the last sign of life
+        rounds = -(-(now_ns - self._begin_ns) // beat_ns)  # until it has seen the watchdog's last heartbeat
         found_ns = self._begin_ns + (rounds + 1) * beat_ns
         if until_ns is None or found_ns < until_ns:
             self._call_at(found_ns, self._find_stuck)
@@ -283,7 +283,7 @@ class Monitor(Poller):
     def _open(self, path: str) -> None:
         try:
             self._pipe = DumpPipe(path)
-        except RuntimeError as error:  # it is the monitor's thread that fails
+        except RuntimeError as error:  # the monitor's thread fails
             self._call_at(self._begin_ns, functools.partial(_die, self._process, error))
             return
         self._group.informer.say(
@@ -294,7 +294,7 @@ class Monitor(Poller):
         self._process.simulation.move_deadline(self, self._next_ns())
 
     def expire(self) -> None:
-        """It is time to look into the pipe, or for the store."""
+        """Check the pipe and the store; called at the deadline."""
         self.deadline_ns = None
         when_it_runs(self._process, self._turn)
 
@@ -307,4 +307,4 @@ class Monitor(Poller):
             self._group.informer.say("Dump signal received through pipe, triggering FR dump.", Place.PIPE_READ)
             dump(self._group, frames=True)
         if self._pipe is not None:
-            self.go_round(self._next_ns())  # if nothing happens any more, nobody writes into it
+            self.go_round(self._next_ns())  # if nothing else happens, no rank writes into the pipe

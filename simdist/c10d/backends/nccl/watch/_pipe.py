@@ -1,4 +1,4 @@
-"""TORCH_NCCL_DEBUG_INFO_PIPE_FILE: a write into a rank's pipe gets a dump of its flight record."""
+"""TORCH_NCCL_DEBUG_INFO_PIPE_FILE: a write into a rank's pipe makes the rank dump its flight record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["DumpPipe"]
 
 
 class DumpPipe:
-    """A named pipe of the operating system, from which a monitor reads when it looks.
+    """A named pipe of the operating system, which a monitor reads at each of its checks.
 
     Raises:
-        RuntimeError: there can't be one, in torch's words.
+        RuntimeError: the pipe can't be made; with torch's text.
     """
 
     def __init__(self, path: str) -> None:
@@ -36,7 +36,7 @@ class DumpPipe:
             return False
 
     def close(self) -> None:
-        """Let go of it; the pipe stays where it is."""
+        """Close the file; the named pipe stays."""
         if self._file != -1:
             os.close(self._file)
             self._file = -1

@@ -1,4 +1,4 @@
-"""What NCCL keeps per process, of one rank: its number of groups, its recorder, its first monitor."""
+"""The state of NCCL in one rank's process: its groups, its recorder, its first monitor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankNccl", "known_nccl_of", "nccl_of"]
 
-_EXIT_NS = 100_000_000  # that an interpreter with torch in it takes to end, at least
+_EXIT_NS = 100_000_000  # least time in which an interpreter with torch exits
 _PREFIX = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
@@ -30,26 +30,26 @@ class RankNccl:
 
     def __init__(self, process: SimProcess) -> None:
         self.process = process
-        self.warned: dict[str, None] = {}  # what is said once
+        self.warned: dict[str, None] = {}  # warnings that appear only once
         variables = self.variables()
         limit = variables.number(2000, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
         variables.truth(False, "TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK")
         self.recorder = NcclRecorder(max(0, limit), process.calendar_ns)
         self.groups: list[WatchedMember] = []
         self.monitor: Monitor | None = None  # of the first group
-        self.dump_is_due = False  # somebody has asked for a dump
-        self.last_warning = ""  # of NCCL, which torch repeats
-        self._work_prefix = ""  # of lines about works: the rank in the group of the first
-        self._prefix: str | None = None  # of the files of dumps, once one was written
+        self.dump_is_due = False  # a dump was requested
+        self.last_warning = ""  # NCCL's last warning, which torch repeats
+        self._work_prefix = ""  # of log lines about works: the rank in the group of the first such line
+        self._prefix: str | None = None  # of the dump files; set by the first dump
         process.at_exit.append((self._leave, (), {}))
 
     @property
     def global_rank(self) -> int:
-        """What torch takes for the rank of the process: that in the first group over NCCL, in `globalRank` of C++."""
+        """The process's rank for torch: its rank in the first group over NCCL (`globalRank` in C++)."""
         return self.groups[0].rank()
 
     def variables(self) -> Variables:
-        """Those of the process, as they are now; at any moment, on any thread."""
+        """Return the current environment variables of the process; callable at any moment, on any thread."""
         found = {os.fsdecode(name): os.fsdecode(value) for name, value in self.process.environ.items()}
         return Variables(found, self._warn)
 
@@ -76,21 +76,21 @@ class RankNccl:
         return True
 
     def work_prefix(self, group: WatchedMember) -> str:
-        """What lines about works of a group begin with; all do like the first."""
+        """Return the prefix of log lines about works; the first group that asks decides it for all."""
         self._work_prefix = self._work_prefix or f"[Rank {group.rank()}] "
         return self._work_prefix
 
     def once(self, key: str) -> bool:
-        """True the first time."""
+        """True the first time for this key."""
         new = key not in self.warned
         self.warned[key] = None
         return new
 
     def _leave(self) -> None:
-        """The interpreter ends: the first rank of each host says that groups are left, and they are aborted.
+        """Abort the remaining groups at the end of the interpreter; the first rank of each host warns of them.
 
-        Torch takes a rank for the first of its host if the number of the host's devices divides it. To abort the groups
-        takes real processes so long that what ranks have launched is over by then, unless it hangs.
+        For torch a rank is the first of its host if the number of the host's devices divides it. An abort takes real
+        processes so long that launched works are over by then, unless they hang.
         """
         process = self.process
         left = [group for group in self.groups if not group.closed]
@@ -116,10 +116,10 @@ class RankNccl:
 
 
 def nccl_of(process: SimProcess) -> RankNccl:
-    """That of a process, made with its first group; called on the rank.
+    """Return the state of a process, and make it with the first group; called on the rank.
 
     Raises:
-        RuntimeError: a variable of its environment has no value that torch knows.
+        RuntimeError: torch does not accept the value of an environment variable.
     """
     state = process.torch_state
     if state.nccl is None:
@@ -129,6 +129,6 @@ def nccl_of(process: SimProcess) -> RankNccl:
 
 
 def known_nccl_of(process: SimProcess) -> RankNccl | None:
-    """That of a process, on any thread; None if it has no group yet."""
+    """Return the state of a process, on any thread; None if the process has no group yet."""
     found: RankNccl | None = None if process.torch_state is None else process.torch_state.nccl
     return found

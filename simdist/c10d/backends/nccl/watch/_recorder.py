@@ -1,7 +1,7 @@
 """A rank's flight recorder as ProcessGroupNCCL fills it: `torch._C._distributed_c10d._dump_nccl_trace` (torch 2.13).
 
-One ring for all groups of a process. An entry is made before its call is launched; that it is over is seen by anyone
-who looks, or by the watchdog, which then retires it. Facts of the format are in `simdist.records`.
+All groups of a process share one ring buffer. An entry is made before its call is launched. A dump sees that the call
+is over, and so does the watchdog, which then retires the entry. `simdist.records` documents the format.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Stack = Sequence[tuple[CodeType, int]]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A call, as it was when it was made; `work` knows what becomes of it, None for a call inside a block.
+    """A recorded call. `work` has its further progress; it is None for a call inside a block.
 
-    When the work is over, its `outcome` is all that is kept: a work has tensors.
+    When the work is over, only its `outcome` is kept, because a work holds tensors.
     """
 
-    group: WatchedMember  # the one it was made in
+    group: WatchedMember  # in which the call was made
     record_id: int
-    numbers: tuple[int, int, int]  # of collectives, of messages and of operations in the group, this one included
+    numbers: tuple[int, int, int]  # collectives, messages and operations in the group so far, including this one
     name: str
     inputs: list[list[int]]
     outputs: list[list[int]]
@@ -48,7 +48,7 @@ class Entry:
     outcome: Outcome | None = None
 
     def close(self, work: NcclWork) -> None:
-        """The work is over."""
+        """Keep the outcome of the finished work, and drop the work."""
         timed = work.timed and work.begun_ns is not None
         self.outcome = Outcome(
             work.ended_ns, work.aborted, work.begun_ns if timed else None, work._get_duration() if timed else None
@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a work; when it began, and what it took, if that was measured."""
+    """How a work ended; also its begin and duration, if they were measured."""
 
     ended_ns: int
     aborted: bool
@@ -78,15 +78,15 @@ class NcclRecorder:
         self._groups: list[WatchedMember] = []
 
     def enter(self, group: WatchedMember) -> None:
-        """A group was made."""
+        """Add a new group."""
         self._groups.append(group)
 
     def configure(self, group: WatchedMember, ranks: Sequence[int]) -> None:
-        """A communicator of a group was made."""
+        """Add a new communicator of a group."""
         self._config[group.group_name] = flight_group(group.group_name, group.group_desc, ranks)
 
     def add(self, group: WatchedMember, *call: Any) -> Entry | None:
-        """Record a call: what an `Entry` holds, but for its number."""
+        """Record a call. `call` has the fields of an `Entry` after `record_id`."""
         if not self.limit:
             return None
         made = Entry(group, self._next, *call)
@@ -102,7 +102,7 @@ class NcclRecorder:
     def dump(
         self, now_ns: int, *, collectives: bool = True, frames: bool = True, active: bool = False
     ) -> dict[str, Any]:
-        """The record as torch unpickles it; only what is not over, if only that is `active`."""
+        """Return the record as torch unpickles it; with `active`, only entries that are not over."""
         entries = None
         if collectives:
             entries = [
@@ -114,11 +114,11 @@ class NcclRecorder:
         return flight_dump(self._config, status, entries, library=_LIBRARY)
 
     def dump_bytes(self, now_ns: int, **what: bool) -> bytes:
-        """The same as torch packs it."""
+        """Return the record as torch pickles it."""
         return pickle.dumps(self.dump(now_ns, **what), protocol=2)
 
     def dump_json(self, now_ns: int, *, collectives: bool = True, active: bool = False) -> str:
-        """The same in JSON: without frames, and numbers of groups as text."""
+        """Return the record in JSON, without frames and with the numbers of groups as text."""
         return flight_json(self.dump(now_ns, collectives=collectives, frames=False, active=active))
 
     def _said(self, entry: Entry, now_ns: int, *, frames: bool) -> dict[str, Any]:

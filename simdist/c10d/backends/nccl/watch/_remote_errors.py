@@ -1,8 +1,7 @@
-"""Errors that ranks of a group report to each other by its store, with TORCH_NCCL_PROPAGATE_ERROR (torch 2.13).
+"""Errors that ranks of a group report to each other through its store, with TORCH_NCCL_PROPAGATE_ERROR (torch 2.13).
 
-The watchdog that finds a failure leaves the rank's number in the group's store, under `remote_error:<group>`; that of
-every other rank asks for it each time that it goes round, says so, and does no more. Without a store each of its rounds
-says that.
+The watchdog that finds a failure writes the rank's number into the group's store, under `remote_error:<group>`. The
+watchdog of every other rank reads this key in each round, and only logs it. If the store is gone, each round logs that.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ __all__ = ["RemoteErrors"]
 
 
 class RemoteErrors(Poller):
-    """What one rank's watchdog knows of the errors of others.
+    """The part of one rank's watchdog that reads the errors of other ranks.
 
-    It is an `Expiring` of the simulation while the store does not answer any more.
+    It is an `Expiring` of the simulation while the store no longer answers.
     """
 
     def __init__(self, group: WatchedMember, process: SimProcess, store: SimStore) -> None:
         self._group = group
         self._process = process
         self._key = f"remote_error:{group.group_name}"
-        self._looks = False  # at its next turn
+        self._looks = False  # a check at its next tick is scheduled
         self.deadline_ns: int | None = None
         store.server.monitors.append(self)
-        if store._name(self._key) in store.server.data:  # of a group that had its name before
+        if store._name(self._key) in store.server.data:  # left by an earlier group of this name
             self.notice()
 
     def report(self) -> None:
@@ -48,18 +47,18 @@ class RemoteErrors(Poller):
             monitor.notice()
 
     def notice(self) -> None:
-        """There may be something to see."""
+        """Schedule a look into the store."""
         if not self._looks and self._is_well():
             self._looks = True
             due_ns = self._group.watchdog.tick_after(self._process.simulation.now_ns)
             self._process.simulation.call_at(due_ns, lambda: when_it_runs(self._process, self._look))
 
     def stop(self) -> None:
-        """It does nothing any more."""
+        """Stop for good."""
         self._process.simulation.move_deadline(self, None)
 
     def expire(self) -> None:
-        """It is time to ask again."""
+        """Look into the store again; called at the deadline."""
         self.deadline_ns = None
         when_it_runs(self._process, self._look)
 

@@ -1,11 +1,10 @@
-"""What a rank's NCCL sees of a peer that is gone, by what the two talked over.
+"""The errors of a rank's NCCL after the loss of a peer, which depend on the transport between the two.
 
-Ranks of a host share memory, or talk from device to device: nobody looks whether the other still lives. Over sockets
-the kernel closes the connection, and a rank that waits for something from there hears of it at once; a host without
-power closes nothing. InfiniBand's cards send again and again what is not acknowledged, and give up after a while, over
-a cut link as well.
+Ranks of a host share memory, or copy from device to device, and never check whether the other is alive. Over sockets
+the kernel closes the connection, and a rank that waits for data gets an error at once; a host without power closes
+nothing. InfiniBand cards repeat what is not acknowledged, and give up after a while, also over a cut link.
 
-A cluster does not say which cards its hosts have: they talk over sockets, unless NCCL_NET says IB.
+A cluster does not say which cards its hosts have: they use sockets, unless NCCL_NET says IB.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ def _network(process: SimProcess, config: NcclConfig) -> str:
 
 
 def problem_of_networks(process: SimProcess, config: NcclConfig) -> str:
-    """NCCL's error if no network matches its variables and the group's config, else an empty text.
+    """Return NCCL's error if no network matches its variables and the group's config, else an empty text.
 
     Raises:
-        UnsupportedError: the requested network is a plugin's.
+        UnsupportedError: the requested network belongs to a plugin.
     """
     name = _network(process, config)
     if name not in ("", "IB", "SOCKET"):
@@ -61,9 +60,9 @@ def problem_of_networks(process: SimProcess, config: NcclConfig) -> str:
 
 
 def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: Callable[[str], str]) -> None:
-    """A rank's end of a connection is gone: inform those who wait for something from it, if the network does.
+    """Report a lost end of a connection to the ranks that wait for it, if their network notices the loss.
 
-    `error` makes torch's words of a warning of NCCL.
+    `error` makes torch's error text from a warning of NCCL.
     """
     process = _process(connection, rank)
     for part in parts:
@@ -80,7 +79,7 @@ def peer_left(connection: Connection, rank: int, parts: Sequence[Part], error: C
 
 
 def cut_off(connection: Connection, parts: Sequence[Part], error: Callable[[str], str]) -> None:
-    """The network does not let parts begin: cards of InfiniBand give up, if that lasts."""
+    """Report a network that keeps parts from beginning: InfiniBand cards give up, if the cut lasts."""
     communicator = connection.communicator
     for part in parts:
         if part.work is None or _network(part.process, part.work.group.options.config) != "IB":
@@ -98,7 +97,7 @@ def cut_off(connection: Connection, parts: Sequence[Part], error: Callable[[str]
 def cut_short(
     connection: Connection, part: Part, rank: int, sizes: tuple[int, int], error: Callable[[str], str]
 ) -> None:
-    """A message from a rank has more bytes than its receiver has room for: over sockets it says what it is sent."""
+    """Report a message with more bytes than its receiver has room for; only sockets notice that."""
     process, other = _process(connection, rank), part.process
     near = other.host is process.host and not (_shares_nothing(process) and _shares_nothing(other))
     if near or part.work is None or _network(other, part.work.group.options.config) == "IB":
@@ -140,7 +139,7 @@ def _process(connection: Connection, rank: int) -> SimProcess:
 
 
 def _is_linked(connection: Connection, part: Part, rank: int) -> bool:
-    """True if a part has a link to a rank: to whom it sends or from whom it receives, or its neighbour on the ring."""
+    """True if a part has a link to a rank: it sends to the rank, receives from it, or is its neighbour on the ring."""
     operation, ring = part.operation, connection.ranks
     if part.whole is None:
         return part.peer == rank

@@ -1,10 +1,10 @@
-"""The watchdog of a group: what becomes of an operation that does not end (torch 2.13).
+"""The watchdog of a group, which ends a process with an operation that does not end (torch 2.13).
 
-It looks every 100 ms. When a work is older than its timeout, or NCCL has reported an error, it says so, asks all
-processes of the job to dump (`_monitor`), sleeps for a minute and takes its process down, whatever the program does
-meanwhile. It is a thread in torch, and timers here: they begin with the first thing that there is to do.
+It looks every 100 ms. When a work is older than its timeout, or NCCL has reported an error, it logs that, asks all
+processes of the job to dump (`_monitor`), sleeps for a minute and ends its process, whatever the program does
+meanwhile. In torch it is a thread; here it is a set of timers, which start with its first work.
 
-With TORCH_NCCL_BLOCKING_WAIT there is neither it nor a monitor: waits on the host have the timeout themselves.
+With TORCH_NCCL_BLOCKING_WAIT there is no watchdog and no monitor: host waits have the timeout.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _NO_STACK = (
 
 
 class Watchdog:
-    """Watches the works of one rank's group. It is an `Expiring` of the simulation while there are any."""
+    """Watches the works of one rank's group. It is an `Expiring` of the simulation while it has works."""
 
     def __init__(self, group: WatchedMember, rank_nccl: RankNccl) -> None:
         self._group = group
         self._nccl = rank_nccl
         self._process = rank_nccl.process
         self._begin_ns = self._process.simulation.now_ns
-        self._works: dict[NcclWork, Entry | None] = {}  # that it has not seen the end of, and the record of their calls
-        self._keeps_works = False  # they end by an abort, after which it looks at their communicator first
-        self._failing = False  # it has found something, and sleeps, or has ended by that
-        self._acts_ns = -1  # until when it sleeps
+        self._works: dict[NcclWork, Entry | None] = {}  # works whose end it has not seen, and their records
+        self._keeps_works = False  # an abort ends works now; the watchdog will see the communicator's error first
+        self._failing = False  # it has found a failure, and sleeps or has ended
+        self._acts_ns = -1  # the end of its sleep
         self._desync = DesyncDebugger(group) if group.environment.desync else None
         self.deadline_ns: int | None = None
 
     @property
     def is_failing(self) -> bool:
-        """It has found something, and sleeps before it acts on it."""
+        """True if it has found a failure, and sleeps before it acts on it."""
         return self._failing
 
     def tick_after(self, time_ns: int) -> int:
-        """When it looks for the first time at or after `time_ns`."""
+        """Return the time of its first look at or after `time_ns`."""
         return self._begin_ns - (self._begin_ns - time_ns) // _EVERY_NS * _EVERY_NS
 
     def watch(self, work: NcclWork) -> None:
-        """A work was launched."""
+        """Watch a launched work."""
         if self._group.environment.blocking_wait or self._failing:
             return
         if self._desync is not None:
@@ -79,12 +79,12 @@ class Watchdog:
             self._process.simulation.move_deadline(self, due_ns)
 
     def _sees_at(self, work: NcclWork) -> int:
-        """When it finds that the work has had its time."""
+        """Return when it finds that the work has timed out."""
         late_ns = work.member.communicator.backend.failure.late_ns
         return self.tick_after(work.issued_ns + work.timeout_ns + late_ns)
 
     def forget(self, work: NcclWork) -> None:
-        """A work is over."""
+        """Stop watching a finished work."""
         if work not in self._works or self._keeps_works:
             return
         if self._desync is not None:
@@ -94,12 +94,12 @@ class Watchdog:
             self._process.simulation.move_deadline(self, None)
 
     def watches(self, work: NcclWork) -> bool:
-        """It has not seen that a work is over."""
+        """True if it has not seen the end of a work."""
         return work in self._works
 
     @contextlib.contextmanager
     def keep_works(self) -> Iterator[None]:
-        """Inside, works end because their communicator is aborted while it goes round: it does not see that they do."""
+        """While this is active, works end because their communicator is aborted, and the watchdog keeps them."""
         self._keeps_works = True
         try:
             yield
@@ -107,28 +107,28 @@ class Watchdog:
             self._keeps_works = False
 
     def join(self) -> None:
-        """Park until it has ended: it sleeps to the end, and then acts on what it has found."""
+        """Park until the watchdog has ended: it finishes its sleep, and then acts on its failure."""
         simulation = self._process.simulation
         while simulation.now_ns < self._acts_ns:
             simulation.sleep(self._acts_ns - simulation.now_ns)
 
     def flush(self) -> None:
-        """It is woken, to look at its works for the last time."""
+        """Look at the works for the last time."""
         if self._desync is not None:
             self._desync.look()
 
     def stop(self) -> None:
-        """The group is shut down."""
+        """Stop because the group is shut down."""
         self._works.clear()
         self._process.simulation.move_deadline(self, None)
 
     def expire(self) -> None:
-        """A work may be older than its timeout."""
+        """Look for works that are older than their timeouts; called at the deadline."""
         self.deadline_ns = None
         when_it_runs(self._process, self._look)
 
     def notice(self) -> None:
-        """NCCL has reported an error of a communicator: the watchdog sees it when it next looks."""
+        """Schedule a look, after NCCL has reported an error of a communicator."""
         simulation = self._process.simulation
         simulation.call_at(self.tick_after(simulation.now_ns), lambda: when_it_runs(self._process, self._look))
 
@@ -149,7 +149,7 @@ class Watchdog:
         self._process.simulation.move_deadline(self, min(due, default=None))
 
     def notice_device_error(self, error: BaseException) -> None:
-        """A kernel has failed on the device: the watchdog meets that when it next asks the device."""
+        """End the watchdog with the error of a failed kernel, when it next queries the device."""
         process = self._process
         if self._group.environment.blocking_wait:
             return
@@ -160,12 +160,12 @@ class Watchdog:
         process.simulation.call_at(self.tick_after(process.simulation.now_ns + 1), lambda: when_it_runs(process, look))
 
     def lose_devices(self, error: BaseException) -> None:
-        """The devices are broken: the watchdog meets that if there is a work to ask them about."""
+        """Report broken devices to the watchdog, which notices them only if it has a work to query."""
         if self._works and not self._failing:
             self.notice_device_error(error)
 
     def _fail(self, work: NcclWork, said: str, error: str, kind: str, place: Place) -> None:
-        """A work has failed: say so, ask for dumps, sleep, and act on it."""
+        """Log a failed work, ask for dumps, sleep, and then act on the failure."""
         self._failing = True
         group, process, environment = self._group, self._process, self._group.environment
         self._process.simulation.move_deadline(self, None)
@@ -204,14 +204,14 @@ class Watchdog:
                 f"{group._prefix()}Process group watchdog thread terminated with exception: {error}\nException raised "
                 f"from {raised_at}"
             )
-        else:  # it takes the work for done, and comes to the next
+        else:  # it counts the work as done, and goes on with the next
             self._works.pop(work, None)
             group.count_done(work)
             self._failing = False
             self._look()
 
     def _terminate(self, what: str) -> None:
-        """The watchdog's thread ends by an exception, and takes the process with it unless a variable forbids that."""
+        """End the watchdog's thread by an exception, which ends the process unless a variable forbids that."""
         process = self._process
         self._group.dump_extra()
         log(process, "E", what, Place.WATCHDOG_ENDED)

@@ -1,8 +1,8 @@
-"""One rank's ProcessGroupNCCL as those who watch it know it, and how it ends.
+"""One rank's ProcessGroupNCCL: the interface for its watchdog, monitor and recorder, and its end.
 
-It ends by an error, destroyed, aborted, or left to the end of the program.
+A group ends by an error, by destroy, by abort, or at the end of the program.
 
-Circle of imports: a group owns its works and those who watch them, and each of these asks its group for the others.
+Circle of imports: a group owns its works, watchdog and monitor, and each of these gets the others from its group.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ __all__ = ["WatchedMember"]
 
 
 class WatchedMember(GroupBackend):
-    """What those who watch a rank's end of a group ask of it, and what it does when it comes to an end."""
+    """A rank's end of a group: what its watchdog, monitor and recorder read, and its shutdown."""
 
     _communicator: StreamCommunicator
     _nccl: RankNccl
-    _connections: dict[str, Connection]  # by the device, or the two ranks
+    _connections: dict[str, Connection]  # by device, or by the two ranks
     watchdog: Watchdog
     monitor: Monitor | None
     informer: Informer
-    hook: Hook | None  # called for each work that is over
+    hook: Hook | None  # called for each finished work
     closed: bool  # it was shut down, or the program has aborted it
-    errors: dict[Connection, str]  # what NCCL has reported of communicators, in torch's words
-    dead: dict[Connection, str]  # those that were aborted, and why, if that was said
-    _is_joined: bool  # somebody has waited for the end of its watchdog
-    _error: str  # what has happened to the group first
+    errors: dict[Connection, str]  # errors of communicators that NCCL has reported, with torch's texts
+    dead: dict[Connection, str]  # aborted communicators, and the reason, if one was given
+    _is_joined: bool  # the end of its watchdog was waited for
+    _error: str  # the first error of the group
     environment: Environment
     remote_errors: RemoteErrors | None
-    timing: bool  # works know what they took
-    shelf: list[list[torch.Tensor]]  # of works that are over: the next call lets their tensors go
+    timing: bool  # the durations of works are measured
+    shelf: list[list[torch.Tensor]]  # tensors of finished works; the next call releases them
     _uid: int
-    _begun: list[NcclWork]  # collectives, where somebody may ask for the last that has begun
-    _ended_ns: int  # when the last work was over
+    _begun: list[NcclWork]  # collectives among which the last one that has begun is found
+    _ended_ns: int  # when the last work ended
     _enqueued: int  # the number of the last call
-    _completed: int  # the number of the last that is over
-    _extra_ns: int  # of every work's timeout
-    _extra_taken_ns: int  # the part of it that a work will give back
-    results: dict[NcclWork, list[SimFuture]]  # futures of how works end
+    _completed: int  # the number of the last finished call
+    _extra_ns: int  # added to every work's timeout
+    _extra_taken_ns: int  # the part of it that launched works give back when they end
+    results: dict[NcclWork, list[SimFuture]]  # futures of the results of works
 
     @property
     def nccl(self) -> RankNccl:
-        """What NCCL keeps of the rank's process."""
+        """The state that NCCL keeps for the rank's process."""
         return self._nccl
 
     @property
@@ -85,11 +85,11 @@ class WatchedMember(GroupBackend):
         return f"[PG ID {self.uid} PG GUID {self._name}{about} Rank {self.rank()}] "
 
     def _warn(self, level: str, text: str, place: Place) -> None:
-        """Write a line of torch's log, behind the group's prefix."""
+        """Write a line with the group's prefix to torch's log."""
         log(self._member.process, level, f"{self._prefix()}{text}", place)
 
     def keep_begun(self, work: NcclWork) -> None:
-        """A collective was launched, in a group that reports how far it has come."""
+        """Remember a launched collective, in a group with timing, for `last_begun`."""
         if self.timing:
             now_ns = self._communicator.simulation.now_ns
             over = [each for each in self._begun if each.done]
@@ -97,7 +97,7 @@ class WatchedMember(GroupBackend):
             assert now_ns >= work.issued_ns
 
     def last_begun(self) -> tuple[int, str, bool] | None:
-        """The last collective whose kernel has begun: its number, its name, and whether it is over."""
+        """Return the last collective whose kernel has begun: its number, its name, and whether it is over."""
         now_ns = self._communicator.simulation.now_ns
         begun = [work for work in self._begun if work.has_begun(now_ns)]
         return (begun[-1].number, begun[-1].op_type, begun[-1].done) if begun else None
@@ -105,21 +105,21 @@ class WatchedMember(GroupBackend):
     # -- for the watchdog ----------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[int, int]:
-        """The numbers of the last work that was launched, and of the last that is over; -1 for none."""
+        """Return the numbers of the last launched work and of the last finished one; -1 for none."""
         return self._enqueued, self._completed
 
     def status(self) -> dict[str, int]:
-        """The same as the recorder has it."""
+        """Return the same for the flight record, with the last collective that has begun."""
         begun = self.last_begun()
         return flight_status(*self.progress(), -1 if begun is None else begun[0])
 
     def count_done(self, work: NcclWork) -> None:
-        """The watchdog takes a work for done."""
+        """Count a work as done, as the watchdog does."""
         if not self.environment.blocking_wait:
             self._completed = work.number
 
     def on_done(self, work: NcclWork) -> None:
-        """A work is over."""
+        """Note that a work is over."""
         self.watchdog.forget(work)
         self._ended_ns = max(self._ended_ns, work.ended_ns)
         if not work.aborted:
@@ -134,7 +134,7 @@ class WatchedMember(GroupBackend):
     # -- its end ------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until what is queued is over, and end the communicators."""
+        """Wait for the queued works, and end the communicators."""
         inform = self.informer
         inform.say("Starting to destroy process group, flushing operations.", Place.DESTROY_BEGUN)
         if not self.closed:
@@ -146,7 +146,7 @@ class WatchedMember(GroupBackend):
         inform.say("Destroy complete.", Place.DESTROY_ENDED)
 
     def let_end(self, until_ns: int) -> None:
-        """Wait until what was launched is over, but no longer than until then."""
+        """Wait for the launched works, but no longer than until `until_ns`."""
         simulation = self._communicator.simulation
         for work in list(self._member.pending):
             while not work.done and simulation.now_ns < until_ns:
@@ -154,7 +154,7 @@ class WatchedMember(GroupBackend):
                     return
 
     def abort(self) -> None:
-        """End the communicators at once: streams are free, and what was under way leaves garbage."""
+        """End the communicators at once: streams are free, and works in flight leave garbage."""
         self.dump_extra()
         self.informer.say("Launching ProcessGroupNCCL abort asynchronously.", Place.ABORT_LAUNCHED)
         self.release()
@@ -162,14 +162,14 @@ class WatchedMember(GroupBackend):
         self.informer.say("ProcessGroupNCCL aborts successfully.", Place.ABORTED)
 
     def leave(self) -> None:
-        """Torch has forgotten the group: its C++ object is destroyed."""
+        """Destroy the group's C++ object, after torch has forgotten the group."""
         super().leave()
         if self.closed:
             self.informer.say("ProcessGroupNCCL destructor entered.", Place.DESTRUCTOR)
             self.end_threads()
 
     def end_threads(self) -> None:
-        """Its destructor ends its threads."""
+        """End the group's threads, as its destructor does."""
         self._join_watchdog()
         self.informer.monitor_joined()
 
@@ -181,7 +181,7 @@ class WatchedMember(GroupBackend):
         self._is_joined = True
 
     def dump_extra(self) -> None:
-        """Dump, and ask all others to, where a variable wants that of whatever goes wrong, and nobody has yet."""
+        """Dump and ask all others to, if TORCH_NCCL_EXTRA_DUMP_ON_EXEC is set and no dump was requested yet."""
         nccl = self._nccl
         if nccl.dump_is_due or not nccl.variables().truth(False, "TORCH_NCCL_EXTRA_DUMP_ON_EXEC"):
             return
@@ -200,43 +200,43 @@ class WatchedMember(GroupBackend):
     # -- what goes wrong -----------------------------------------------------------------------------------------
 
     def get_error(self) -> object:
-        """What has happened to the group; the first stays."""
+        """Return the first error of the group, as torch's `ErrorType`."""
         return c10d_bindings.ErrorType.__members__[self._error]
 
     def error_kind(self) -> str:
-        """The name of what has happened to the group."""
+        """Return the name of the first error of the group."""
         return self._error
 
     def set_error(self, kind: str, work: NcclWork | None = None) -> None:
-        """Something has happened, maybe to a work."""
+        """Set the group's error, if it has none yet, and the result of a failed work."""
         if self._error == "SUCCESS":
             self._error = kind
         if work is not None:
             self.settle_results(work, kind)
 
     def settle_results(self, work: NcclWork, kind: str) -> None:
-        """The futures of how a work ends are done."""
+        """Complete the futures of a work's result."""
         result = int(c10d_bindings.WorkResult.__members__[kind])
         for future in self.results.pop(work, ()):
             work.process.deliver(functools.partial(future.set_result, result))
 
     def settle_results_later(self, work: NcclWork) -> None:
-        """A work is over: the futures of how it ends are done when its watchdog sees that, if there is one."""
+        """Complete the result futures of a finished work when the watchdog sees its end; never without a watchdog."""
         if self.environment.blocking_wait:
             return
         seen_ns = max(self.watchdog.tick_after(work.ended_ns), self._communicator.simulation.now_ns)
         self._communicator.simulation.call_at(seen_ns, lambda: self.settle_results(work, "SUCCESS"))
 
     def report_error(self, connection: Connection, text: str) -> None:
-        """NCCL reports an error of a communicator: a caller that asks learns of it, the watchdog when it looks."""
+        """Note an error of a communicator that NCCL reports; waits see it now, the watchdog at its next look."""
         self.errors.setdefault(connection, text)
         self._member.process.wake()
         self.watchdog.notice()
 
     def abort_connections(self, connections: Iterable[Connection] = (), reason: str = "") -> None:
-        """Abort some communicators, or all, which are of no use any more; the program is not asked.
+        """Abort some communicators, or all, without a call of the program.
 
-        An aborted communicator is one with an error, which the watchdog finds in all works that it has not seen end.
+        An aborted communicator has an error, which the watchdog finds in all works whose end it has not seen.
         """
         found = [each for each in connections or self._connections.values() if each not in self.dead]
         with self.watchdog.keep_works():
@@ -248,9 +248,9 @@ class WatchedMember(GroupBackend):
             self.report_error(connection, async_error("ncclSystemError", self._nccl.last_warning))
 
     def release(self, connections: Collection[Connection] | None = None) -> None:
-        """End what is under way, on some communicators or all: streams are free, and the data is garbage.
+        """End the works in flight, on some communicators or all: streams are free, and the data is garbage.
 
-        To abort takes real processes so long that what all ranks have called is over by then.
+        Collectives that all ranks have called still finish: an abort takes a real process longer than that.
         """
         now_ns = self._communicator.simulation.now_ns
         connections = list(self._connections.values()) if connections is None else connections
