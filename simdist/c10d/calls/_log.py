@@ -14,15 +14,15 @@ _NAMES = {"INFO": 0, "WARNING": 1, "ERROR": 2, "FATAL": 3, "0": 0, "1": 1, "2": 
 
 
 def shows(process: SimProcess, level: str) -> bool:
-    """True if the rank's TORCH_CPP_LOG_LEVEL shows lines of a level. At any moment, on any thread."""
+    """True if the rank's TORCH_CPP_LOG_LEVEL shows lines of a level. Callable at any moment, on any thread."""
     name = process.environ.get(b"TORCH_CPP_LOG_LEVEL", b"WARNING")
     return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
 
 
 def log(process: SimProcess, level: str, text: str, place: Place) -> None:
-    """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. At any moment, on any thread.
+    """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. Callable at any moment, on any thread.
 
-    It begins with the rank in the default group, while the process has one.
+    The line begins with the rank in the default group, if the process has one.
     """
     if not shows(process, level):
         return

@@ -1,4 +1,4 @@
-"""What refuses a call: the checks that a backend makes of the arguments, in its own words."""
+"""The checks of a backend for the arguments of calls, with the backend's own error texts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Lists: TypeAlias = Tensors | Sequence[Sequence[torch.Tensor]]
 
 
 def row_counts(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> tuple[Sequence[int], int]:
-    """How many rows of a tensor each rank gets in an all_to_all_single, and the elements of a row.
+    """Return how many rows of a tensor each rank gets in an all_to_all_single, and the elements of a row.
 
     Raises:
-        RuntimeError: with torch's text; the sizes do not fit.
+        RuntimeError: the sizes do not fit; with torch's text.
     """
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
@@ -37,10 +37,12 @@ def row_counts(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> tuple[
 
 
 class Arguments(Protocol):
-    """Each takes what a method of the group was given, and returns it in one form; a module can be one.
+    """Checks of a backend: each takes the arguments of a group's method, and returns them in one form.
+
+    A module can have this protocol.
 
     Raises:
-        RuntimeError: the backend does not take it; so all of them do.
+        RuntimeError: the backend does not take the arguments; all methods raise this.
     """
 
     def check(self, name: str, reduction: str, dtype: torch.dtype) -> None:
@@ -48,57 +50,57 @@ class Arguments(Protocol):
         ...
 
     def single(self, kind: str, tensors: Tensors) -> Tensor:
-        """The one tensor of a send or receive, which takes a list of one, or a bare tensor."""
+        """Return the one tensor of a send or receive, which takes a list of one or a bare tensor."""
         ...
 
     def alike(self, tensors: Any) -> list[Tensor]:
-        """The tensors of an allreduce: at least one, all of one layout, type and shape."""
+        """Return the tensors of an allreduce: at least one, all of one layout, type and shape."""
         ...
 
     def coalesced_reduce_arguments(self, tensors: Sequence[Tensor]) -> None:
-        """What allreduce_coalesced wants."""
+        """Refuse tensors that allreduce_coalesced does not take."""
         ...
 
     def rooted_tensors(self, operation: str, tensors: Tensors, root: int, root_tensor: int, size: int) -> list[Tensor]:
-        """The tensors of a broadcast, or the one of a reduce."""
+        """Return the tensors of a broadcast, or the one of a reduce."""
         ...
 
     def require_contiguous(self, tensor: Tensor) -> None:
-        """Gloo's point-to-point operations take contiguous tensors only."""
+        """Refuse a tensor that is not contiguous: Gloo's point-to-point operations take no others."""
         ...
 
     def require_peer(self, kind: str, peer: int | None, rank: int, size: int) -> None:
-        """A peer in the group that is not the rank itself."""
+        """Refuse a peer that is the rank itself, or outside the group."""
         ...
 
     def gather_arguments(self, outputs: Lists, inputs: Tensors, size: int) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """The output lists and the inputs of an allgather; or its one output list and its one input."""
+        """Return the output lists and the inputs of an allgather, given as lists or as one list and one input."""
         ...
 
     def gather_single_arguments(self, output: Tensor, tensor: Tensor, size: int) -> list[Tensor]:
-        """The flat parts of the output of an all_gather_into_tensor."""
+        """Return the flat parts of the output of an all_gather_into_tensor."""
         ...
 
     def coalesced_gather_arguments(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], size: int
     ) -> None:
-        """What allgather_coalesced wants."""
+        """Refuse tensors that allgather_coalesced does not take."""
         ...
 
     def scatter_arguments(self, outputs: Tensors, inputs: Lists, rank: int, size: int) -> tuple[Tensor, list[Tensor]]:
-        """The output and the input list of a reduce_scatter, in lists of one or bare."""
+        """Return the output and the input list of a reduce_scatter, given in lists of one or bare."""
         ...
 
     def scatter_single_arguments(self, output: Tensor, tensor: Tensor, size: int) -> None:
-        """The tensors of a reduce_scatter_tensor."""
+        """Refuse tensors that reduce_scatter_tensor does not take."""
         ...
 
     def exchange_arguments(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
-        """The lists of an all_to_all."""
+        """Refuse lists that all_to_all does not take."""
         ...
 
     def require_contiguous_input(self, tensor: Tensor) -> None:
-        """An all_to_all_single sends contiguous tensors only; what it receives goes to the memory of any."""
+        """Refuse an input of all_to_all_single that is not contiguous; its output need not be."""
         ...
 
     def exchanged_parts(
@@ -110,15 +112,15 @@ class Arguments(Protocol):
         rank: int,
         size: int,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What an all_to_all_single receives and sends, as bytes: one part for each rank."""
+        """Return the parts that an all_to_all_single receives and sends, as bytes: one part for each rank."""
         ...
 
     def split_sizes(self, sizes: object) -> list[int] | None:
-        """The sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it would not."""
+        """Return the sizes as C++ takes them: any sequence, set or generator of whole numbers; None if it refuses."""
         ...
 
     def rooted_list(
         self, operation: str, name: str, own: Tensors, listed: Lists, root: int, rank: int, size: int
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """The rank's own tensor, and the list of all of them on the root, of a gather or scatter."""
+        """Return the rank's own tensor of a gather or scatter, and on the root the list of all tensors."""
         ...

@@ -1,4 +1,4 @@
-"""How a group's collectives are called: the key by which ranks' calls are compared is made in one place, here."""
+"""The call of a group's collective. Only this module makes the key by which calls of ranks are compared."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Calls(GroupBackend):
     """A group that can issue operations."""
 
     def announce(self, name: str) -> None:
-        """Announce the next collective, which is called `name`, ahead of the call: something comes before it.
+        """Announce the next collective, `name`, before the call, because something else has to happen in between.
 
         Raises:
-            Exception: a fault has it in place of the call.
+            Exception: a fault raises it in place of the call.
         """
         self._member.call_ahead(name)
 
@@ -54,7 +54,7 @@ class Calls(GroupBackend):
         others: int = 0,
         passing: bool = False,
     ) -> SimWork:
-        """Call what is named, with tensors like `tensor`, if there are any, and `data` or `size` bytes of them.
+        """Call operation `name` with tensors like `tensor`, if it has any; they have `size` bytes, or those of `data`.
 
         See `Communicator.issue`.
         """
@@ -69,7 +69,7 @@ class Calls(GroupBackend):
         )
 
     def _limit(self, opts: object, timeout: timedelta | None = None) -> int:
-        if isinstance(opts, timedelta):  # a reduce operation, a root or nothing stands in the options' place
+        if isinstance(opts, timedelta):  # the options' place had a reduce operation, a root or nothing
             timeout, opts = opts, None
         if timeout is not None:
             return round(timeout.total_seconds() * 1e9)
@@ -79,10 +79,10 @@ class Calls(GroupBackend):
 def root_of(
     group: GroupBackend, name: str, tensors: tuple[object, ...], opts: object, root: int | None
 ) -> tuple[Any, int, int]:
-    """The options, if they are any, the root and its tensor; the root may stand in the options' place.
+    """Return the options, if any, the root and its tensor; the root may be given in the options' place.
 
     Raises:
-        TypeError: pybind has no overload for that: a root beside lists, or neither a root nor options.
+        TypeError: pybind has no such overload: a root together with lists, or neither a root nor options.
     """
     if opts is None:
         return None, root or 0, 0
@@ -90,7 +90,7 @@ def root_of(
         if root is None and type(opts.rootRank) is int and type(opts.asyncOp) is bool and opts.timeout is _UNSET:
             return opts, opts.rootRank, opts.rootTensor
         opts = opts.real()
-    given = getattr(opts, "rootRank", None)  # hot: each question is a call of C++
+    given = getattr(opts, "rootRank", None)  # hot: each access is a call of C++
     if given is None:
         one = tensors[1] if name == "gather" else tensors[0]
         if not isinstance(one, torch.Tensor) or not hasattr(opts, "__index__"):
@@ -100,13 +100,13 @@ def root_of(
 
 
 def lists_of(tensors: Any) -> Sequence[Sequence[Tensor]]:
-    """A list of lists of tensors; of one alone, as it may stand beside a single tensor and a root."""
+    """Return a list of lists of tensors; a single list, as in a call with a bare tensor and a root, is wrapped."""
     alone = isinstance(tensors, (list, tuple)) and len(tensors) > 0 and isinstance(tensors[0], torch.Tensor)
     return [tensors] if alone else tensors
 
 
 def reduction_of(opts: object, operation: object) -> str:
-    """The name of the reduce operation, given alone, in options, or in the options' place."""
+    """Return the name of the reduce operation, given alone, in options, or in the options' place."""
     if operation is None:
         operation = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     return reduce_name(operation)

@@ -1,4 +1,4 @@
-"""Where in the user's code a rank is, for reports."""
+"""A rank's place in the user's code, for reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _FRONT = ("distributed/distributed_c10d.py", "distributed/c10d_logger.py")  # in
 
 
 def call_site(task: Task | None) -> str:
-    """` at file.py:12 in train`: the innermost line of the task that is neither simdist's nor torch's; or nothing."""
+    """Return the task's innermost line outside of simdist and torch, as ` at file.py:12 in train`; or an empty text."""
     return user_line(sys._current_frames().get(task.ident) if task is not None else None)
 
 
 def issued_by_torch(frame: FrameType | None) -> bool:
-    """True if the operation that is being issued is torch's own doing: DDP's, FSDP's, `join`'s.
+    """True if torch itself issues the current operation: DDP, FSDP, `join`.
 
-    What a program calls itself passes through the front of torch.distributed, and nothing else of torch.
+    A program's own call passes through the front of torch.distributed, and through no other file of torch.
     """
     known = _of_torch
     while frame is not None:
@@ -36,12 +36,12 @@ def issued_by_torch(frame: FrameType | None) -> bool:
     return False
 
 
-# Remembered, for torch is imported here: which files are torch's changes no more. Hot: a dictionary's own look-up.
+# A cache: torch is already imported, so a file's answer does not change. Hot: only a dictionary look-up.
 _of_torch: dict[str, bool | None] = {}
 
 
 def _is_of_torch(filename: str) -> bool | None:
-    """True for a file of torch, False for one of a program; None for what lies between a program and an operation."""
+    """True for a file of torch, False for one of a program; None for files between a program and an operation."""
     torchs = torch_folder()
     if filename.startswith(torchs):
         return None if filename.removeprefix(torchs) in _FRONT else True

@@ -1,4 +1,4 @@
-"""Names and shapes that moved between torch versions, in one place. Everything from 2.11 on is served."""
+"""Names and signatures that differ between torch versions. All versions from 2.11 on are supported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REDUCE_NAMES: dict[object, str] = {
 
 
 def reduce_name(operation: object) -> str:
-    """The name of a reduce operation, given as `ReduceOp` or as its enum; "premul_sum" for what is not in the table."""
+    """Return the name of a reduce operation, a `ReduceOp` or its enum; "premul_sum" if it is not in the table."""
     kind = getattr(operation, "op", operation)  # a ReduceOp holds its enum there
     return REDUCE_NAMES.get(kind, "premul_sum")
 
@@ -43,18 +43,18 @@ _UNSET = timedelta(0)
 
 
 def timeout_ns(options: object, default_ns: int) -> int:
-    """The timeout that `options` ask for; the group's if they have none, or leave it unset (a negative duration)."""
+    """Return the timeout of `options`; the group's if they have none, or leave it unset (a negative duration)."""
     timeout = getattr(options, "timeout", None)
     return default_ns if timeout is None or timeout < _UNSET else round(timeout.total_seconds() * 1e9)
 
 
 def is_duration(value: object) -> TypeGuard[timedelta | float]:
-    """True for what torch's C++ takes as a duration: a timedelta, or seconds as a float; not as an int."""
+    """True if torch's C++ takes a value as a duration: a timedelta, or seconds as a float, but not as an int."""
     return isinstance(value, timedelta | float)
 
 
 def whole_ms(value: timedelta | float) -> timedelta:
-    """What C++ makes of a duration: whole milliseconds. What is no number, or too large, becomes a negative one."""
+    """Return a duration as C++ converts it: to whole milliseconds. NaN and too large values become negative."""
     if isinstance(value, timedelta):
         if not value.microseconds % 1000:
             return value
@@ -70,10 +70,10 @@ _NOBODYS = "simdist_asks_for_words"  # a keyword that no function of torch takes
 
 
 def said_by(function: Callable[..., object], *args: object, **kwargs: object) -> TypeError:
-    """The error with which a function of torch's C++ refuses arguments that can't be its; without addresses.
+    """Return the error with which a function of torch's C++ refuses arguments of wrong types, without addresses.
 
-    The function does not run, whatever it is given: it is asked with a keyword besides that it does not know, and
-    pybind compares all arguments before it calls.
+    The function never runs: it also gets a keyword that it does not have, and pybind checks all arguments before it
+    calls.
     """
     try:
         function(*args, **kwargs, **{_NOBODYS: None})
@@ -84,13 +84,13 @@ def said_by(function: Callable[..., object], *args: object, **kwargs: object) ->
 
 
 def without_news(made: Any, known: Sequence[str], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """The arguments of a constructor, less those that a torch newer than the known ones has, and that ask for nothing.
+    """Return a constructor's arguments without those that are new in a later torch and have a false value.
 
-    `known` are those that simdist knows. An argument that the class's own documentation does not name stays, for torch
-    to refuse.
+    `known` are the arguments that simdist knows. An argument that the class's documentation does not name stays, so
+    that torch refuses it.
 
     Raises:
-        UnsupportedError: a new one asks for something.
+        UnsupportedError: a new argument has a true value.
     """
     documented = made.__init__.__doc__ or ""
     kept = {}

@@ -1,14 +1,14 @@
-"""A group that a program puts together itself: `ProcessGroup(store, rank, size)`, and the backends it is given.
+"""A group that a program puts together itself: `ProcessGroup(store, rank, size)`, with registered backends.
 
-Torch makes its groups so, `torch.distributed._dist2` does, and so do libraries that want groups beside the default one:
+Torch makes its groups like this, and so do `torch.distributed._dist2` and libraries with groups of their own:
 
     group = ProcessGroup(store, rank, size)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, rank, size))
 
-Torch's C++ group takes backends of C++ only. On a rank the same call of `ProcessGroup` makes a group that takes ours:
-the class itself is asked, so that it does not matter where a program has the name from, and subclasses stay as they
-are. While torch makes a group itself, its own is made: our backend then takes the group's place.
+Torch's C++ group takes only C++ backends. On a rank, the same call of `ProcessGroup` makes a group that takes our
+backends. The class's `__new__` does this, so it does not matter how a program imports the name, and subclasses are
+unaffected. While torch makes a group, the call makes torch's own group, and our backend then takes its place.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["ComposedGroup", "install"]
 
 _Type = ProcessGroup.BackendType
-_COUNTING = (_Type.GLOO, _Type.NCCL, _Type.XCCL, _Type.UCC)  # those whose sequence numbers torch asks for (2.13)
+_COUNTING = (_Type.GLOO, _Type.NCCL, _Type.XCCL, _Type.UCC)  # backends with sequence numbers in torch (2.13)
 
 
 class ComposedGroup(SeveralBackends):
-    """A rank's handle on a group that has the backends it was given, each for a type of device.
+    """A rank's handle on a group with registered backends, each for a type of device.
 
     Example:
         >>> def main():
@@ -55,9 +55,9 @@ class ComposedGroup(SeveralBackends):
     def __init__(self, store: SimStore, rank: int, size: int) -> None:
         ProcessGroup.__init__(self, rank, size)
         self.parts = {}
-        self._types: dict[str, Any] = {}  # of each device's backend; a device may have a type and no backend
+        self._types: dict[str, Any] = {}  # backend types, by device; a device may have a type but no backend
         self._default: Any = _Type.UNDEFINED
-        self._main: Any = None  # the first that was registered
+        self._main: Any = None  # the first registered backend
         self._rank = rank
         self._size = size
         self._own_store = store
@@ -78,7 +78,7 @@ class ComposedGroup(SeveralBackends):
         kind = device.type
         self._types[kind] = backend_type
         self.parts.pop(kind, None)
-        # A second backend of a type is not taken: the first serves this device as well.
+        # A second backend of a type is ignored: the first one serves this device as well.
         part: Any = self._part_of(backend_type) or backend
         if part is None:
             return
@@ -93,28 +93,28 @@ class ComposedGroup(SeveralBackends):
         elif part is not self._main:
             self._distinguish(kind, part)
 
-    # -- who it is -----------------------------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------------------------
 
     def rank(self) -> int:
-        """The caller's rank in it."""
+        """Return the caller's rank in the group."""
         return self._rank
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return the number of ranks."""
         return self._size
 
     def name(self) -> str:
-        """The name of its default type of backend."""
+        """Return the name of the group's default backend type."""
         return str(self._default.name).lower()
 
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """As `GroupBackend.getBackendName`."""
+        """Do the same as `GroupBackend.getBackendName`."""
         return f"simdist:{self.name()}"
 
     def get_group_store(self) -> SimStore:
-        """The store that it was made with."""
+        """Return the store that the group was made with."""
         return self._own_store
 
     def _get_backend(self, device: DeviceLike) -> GroupBackend:
@@ -133,20 +133,20 @@ class ComposedGroup(SeveralBackends):
 
     @property
     def group_name(self) -> str:
-        """That of a backend: the group has no name of its own."""
+        """The name of a backend: the group has no name of its own."""
         for part in reversed(self.parts.values()):
             return str(part.group_name)
         raise RuntimeError("ProcessGroup name not set")
 
     def getGroupName(self) -> str:
-        """As `group_name`, for C++."""
+        """Return `group_name`; for C++."""
         return self.group_name
 
     def __repr__(self) -> str:
         held = ", ".join(f"{device}:{part.name()}" for device, part in self.parts.items()) or "no backend"
         return f"<simdist group of {held}, rank {self._rank} of {self._size}>"
 
-    # -- asked of the default backend ----------------------------------------------------------------------------
+    # -- calls of the default backend ----------------------------------------------------------------------------
 
     def _part_of(self, backend_type: object) -> GroupBackend | None:
         return next((part for kind, part in self.parts.items() if self._types[kind] == backend_type), None)
@@ -180,7 +180,7 @@ class ComposedGroup(SeveralBackends):
         raise AssertionError
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> object:
-        """Of the part of the options' device; of the default type's kind of device, if they have none."""
+        """Pass the barrier to the backend of the options' device; by default, of the default type's device."""
         device = getattr(opts, "device", None)
         if device is None:
             device = "cuda" if self._default == _Type.NCCL else "cpu"

@@ -30,7 +30,7 @@ _ALL_TO_ALL = getattr(ProcessGroup, _of_one.name, None) or getattr(ProcessGroup,
 
 
 class Copies(Calls):
-    """A group as far as it moves data."""
+    """The collectives of a group that only move data."""
 
     def broadcast(
         self, tensors: Tensors, opts: object = None, timeout: timedelta | None = None, *, root: int | None = None
@@ -55,7 +55,7 @@ class Copies(Calls):
     def allgather(
         self, output_tensors: Lists, input_tensors: Tensors, opts: object = None, timeout: timedelta | None = None
     ) -> SimWork:
-        """Gather every rank's tensor on every rank; or its tensors, into as many output lists."""
+        """Gather every rank's tensor on every rank; several tensors go into as many output lists."""
         outputs, inputs = self._arguments.gather_arguments(output_tensors, input_tensors, self._size)
         limit_ns = self._limit(opts, timeout)
         tensor = inputs[0]
@@ -177,7 +177,7 @@ class Copies(Calls):
     def alltoall(
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: object = None
     ) -> SimWork:
-        """Each rank sends `input_tensors[r]` to rank r."""
+        """Send `input_tensors[r]` to rank r, on each rank."""
         self._arguments.exchange_arguments(output_tensors, input_tensors, self._size)
         # Gloo exchanges one row of elements in their logical order.
         flats, direct = targets(output_tensors)
@@ -210,7 +210,7 @@ class Copies(Calls):
         try:
             flats, sent = self._arguments.exchanged_parts(output, tensor, outputs, inputs, self.rank(), self._size)
         except RuntimeError as error:
-            # Found by Gloo when it begins, so the work fails, and not the call.
+            # Gloo finds this error when it begins, so the work fails, not the call.
             return self._exchange(tensor, [], [], [output], shapes, limit_ns, error)
         return self._exchange(tensor, flats, sent, [output], shapes, limit_ns)
 

@@ -1,8 +1,8 @@
 """Which calls of torch.distributed a simulated rank can make: a table for people and for a test.
 
 `FUNCTIONS` holds every public function of `torch.distributed` and `distributed_c10d`, `METHODS` every method of
-`ProcessGroup` and `ProcessGroupGloo`, of every torch version served. `tests/test_completeness.py` fails for a call of
-the installed torch that is in neither, and checks what is said here of each.
+`ProcessGroup` and `ProcessGroupGloo`, of every supported torch version. `tests/test_completeness.py` fails for a call
+of the installed torch that is in neither table, and checks each entry.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Status = Literal["supported", "refused", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a simulated rank gets from one call.
+    """The effect of one call on a simulated rank.
 
-    "supported": it works as on real Gloo. "refused": it raises `error`, which says `says`; `real` says whether real
-    Gloo raises that, too. "local": it asks or sets something on the rank itself and talks to nobody.
+    "supported": it works as on real Gloo. "refused": it raises `error` with the text `says`; `real` is True if real
+    Gloo raises that too. "local": it reads or sets something on the rank itself, without communication.
     """
 
     status: Status

@@ -1,9 +1,9 @@
-"""A group in a world with devices: what it is given on one goes through the host's memory, as in Gloo.
+"""A group in a world with devices: tensors of a device go through the host's memory, as in Gloo.
 
 ProcessGroupGloo (torch 2.13) copies a tensor of a device to pinned memory on the current stream, works on the copy, and
-copies back when it is done; of two operations that it has for CPU tensors only, one hands the device's address to a
-socket. A rank waits for its stream before the operation begins, so a call with `async_op=True` parks where Gloo's own
-thread would: only what takes time on a stream shows the difference.
+copies back when it is done. It has two operations for CPU tensors only; one of them passes the device's address to a
+socket. Here a rank waits for its stream before the operation begins. So a call with `async_op=True` parks where Gloo's
+own thread would, which only shows if the stream has work that takes time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceProcessGroup"]
 
-_REFUSED = ("allreduce_coalesced",)  # in torch's words
+_REFUSED = ("allreduce_coalesced",)  # with torch's text
 _CRASHING = (*MESSAGES, "recv_anysource", "allgather_coalesced")
 
 
 class DeviceProcessGroup(SimProcessGroup):
-    """A group that takes tensors of devices as well."""
+    """A group that also takes tensors of devices."""
 
     def _get_backend(self, device: DeviceLike) -> GroupBackend:
         return self if torch.device(device).type == "cuda" else super()._get_backend(device)
@@ -47,7 +47,7 @@ class DeviceProcessGroup(SimProcessGroup):
 
     @property
     def bound_device_id(self) -> torch.device | None:
-        """The device that the program has given `init_process_group`."""
+        """The device that the program passed to `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
@@ -82,8 +82,8 @@ def _through_host(name: str, method: Callable[..., SimWork]) -> Callable[..., Si
             if work.error is None:
                 copies.copy_back()
 
-        # Not `then`, whose action comes before those that the operation itself has: this one is the last. Sparse
-        # tensors are made anew, on their own rank, when all of those are over.
+        # Not `then`, whose action runs before those of the operation itself: this one must be the last. Sparse tensors
+        # are made anew, on their own rank, after all these actions.
         if work.done:
             deliver()
         elif copies.sparse:
@@ -96,7 +96,7 @@ def _through_host(name: str, method: Callable[..., SimWork]) -> Callable[..., Si
 
 
 def _naming_device(error: RuntimeError, args: tuple[object, ...]) -> RuntimeError:
-    """The error of a call on copies, which says of them where the tensors are."""
+    """Return the error of a call on copies, with the device of the original tensors."""
     text = str(error)
     if type(error) is not RuntimeError or "device=cpu" not in text:
         return error

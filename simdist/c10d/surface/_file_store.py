@@ -1,14 +1,14 @@
-"""FileStores: the keys of a file are shared by all who open it, under any path, and go when the file does.
+"""FileStores: all clients of a file, under any path, share its keys, and the keys go when the file does.
 
-Torch removes the file when nobody has it open any more and as many have closed it as the store was opened for (2.13's
-FileStore.cpp), so that the next group at the same path begins anew. A process that is killed closes nothing: the file
-stays, with all that was written. A program may remove it, too. Here the keys are in memory. The file exists as long as
-torch's, and holds one line that says so. A file that a store made is removed when the world ends, so that the next run
-finds what this one found. A file that another run has made may be removed by that run at any moment: the keys here
-stay. Where the folder does not exist a store waits for it, as torch's does.
+Torch removes the file when no process has it open and `world_size` clients have closed it (2.13's FileStore.cpp), so
+that the next group at the same path begins anew. A process that is killed closes nothing: the file stays, with its
+content. A program may remove it, too. Here the keys are in memory. The file exists as long as torch's would, and holds
+one line that says this. A file that a store made is removed when the world ends, so that the next run finds the same
+state as this run. A file that another run has made may be removed by that run at any moment; the keys here stay. If
+the folder does not exist, a store waits for it, as torch's does.
 
-In doubt: who has the file open while the program removes it goes on with the old keys, where torch opens a new file;
-and a file that is removed and made again counts as the same if the file system gives it the same number.
+In doubt: a store that is open while the program removes the file keeps the old keys, but torch opens a new file. A file
+that is removed and made again counts as the same file if the file system gives it the same number.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def _of_system(function: _F) -> _F:
-    """The function below all that simdist and its judges put over it: this use of the file is none of the program's."""
+    """Return a function without the patches of simdist and its judges: it is not the program that uses the file."""
     return cast("_F", original(inspect.unwrap(function)))
 
 
 class _FileServer(StoreServer):
-    """The keys of one file, from when it is made until it is removed."""
+    """The keys of one file, from its creation until its removal."""
 
     def __init__(self, path: str, place: str) -> None:
         super().__init__(path)
         self._place = place
         self.removed = False
-        self._exists = False  # the file did when it was opened last, and no other run had made it
-        self._number: tuple[int, int] | None = None  # of the file, as the file system has it
-        self._made = False  # by a store, not by the program
+        self._exists = False  # the file existed at the last opening, and no other run had made it
+        self._number: tuple[int, int] | None = None  # the file's device and inode
+        self._made = False  # a store made the file, not the program
         self._open = 0
         self._closed = 0
 
@@ -68,7 +68,7 @@ class _FileServer(StoreServer):
         """Make the file unless it `exists`.
 
         Raises:
-            OSError: it can't be opened.
+            OSError: the file can't be opened.
         """
         self._exists = exists and (self._made or not self._is_of_another_run())
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -108,25 +108,26 @@ class _FileServer(StoreServer):
                 _of_system(os.unlink)(self._place)
 
     def forget(self) -> None:
-        """Let go of what met here, and of the file, if a store made it."""
+        """Release the communicators, and remove the file if a store made it."""
         super().forget()
         if self._made and not self.removed:
             self._remove()
 
 
 def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_size: int) -> SimStore:
-    """A client of the server of this file, which is a new one if the file has been removed since it was opened.
+    """Return a client of this file's server, which is new if the file was removed since it was opened.
+
+    Waits up to 300 s for a folder that does not exist (2.13's FileStore.cpp).
 
     Raises:
-        DistStoreError: the file can't be opened; the text is the system's. A folder that does not exist is waited for,
-            300 s (2.13's FileStore.cpp).
+        DistStoreError: the file can't be opened; with the system's text.
     """
     _wait_for_folder(path)
     place, exists = os.path.realpath(path), os.path.exists(path)  # noqa: PTH110  # as cheap as it gets
     server = servers.get(("file", place))
     if server is None or server.is_gone():
         if server is not None:
-            servers["removed file", place, len(servers)] = server  # those who have it open go on with it
+            servers["removed file", place, len(servers)] = server  # its open stores go on with it
             server.removed = True
         server = servers["file", place] = _FileServer(path, place)
     try:
@@ -136,7 +137,7 @@ def open_file_store(servers: dict[tuple[Hashable, ...], Any], path: str, world_s
     store, process, runtime = SimStore(server, kind="file"), current_process(), current_runtime()
     server.opened_by(process, store, world_size)
     if process is not None and runtime is not None:
-        runtime.collect_in_rounds()  # a store in a cycle is closed by the collector, and others see that
+        runtime.collect_in_rounds()  # garbage collection closes a store in a cycle, and others see that
     return store
 
 

@@ -1,7 +1,7 @@
 """The functional all-gather into a given tensor, which inductor and programs call.
 
-Torch's kernel for `_c10d_functional.all_gather_into_tensor_out` calls a method of C++ that no Python class of groups
-can override, and which looks for a backend of C++ (torch 2.13). While a world lives, a kernel asks the group itself.
+Torch's kernel for `_c10d_functional.all_gather_into_tensor_out` calls a C++ method that a Python group cannot override,
+and that needs a C++ backend (torch 2.13). While a world lives, our kernel calls the group's Python method.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SPACE, _NAME = "_c10d_functional", "all_gather_into_tensor_out"
 
 
 def install(patches: Patches, *, has_devices: bool) -> None:
-    """Let it reach groups of ranks."""
+    """Register the kernel, so that the operator reaches groups of ranks."""
     if not _is_there():
         return
-    # Not `torch.library.Library`, which takes ten times as long: worlds start by the thousand.
+    # Not `torch.library.Library`, which takes ten times as long: programs start thousands of worlds.
     library = kernel_library("IMPL", _SPACE, "")
     for device in ("CPU", "CUDA") if has_devices else ("CPU",):
         library.impl(_NAME, device, _gather)

@@ -1,4 +1,4 @@
-"""The process group that ranks hold: `_backend` says what it is, `_reductions` and `_copies` what all call together."""
+"""The process group that ranks hold: messages and monitored barriers; `_reductions` and `_copies` have collectives."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Tensor = torch.Tensor
 
 
 class Maker(Protocol):
-    """What makes the groups of a world."""
+    """The maker of a world's groups."""
 
     def options_of_gloo(self, options: object, call: str) -> GroupOptions:
-        """The options that Gloo takes: those given, or its default ones."""
+        """Return options for Gloo: the given ones, or its default options."""
 
     def make_child(
         self, group: GroupBackend, store: SimStore, rank: int, size: int, options: GroupOptions, ranks: Sequence[int]
     ) -> SimProcessGroup:
-        """A group over Gloo that is made of one, with options that it shares with it."""
+        """Return a Gloo group that is made from another group; both share the options."""
 
 
 class SimProcessGroup(Reductions, Copies):
-    """One rank's handle on a group, with all that it can do. Checks and texts are those of ProcessGroupGloo (2.13)."""
+    """One rank's handle on a group, with all methods. Checks and texts are those of ProcessGroupGloo (2.13)."""
 
     __slots__ = ("maker",)
 
@@ -72,10 +72,10 @@ class SimProcessGroup(Reductions, Copies):
         member.messages += 1
         return communicator.mailbox.post(member, kind, peer, tag, tensor, self._timeout_ns, strike=strike)
 
-    # -- groups made of it ---------------------------------------------------------------------------------------
+    # -- groups made from this one -------------------------------------------------------------------------------
 
     def split_part(self, store: SimStore, ranks: Sequence[int], options: Any, name: str) -> SimProcessGroup | None:
-        """Gloo's part of a group of some of its ranks; None for a rank that is not among them."""
+        """Return Gloo's part of a group of some ranks of this group; None on a rank that is not among them."""
         if self.rank() not in ranks:
             return None
         options = self.maker.options_of_gloo(options, "split")
@@ -83,16 +83,16 @@ class SimProcessGroup(Reductions, Copies):
         there = [members[rank] for rank in ranks if 0 <= rank < self._size]
         world_ranks = [member.process.rank for member in there if member is not None]
         if len(world_ranks) < len(ranks):
-            world_ranks = []  # some have not arrived yet, in a group that connects when it is first used
+            world_ranks = []  # some have not arrived yet, in a group that connects at its first use
         options.global_ranks_in_group = world_ranks
         return self.maker.make_child(self, store, ranks.index(self.rank()), len(ranks), options, world_ranks)
 
     def merge_part(self, store: SimStore, rank: int, size: int, options: Any, name: str) -> SimProcessGroup | None:
-        """Gloo's part of a group of the ranks of several groups."""
+        """Return Gloo's part of a group of the ranks of several groups."""
         return self.maker.make_child(self, store, rank, size, options, ())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names who is missing."""
+        """Wait for all ranks; the error names the missing ones."""
         self._monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def _monitored_barrier(self, timeout: timedelta | None, *, wait_all_ranks: bool, prefix: str = "") -> None:
@@ -101,7 +101,7 @@ class SimProcessGroup(Reductions, Copies):
         if touch is not None:
             touch(EVERYTHING, writes=True)
         strike = self._member.called("monitored_barrier", self._member.barriers)
-        self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages; no `messages` for torch
+        self._member.number += 2 * (self._size - 1) if self.rank() == 0 else 2  # its messages, not in `messages`
         bus, number = self._communicator.simulation.bus, self._member.barriers
         if bus.heard and bus.hears(MembersAwaited):
             bus.report(MembersAwaited(self._member.process, self._communicator, number))
@@ -125,5 +125,5 @@ def _refusing(coverage: Coverage) -> Callable[..., NoReturn]:
 
 
 for _old, _coverage in METHODS.items():
-    if _coverage.status == "refused":  # torch's C++ would otherwise answer, for a backend that is not there
+    if _coverage.status == "refused":  # else torch's C++ method would run, without a C++ backend
         setattr(SimProcessGroup, _old, _refusing(_coverage))

@@ -1,15 +1,16 @@
-"""Torch's own stores in the hands of a rank: made outside the simulation, they wait in real time.
+"""Torch's own stores that are used by a rank: made outside the simulation, they wait in real time.
 
-A rank that waits in one keeps the baton, so that the rank for which it waits never runs. So a rank that waits for keys
-looks for them from time to time, in virtual time. What never waits (`set`, `add`, `check`) works, as on an object that
-the ranks share; what waits otherwise (`queue_pop`, `barrier`) is refused, with the way out.
+A rank that waited inside such a store would keep the baton, and the rank for which it waits would never run. So a rank
+that waits for keys checks for them from time to time, in virtual time. Calls that never wait (`set`, `add`, `check`)
+work, as on an object that the ranks share. Other waits (`queue_pop`, `barrier`) are refused, with an alternative.
 
-A client that a rank makes of a real server in this process is a real one, too (`client_of_host`): a test class or a
-parent process that holds the server hands out its port. What a TCPStore sends without waiting for an answer (`set`)
-is followed by a question, so that the server's thread, which runs in real time, has it before the next rank looks.
+A rank's client of a real server in this process is also real (`client_of_host`): a test class or a parent process may
+hold the server and hand out its port. After a request that a TCPStore sends without waiting for an answer (`set`), the
+rank makes a request with an answer, so that the server's thread, which runs in real time, has served the first one
+before the next rank looks.
 
-In doubt: what a view says of a key that never arrives lacks the view's prefix, which torch's `PrefixStore` does not
-give.
+In doubt: the error of a view for a key that never arrives lacks the view's prefix, which torch's `PrefixStore` does not
+provide.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["client_of_host", "install", "is_hosts", "refusal"]
 _REAL = (TCPStore, HashStore, FileStore)
 _REFUSED = ("queue_pop", "barrier")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_LOOK_NS = 10_000_000  # as often as a FileStore looks into its file
+_LOOK_NS = 10_000_000  # the interval at which a FileStore reads its file
 
 
 def is_hosts(store: object) -> bool:
@@ -44,7 +45,7 @@ def is_hosts(store: object) -> bool:
 
 
 def client_of_host(host: str, port: int, **settings: Any) -> TCPStore | None:
-    """A client of a real TCPStore that this process serves at a port of the loopback device; None if it serves none."""
+    """Return a client of a real TCPStore that this process serves at a loopback port; None if it serves none."""
     return TCPStore(host, port, **settings) if host in _LOOPBACK and listens_at(port) else None
 
 
@@ -52,13 +53,13 @@ _WAY_OUT = "make the store inside the rank's function, or use init_method='env:/
 
 
 def refusal(store: object) -> SimdistError:
-    """The error of a rank that passes such a store on."""
+    """Return the error for a rank that passes such a store on."""
     kind = type(store).__name__
     return SimdistError(f"a real {kind}, made outside the simulation, was passed to a simulated rank; {_WAY_OUT}")
 
 
 def install(patches: Patches) -> None:
-    """Let ranks wait for keys in one, and refuse other waits."""
+    """Let ranks wait for keys in such stores, and refuse other waits."""
     makers: dict[str, Make] = {
         **dict.fromkeys(_REFUSED, _refusing),
         "wait": _wait,
@@ -66,7 +67,7 @@ def install(patches: Patches) -> None:
         "multi_get": _multi_get,
         **dict.fromkeys(("set", "append", "multi_set"), _arriving),
     }
-    # Not in the class of all stores: where a program's own store has no method, C++ would call ours for it.
+    # Not in the common base class: if a program's own store lacks a method, C++ would call ours.
     for owner, (name, make) in itertools.product((*_REAL, PrefixStore), makers.items()):
         if hasattr(owner, name):
             patches.wrap(owner, name, make)
@@ -101,7 +102,7 @@ def _multi_get(original: Callable[[Store, list[str]], list[bytes]]) -> Callable[
         process = current_process()
         keys = list(keys)
         if process is not None and is_hosts(store):
-            for key in keys:  # one after the other, as the stores do it
+            for key in keys:  # one after the other, as in torch's stores
                 _look_for(process, store, [key], None, f"Timeout waiting for key: {key}")
         return original(store, keys)
 
@@ -123,7 +124,7 @@ def _look_for(process: SimProcess, store: Any, keys: list[str], timeout: timedel
     """Let virtual time pass until the keys are there.
 
     Raises:
-        DistStoreError, RuntimeError: they do not arrive in time, in the store's own words.
+        DistStoreError, RuntimeError: the keys do not arrive in time; with the store's own text.
     """
     limit = store.timeout if timeout is None else timeout
     kind = {HashStore: "hash", FileStore: "file"}.get(type(_innermost(store)), "tcp")

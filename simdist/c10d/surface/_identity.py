@@ -1,7 +1,7 @@
-"""What torch asks of a group and of a backend, apart from communication: identity, options, life.
+"""The attributes and methods that torch reads of a group and of a backend, apart from communication.
 
-A Python subclass of `dist.ProcessGroup` that also answers what torch asks of a backend object, since there is no C++
-backend behind it.
+The group is a Python subclass of `dist.ProcessGroup`. It also has the methods of a backend object, because there is no
+C++ backend behind it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class GroupOptions:
 
 
 class Device:
-    """Stands in for `ProcessGroupGloo.Device`: the simulated network has one kind, so there is little to choose.
+    """Stands in for `ProcessGroupGloo.Device`. The simulated network has one kind of device, with one option.
 
-    With `lazy`, a rank waits for the others before its first operation, and not when it makes the group; None is what
-    the environment says.
+    With `lazy_init`, a rank waits for the others before its first operation, instead of when it makes the group. None
+    means the environment's value.
 
     Raises:
-        RuntimeError: the environment says something else than yes or no.
+        RuntimeError: the environment's value is neither yes nor no.
     """
 
     def __init__(self, lazy_init: bool | None = None) -> None:
@@ -86,17 +86,17 @@ def _is_lazy(said: str) -> bool:
 
 
 def lazy_by_default(process: SimProcess) -> bool:
-    """True if a device that nobody made is lazy.
+    """True if the default device is lazy.
 
     Raises:
-        RuntimeError: the environment says something else than yes or no.
+        RuntimeError: the environment's value is neither yes nor no.
     """
     said = variable_of(process, _LAZY)
     return said is not None and _is_lazy(said)
 
 
 def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Device:
-    """As `ProcessGroupGloo.create_device`; every host name and interface is the simulated network's.
+    """Stands in for `ProcessGroupGloo.create_device`; every host name and interface means the simulated network.
 
     Raises:
         ValueError: neither is given.
@@ -109,7 +109,7 @@ def create_device(hostname: str = "", interface: str = "", lazy_init: bool | Non
 
 
 def create_default_device(lazy_init: bool | None = None) -> Device:
-    """As `ProcessGroupGloo.create_default_device`."""
+    """Stands in for `ProcessGroupGloo.create_default_device`."""
     if not isinstance(lazy_init, bool | None):
         raise said_by(REAL_GLOO.create_default_device, lazy_init)
     return Device(lazy_init)
@@ -118,7 +118,7 @@ def create_default_device(lazy_init: bool | None = None) -> Device:
 class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat module
     """One rank's handle on a group."""
 
-    # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time.
+    # If a subclass of a C++ class has a `__dict__`, attribute access is slow; so most attributes have slots.
     __slots__ = (
         "__dict__",
         "_arguments",
@@ -135,8 +135,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     )
 
     asks_for_modes: tuple[str, ...] = ()  # see `_modes.visible`
-    on_leave: Callable[[], None] | None = None  # of who keeps the group in a list
-    recorded_as: Any = None  # what the flight record keeps of it instead of the group, to be renamed with it
+    on_leave: Callable[[], None] | None = None  # removes the group from a list of its owner
+    recorded_as: Any = None  # the flight record's stand-in for the group, to be renamed with it
 
     supports_splitting = True
     supports_coalescing = False
@@ -144,7 +144,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     supports_time_estimate = _supports_time_estimate = False
     supports_tensor_alloc = False
 
-    # What the class `ProcessGroupGloo` has beside its methods.
+    # The attributes of the class `ProcessGroupGloo` other than its methods.
     Device = Device
     Options = c10d_bindings.Backend.Options
     _Options = GroupOptions
@@ -162,7 +162,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         self._store = store
         self._size = size
         self._timeout_ns = round(timeout.total_seconds() * 1e9)
-        self._calls_under_way: list[Any] = []  # through torch's dispatcher: see `_modes`
+        self._calls_under_way: list[Any] = []  # calls inside torch's dispatcher: see `_modes`
         self._name = ""
         self._description = ""
         self.options: Any = GroupOptions(timeout, self._backend.name)
@@ -170,22 +170,22 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
             self.options.global_ranks_in_group = list(options.global_ranks_in_group)
             self.options.group_name = self._name = options.group_name
 
-    # -- who it is -----------------------------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------------------------
 
     def rank(self) -> int:
-        """The caller's rank in it. C++'s looks for one of a Python class each time, which takes thousands of steps."""
+        """Return the caller's rank. C++'s method looks for a Python override each time, in thousands of steps."""
         return self._member.rank
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return the number of ranks."""
         return self._size
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return self._backend.name
 
     def getBackendName(self) -> str:
-        """The name for C++. Not "gloo": DDP's logger would then want a C++ ProcessGroupGloo."""
+        """Return the name for C++. With "gloo", DDP's logger would need a C++ ProcessGroupGloo."""
         return f"simdist:{self._backend.name}"
 
     def _get_backend_name(self) -> str:
@@ -212,7 +212,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     @property
     def is_bare(self) -> bool:
-        """True for a backend that no group has: its methods do not go through torch's dispatcher."""
+        """True for a backend outside of any group: its methods do not go through torch's dispatcher."""
         return not self._name
 
     @property
@@ -226,14 +226,14 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
             self.recorded_as._name = self._name
 
     def getGroupName(self) -> str:
-        """As `group_name`, for C++."""
+        """Return `group_name`; for C++."""
         return self._name
 
     setGroupName = _set_group_name
 
     @property
     def group_desc(self) -> str:
-        """What the user called it."""
+        """The user's description of the group."""
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
@@ -248,13 +248,13 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
             )
 
     def getGroupDesc(self) -> str:
-        """As `group_desc`, for C++."""
+        """Return `group_desc`; for C++."""
         return self._description
 
     setGroupDesc = _set_group_desc
 
     def get_group_store(self) -> SimStore:
-        """The store at which the group met; its backends have their keys there under the names of their devices."""
+        """Return the store at which the group met. Its backends keep their keys there, with their device as prefix."""
         store: Any = self._store
         found: SimStore = store.underlying_store if getattr(store, "prefix", "") in ("cpu/", "cuda/") else store
         return found
@@ -264,7 +264,7 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         whose = "" if caller is None or caller is mine else f", which belongs to rank {mine.rank}, not to {caller.rank}"
         return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}{whose}>"
 
-    # -- groups made of it ---------------------------------------------------------------------------------------
+    # -- groups made from this one -------------------------------------------------------------------------------
 
     def split_group(
         self,
@@ -275,8 +275,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         group_desc: str | None = None,
         device_types: Sequence[DeviceLike] | None = None,
     ) -> GroupBackend | None:
-        """The group of some of its ranks; called by all of them. None for a rank that is not among them."""
-        from simdist.c10d.surface import _offspring  # which most programs do not need
+        """Return a group of some ranks of this group; all its ranks call this, and the others get None."""
+        from simdist.c10d.surface import _offspring  # most programs do not need it
 
         return _offspring.split_group(self, ranks, timeout, opts, group_name, group_desc, device_types)
 
@@ -288,24 +288,24 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> GroupBackend | None:
-        """One group of the ranks of several; called by all of them, at a store that is theirs."""
+        """Return one group of the ranks of several groups; all of them call this, with a common store."""
         from simdist.c10d.surface import _offspring
 
         return _offspring.merge_remote_group(self, store, size, timeout, group_name, group_desc)
 
     def count_children(self) -> int:
-        """How many groups without a description of their own were split off it, before this one."""
+        """Return how many groups without their own description were split off before, and count one more."""
         number: int = self.__dict__.get("children", 0)
         self.children = number + 1
         return number
 
-    # -- what can be set -----------------------------------------------------------------------------------------
+    # -- settings ------------------------------------------------------------------------------------------------
 
     def _get_sequence_number_for_group(self) -> int:
         return self._member.number
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: Gloo and NCCL begin with 0, and go on counting when they are asked to begin."""
+        """Does nothing: Gloo and NCCL begin with 0, and this call does not reset their count."""
 
     def _set_default_timeout(self, timeout: timedelta | float) -> None:
         self.options._timeout = timeout
@@ -314,19 +314,19 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     set_timeout = _set_default_timeout
 
     def _set_default_backend(self, backend_type: object) -> None:
-        """Nothing to choose: the group is its own backend."""
+        """Does nothing: the group is its own backend."""
 
     def _register_backend(self, device: object, backend_type: object, backend: object = None) -> None:
-        """Nothing to register: the group is its own backend."""
+        """Does nothing: the group is its own backend."""
 
     def _has_hooks(self) -> bool:
         return False
 
     def eager_connect_single_device(self, device: DeviceLike) -> None:
-        """Nothing to do: the connections are there."""
+        """Does nothing: the connections are there."""
 
     def setUsePgForSymmMemRendezvous(self, value: bool) -> None:
-        """Nothing to do: there is no symmetric memory."""
+        """Does nothing: there is no symmetric memory."""
 
     # -- its end -------------------------------------------------------------------------------------------------
 
@@ -334,10 +334,10 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         """Does nothing, as Gloo's: the connections last until the group is destroyed."""
 
     def abort(self) -> None:
-        """As `shutdown`."""
+        """Does nothing, like `shutdown`."""
 
     def leave(self) -> None:
-        """Give the group up: the connections close. Called when torch forgets it (`destroy_process_group`)."""
+        """Close the group's connections. Called when torch forgets the group (`destroy_process_group`)."""
         self._communicator.leave(self._member)
         if self.on_leave is not None:
             self.on_leave()
@@ -347,15 +347,15 @@ _TURN_NS = 10_000_000  # measured, on loopback
 
 
 def close_when_dropped(group: GroupBackend) -> None:
-    """Let the connections of a group that the program alone holds close when it has dropped the group.
+    """Close the connections of a group that only the program holds, when the program drops the group.
 
-    As the destructor of ProcessGroupGloo (torch 2.13), after the operations that are under way, and one more turn of
-    the loop that looks at the sockets.
+    Like the destructor of ProcessGroupGloo (torch 2.13), this happens after the operations in flight, and one more turn
+    of the loop that polls the sockets.
     """
     weakref.finalize(group, _close, group._member).atexit = False
     runtime = current_runtime()
     assert runtime is not None
-    runtime.collect_in_rounds()  # a group in a cycle is dropped by the collector, and its peers see that
+    runtime.collect_in_rounds()  # garbage collection drops a group in a cycle, and its peers see that
 
 
 def _close(member: Member) -> None:
@@ -369,9 +369,9 @@ def _close(member: Member) -> None:
         last.after = [*(last.after or ()), functools.partial(_close, member)]
 
 
-# -- what groups have since torch 2.14, as far as this torch has it ---------------------------------------------------
+# -- methods since torch 2.14, if this torch has them -----------------------------------------------------------------
 
-_LACKING = {  # methods, and what torch calls them where a backend has none (Backend.hpp)
+_LACKING = {  # methods, and torch's names of them in the error of a backend that lacks them (Backend.hpp)
     "_end_time_estimate": "time estimation",
     "_start_time_estimate": "time estimation",
     "gather_into_tensor": "gather_single",
@@ -382,7 +382,7 @@ _LACKING = {  # methods, and what torch calls them where a backend has none (Bac
 }
 _HOOKS = "wrap the functions of torch.distributed that the program calls"
 _MADE_ANEW = "destroy the group and make it anew"
-_NOT_SIMULATED = {  # methods, and what to do without
+_NOT_SIMULATED = {  # methods, and what to use instead
     "allreduce_sparse": "use all_reduce, which takes sparse tensors",
     "get_reconfigure_handle": _MADE_ANEW,
     "merge": "use merge_remote_group",

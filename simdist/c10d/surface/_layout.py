@@ -1,4 +1,4 @@
-"""Where the bytes of a call's tensors lie: what is sent of them, where what comes is put, and what follows a work."""
+"""The bytes of a call's tensors: what is sent, where received data is put, and the actions after a work."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _flat = _memory.flat
 
 
 def source(tensor: Tensor) -> Tensor:
-    """What is sent of a tensor: its elements in their logical order."""
+    """Return the data that is sent of a tensor: its elements in their logical order."""
     return _flat(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
 def _is_direct(tensor: Tensor) -> bool:
-    # Gloo receives into memory of its own and copies: an output that autograd watches refuses that or remembers it.
+    # Gloo receives into its own memory and copies: an output that autograd tracks refuses or records the copy.
     return tensor.is_contiguous() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def targets(tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
-    """Flat memory for what is received, and True if it is that of the tensors; otherwise see `delivered`."""
+    """Return flat memory to receive into, and True if it is the tensors' own memory; otherwise see `delivered`."""
     watched = torch.is_grad_enabled()
     if type(tensors) is list and not (watched and any(tensor.requires_grad for tensor in tensors)):
         flats = _memory.flat_uniform(tensors)
@@ -40,13 +40,13 @@ def targets(tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
 
 
 def _memory_like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())  # a failed call brings back the old
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())  # a failed call restores the old
 
 
 def delivered(work: SimWork, tensors: Sequence[Tensor], received: Sequence[Tensor], *, always: bool = False) -> SimWork:
-    """The same work; it also copies what was received to the tensors whose memory it can't be received into.
+    """Return the same work, which now also copies received data to tensors that it can't receive into directly.
 
-    With `always`, to all: none of them is received into.
+    With `always`, it copies to all tensors.
     """
     copied = [pair for pair in zip(tensors, received, strict=True) if always or not _is_direct(pair[0])]
     if not copied:
@@ -55,7 +55,7 @@ def delivered(work: SimWork, tensors: Sequence[Tensor], received: Sequence[Tenso
 
     def deliver() -> None:
         for tensor, data in copied:
-            if watched and tensor.requires_grad:  # data may move in inference mode, in which autograd sees nothing
+            if watched and tensor.requires_grad:  # autograd sees nothing in inference mode, in which data may move
                 with torch.inference_mode(mode=False), torch.enable_grad():
                     put(tensor, data)
             else:
@@ -73,7 +73,7 @@ def put(tensor: Tensor, data: Tensor) -> None:
 
 
 def then(work: SimWork, action: Callable[[], object]) -> SimWork:
-    """Do `action` when the work has succeeded, before anyone sees it done."""
+    """Do `action` when the work has succeeded, before it counts as done."""
     if work.done:
         if work.error is None:
             action()
@@ -83,7 +83,7 @@ def then(work: SimWork, action: Callable[[], object]) -> SimWork:
 
 
 def joint(works: list[SimWork], outputs: Outputs) -> SimWork:
-    """One work that is done when all of `works` are, and fails with the first that fails."""
+    """Return one work that is done when all of `works` are, and fails with the first that fails."""
     joint = SimWork.make(works[-1].member, works[-1].name, works[-1].sequence, outputs)
     joint.parts = works
     left = [work for work in works if not work.done]

@@ -1,8 +1,8 @@
-"""The memory of tensors: which have any, their bytes as one dimension, and a checksum over them.
+"""The memory of tensors: whether they have any, their bytes as one dimension, and a checksum over them.
 
-What moves data works on these views, since Gloo works on memory: no autograd, no strides, no lazy negation. A tensor's
-dispatch keys say whether it has memory of its own that can be viewed like that (`is_plain`): subclasses, meta, sparse,
-quantized and nested tensors do not. Its storage says whether the memory is there (`flat` asks).
+Data movement works on these views, because Gloo works on memory: no autograd, no strides, no lazy negation. A tensor's
+dispatch keys show whether it has its own memory with such a view (`is_plain`): subclasses, meta, sparse, quantized and
+nested tensors do not. Its storage shows whether the memory is there (`flat` checks this).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ += ["few_bytes", "freed_since", "odd_tensors", "require_memory", "usual"
 
 Tensor = torch.Tensor
 
-_WINDOWS = 8  # of a large tensor that is sampled
-_FEW_BYTES = 1 << 12  # which are looked at where they lie
+_WINDOWS = 8  # samples of a large tensor
+_FEW_BYTES = 1 << 12  # up to this size, bytes are read in place
 _IN_OTHER_ELEMENTS = frozenset((torch.bool, torch.complex32, torch.complex64, torch.complex128))
 _IN_NUMPY = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8))
 _USUAL = frozenset(dtype for dtype, _ in ROWS)  # real, and not quantized
@@ -44,7 +44,7 @@ def _bits(*names: str) -> int:
     return found
 
 
-# All bits but those of dense tensors of CPUs and GPUs, with what autograd, autocast and lazy views add to them.
+# All bits except those of dense CPU and GPU tensors, and those that autograd, autocast and lazy views add.
 _ODD = ~_bits(
     *("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"),
     *("ADInplaceOrView", "Conjugate", "Negative"),
@@ -56,9 +56,9 @@ _TYPES = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_plain(given: Any, odd: int = _ODD) -> bool:
-    """True if all tensors in there are dense ones in the memory of a CPU or GPU, and no wrappers of others."""
-    # Hot: what most tensors are is seen without asking for their keys, which takes longer. The address is 0, or an
-    # error, for all that have no memory of their own; nested tensors have one.
+    """True if all tensors in a nested value are dense, in the memory of a CPU or GPU, and no wrappers of others."""
+    # Hot: most tensors are recognized without their keys, which take longer to read. The address of a tensor without
+    # its own memory is 0 or an error; nested tensors have an address.
     while (type(given) is list or type(given) is tuple) and len(given) == 1:
         given = given[0]
     if type(given) in _TYPES and given.dtype in _USUAL:
@@ -79,12 +79,12 @@ is_plain_or_sparse = functools.partial(is_plain, odd=_ODD_AND_DENSE)
 """Likewise; sparse COO tensors are in order too."""
 
 
-_calls_with_odd_tensors = 0  # under way, which `flat` has to look at more closely
+_calls_with_odd_tensors = 0  # running calls; if there are any, `flat` checks its tensors
 
 
 @contextlib.contextmanager
 def odd_tensors() -> Iterator[None]:
-    """While a method runs that was given tensors that are not plain: `flat` refuses them."""
+    """While this is active, `flat` refuses tensors that are not plain; for a method that was given some."""
     global _calls_with_odd_tensors
     _calls_with_odd_tensors += 1
     try:
@@ -94,7 +94,7 @@ def odd_tensors() -> Iterator[None]:
 
 
 def without_memory(tensor: Tensor) -> RuntimeError:
-    """The error of a tensor that is not plain where its memory is wanted."""
+    """Return the error for a tensor that is not plain but whose memory is needed."""
     kind = "" if type(tensor) is Tensor else f"{type(tensor).__name__}, "
     return RuntimeError(
         f"a backend needs a dense tensor in the memory of a CPU or GPU, and got one of {kind}layout "
@@ -104,11 +104,11 @@ def without_memory(tensor: Tensor) -> RuntimeError:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The tensor's elements in memory order as one dimension, sharing its memory; complex ones as pairs of reals.
+    """Return the tensor's elements in memory order as one dimension, sharing its memory; complex ones as real pairs.
 
-    Of a tensor that torch negates or conjugates when it is read, a copy: torch's dispatcher gives backends one too, and
-    what they write into it is lost.
-    Autograd does not see what is done to the result, as it does not see what Gloo does to the memory.
+    For a lazily negated or conjugated tensor this is a copy: torch's dispatcher gives backends a copy too, and their
+    writes into it are lost.
+    Autograd does not see changes of the result, as it does not see what Gloo does to the memory.
 
     Raises:
         RuntimeError: its elements reach beyond its storage, or its storage was freed.
@@ -128,7 +128,7 @@ def flat(tensor: Tensor) -> Tensor:
     begin = tensor.storage_offset()
     if tensor.untyped_storage().nbytes() < tensor.nbytes + (begin and begin * tensor.itemsize):
         require_memory(tensor)
-    if tensor.stride() == (1,):  # not `is_contiguous`: of one element any stride is, but only this one views as bytes
+    if tensor.stride() == (1,):  # not `is_contiguous`: a single element may have any stride, but must have this one
         return tensor
     if tensor._is_zerotensor():
         raise RuntimeError("ZeroTensors are immutable. Please materialize the tensor using `.clone()`")
@@ -136,9 +136,9 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def flat_uniform(tensors: list[Tensor]) -> list[Tensor] | None:
-    """As `flat` of each, if all are plain, dense tensors of one real type and shape; None if `flat` has to look.
+    """Return `flat` of each, if all are plain, dense tensors of one real type and shape; else None: use `flat`.
 
-    Hot: what they are is read at once, and each is asked for the rest only.
+    Hot: common properties are read once, and only the others for each tensor.
     """
     if not tensors or not uniform(tensors):
         return None
@@ -163,9 +163,9 @@ def flat_uniform(tensors: list[Tensor]) -> list[Tensor] | None:
 
 
 def usual(given: Any) -> tuple[Tensor, int, torch.dtype] | None:
-    """As `flat`, its bytes and its type, if it is a plain tensor of a real type that lies in memory as it should.
+    """Return the flat tensor, its bytes and its type, if it is plain, real and lies in memory as it should; else None.
 
-    Hot: this answers what `is_plain`, `flat` and `require_memory` ask, with each property read once.
+    Hot: this does the checks of `is_plain`, `flat` and `require_memory`, and reads each property once.
     """
     found = row(given)
     if found is None:
@@ -173,7 +173,7 @@ def usual(given: Any) -> tuple[Tensor, int, torch.dtype] | None:
     number, size = found
     dtype, element = ROWS[number]
     try:
-        given._version  # noqa: B018  # an error for one of inference mode; to ask for that takes twice as long
+        given._version  # noqa: B018  # an error for a tensor of inference mode; `is_inference` takes twice as long
         if not given.is_neg():
             data: Tensor = given.data
             begin = data.storage_offset()
@@ -196,7 +196,7 @@ def require_memory(tensor: Tensor) -> None:
 
 
 def freed_since(given: Iterable[object]) -> RuntimeError | None:
-    """The error of an operation whose program has freed a storage that `given`, flat tensors in lists, are views of."""
+    """Return the error of an operation if the program has freed a storage of `given`, flat tensors in nested lists."""
     if type(given) is list and addresses(given) is not None:
         return None  # hot
     for each in given:
@@ -230,9 +230,9 @@ def _beyond_memory(tensor: Tensor) -> RuntimeError:
 
 
 def few_bytes(tensor: Tensor) -> SharedBytes | None:
-    """What a small, contiguous and plain tensor holds: bytes with `raw`, shared; None if it is none, or has no memory.
+    """Return the shared bytes (`raw`) of a small, contiguous, plain tensor; None for other tensors or without memory.
 
-    Hot: of a few bytes views cost more than what is done with them.
+    Hot: for a few bytes, views cost more than the work on them.
     """
     if type(tensor) in _TYPES and tensor.dtype in _USUAL:
         size = tensor.nbytes
@@ -248,24 +248,24 @@ def few_bytes(tensor: Tensor) -> SharedBytes | None:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a dense tensor as one dimension of bytes, shared."""
+    """Return the memory of a dense tensor as one dimension of bytes, shared."""
     data = flat(tensor)
     return data if data.dtype is torch.uint8 else data.view(torch.uint8)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """True if the elements of a tensor fill one stretch of memory, in whichever order."""
+    """True if the elements of a tensor fill one stretch of memory, in any order."""
     if tensor.is_contiguous():
         return True
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
     return extent == tensor.numel()
 
 
-bus: Bus | None = None  # of the one world that is active: it hears of payloads that are only sampled
+bus: Bus | None = None  # of the one active world: gets reports of payloads that are only sampled
 
 
 def checksum(tensors: Sequence[Tensor], limit: int) -> int:
-    """CRC-32 over the bytes of flat `tensors`; above `limit` bytes, over windows spread over all of them."""
+    """Return the CRC-32 of the bytes of flat `tensors`; above `limit` bytes, of windows spread over a whole tensor."""
     crc = 0
     whole = 0
     few = limit if limit < _FEW_BYTES else _FEW_BYTES
@@ -275,7 +275,7 @@ def checksum(tensors: Sequence[Tensor], limit: int) -> int:
             crc = zlib.crc32(found, crc)
             continue
         if tensor.dtype in _IN_NUMPY and tensor.is_contiguous():
-            # Hot: of a few bytes the views cost more than the sum.
+            # Hot: for a few bytes, the views cost more than the checksum.
             size, address = tensor.nbytes, tensor.data_ptr()
             if address and size <= _FEW_BYTES and size <= limit:
                 crc = zlib.crc32(bytes_at(address, size), crc)

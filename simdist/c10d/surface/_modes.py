@@ -1,14 +1,14 @@
 """Modes and tensor subclasses of a program see torch's `c10d.*` operators, as with a real backend, and nothing else.
 
-A rank calls our groups in Python, beside torch's dispatcher. Where a dispatch mode is active, or where a tensor is no
-plain memory, the call takes the way around: torch's own method of `ProcessGroup` packs the arguments and calls the
-operator, the mode or the tensor's class sees it and calls it again, perhaps several times with other tensors, and at
-the key `BackendSelect` (in front of the backends' kernels, which want a C++ backend) we take it from the dispatcher and
-do what the method does. What no backend of ours has memory for (meta, quantized, most sparse tensors) goes on to
-torch's own kernels: they ignore it or refuse it. The kernels at that key stand only from the first such call of a world
-until its end; calls of threads that are no ranks pass through them.
+A rank calls our groups in Python, without torch's dispatcher. If a dispatch mode is active, or a tensor is not plain
+memory, the call makes a detour. Torch's own method of `ProcessGroup` packs the arguments and calls the operator. The
+mode or the tensor's class sees the operator and calls it again, perhaps several times with other tensors. At the key
+`BackendSelect`, before the backends' kernels, which need a C++ backend, our kernel takes the call from the dispatcher
+and runs our method. Tensors without memory that our backends can use (meta, quantized, most sparse tensors) go on to
+torch's own kernels, which ignore or refuse them. Our kernels exist from the first such call of a world until its end;
+calls of threads that are not ranks pass through them.
 
-What moves data does so unseen: see `calls/_unseen.py`.
+The movement of data is invisible to modes: see `calls/_unseen.py`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _DENSE = DispatchKey.CPU, DispatchKey.CUDA
 
 
 def _has_classes(given: object) -> bool:
-    """True if there is a tensor whose class says what operators do to it."""
+    """True if there is a tensor whose class overrides operators."""
     if isinstance(given, torch.Tensor):
         return bool(keys_of(given).has(DispatchKey.Python))
     return isinstance(given, list | tuple) and any(_has_classes(each) for each in given)
 
 
 def _odd_one(given: object) -> torch.Tensor | None:
-    """The first tensor that is not plain."""
+    """Return the first tensor that is not plain, or None."""
     if isinstance(given, torch.Tensor):
         return None if _memory.is_plain(given) else given
     if not isinstance(given, list | tuple):
@@ -68,7 +68,7 @@ def _odd_one(given: object) -> torch.Tensor | None:
 class _Call:
     """A call of a method on its way through the dispatcher.
 
-    `args` and `kwargs` are what it was called with beside its tensors, which the operator brings.
+    `args` and `kwargs` are its arguments without the tensors, which come through the operator.
     """
 
     __slots__ = ("args", "kwargs", "method", "results")
@@ -79,11 +79,11 @@ class _Call:
         self.method = method
         self.args = args
         self.kwargs = kwargs
-        # Of each time that the operator arrived; a subclass may call it several times.
+        # One for each time that the operator arrived; a subclass may call it several times.
         self.results: list[SimWork | None] = []
 
     def result(self, said: object) -> object:
-        """What the method returns, of which torch's own has `said` something."""
+        """Return the method's result; `said` is the result of torch's own method."""
         works = [work for work in self.results if work is not None]
         if len(works) > 1 and works[-1].joins:
             return joint(works, [work.outputs for work in works])
@@ -95,8 +95,8 @@ class _Call:
 def visible(group_class: type[_G]) -> type[_G]:
     """Let modes and tensor subclasses see the operators of a group class; a class decorator.
 
-    Methods in its `asks_for_modes` ask for modes and odd tensors themselves, and then call what is added here as
-    `..._in_modes`: a function around them costs more than the question.
+    Methods in its `asks_for_modes` check for modes and odd tensors themselves, and then call `..._in_modes`, which this
+    adds: a wrapper around them would cost more than the check.
     """
     for name, method in list(_methods(group_class)):
         around = _with_a_way_around(name, method)
@@ -144,7 +144,7 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
         assert runtime is not None
         if _Operators not in runtime.extras:
             runtime.extras[_Operators] = _Operators(runtime.patches)
-        args = tuple(map(real_options, args))  # the work passes through C++
+        args = tuple(map(real_options, args))  # the options pass through C++
         under_way = self._calls_under_way
         beside = {key: value for key, value in kwargs.items() if key not in names}
         entry = _Call(method, args[count:], beside)
@@ -158,8 +158,8 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
     call.__doc__ = method.__doc__
     call.__signature__ = signature  # type: ignore[attr-defined]  # of any function
     call.__name__, call.__qualname__ = name, f"SimProcessGroup.{name}"
-    # pybind11 sees by this name that a call is one of `super()`. Of a method with two names it knows the old one, or,
-    # since torch 2.14, the new one of those that it calls in Python.
+    # By this name pybind11 recognizes a call of `super()`. For a method with two names it uses the old one; since torch
+    # 2.14, the new one for methods that it calls in Python.
     known = METHODS[name].old or name if name in METHODS else name
     if name in ("all_gather_single", "reduce_scatter_single") and calls_override(name):
         known = name
@@ -167,7 +167,7 @@ def _with_a_way_around(name: str, method: Callable[..., SimWork | None]) -> Call
     return call
 
 
-# What torch's overloads call parameters that have one name here.
+# Torch's overloads have different names for a parameter that has one name here.
 _SAME = {
     "dstRank": ("dst",),
     "input": ("tensor", "input_tensors"),
@@ -184,7 +184,7 @@ _SAME = {
 
 
 def _renaming(signature: inspect.Signature) -> Callable[[dict[str, object]], dict[str, object]]:
-    """Keyword arguments under the names of the signature."""
+    """Return a function that renames keyword arguments to the names of the signature."""
     parameters = signature.parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return lambda kwargs: kwargs
@@ -220,7 +220,7 @@ def _call_gather(
     return torch.ops.c10d.allgather_into_tensor_coalesced_(outputs, tensors, group.boxed(), asynchronous)
 
 
-# Of these torch's methods end in ours again, whatever our function is called (torch 2.13).
+# Torch's methods for these would call ours again, under any function name (torch 2.13).
 _THROUGH: dict[str, Callable[..., object]] = {
     "all_to_all_single": _call_exchange,
     "all_gather_single_coalesced": _call_gather,
@@ -228,7 +228,7 @@ _THROUGH: dict[str, Callable[..., object]] = {
 
 
 class _Operators:
-    """Our kernels of torch's operators, until the world ends."""
+    """Our kernels of torch's operators, which last until the world ends."""
 
     def __init__(self, patches: Patches) -> None:
         library: Any = torch.library.Library  # not typed
@@ -250,7 +250,7 @@ def _kernel(operator: Any, row: Method) -> Callable[..., object]:
         if not in_order(args[:tensors]):
             odd = _odd_one(args[:tensors])
             if odd is not None and any(keyset.has(key) for key in _DENSE):
-                raise _memory.without_memory(odd)  # among plain ones: torch's kernel would hand it to the backend
+                raise _memory.without_memory(odd)  # with plain ones: torch's kernel would pass it to the backend
             return operator.redispatch(keyset.remove(_HERE), *args)
         entry = group._calls_under_way[-1]
 
@@ -259,14 +259,14 @@ def _kernel(operator: Any, row: Method) -> Callable[..., object]:
         entry.results.append(work)
         if row.name == "monitored_barrier":
             return None
-        boxed = Work().boxed() if work is None else work.boxed()  # NCCL's is None where the stream orders all
+        boxed = Work().boxed() if work is None else work.boxed()  # NCCL's work is None if the stream gives the order
         return (args[0], boxed) if row.returns_tensors else boxed
 
     return kernel
 
 
 def _group_among(args: tuple[object, ...]) -> GroupBackend | None:
-    """Our group that an operator is called on; None if it is another's."""
+    """Return our group for which an operator is called; None if the group is not ours."""
     for arg in args:
         if isinstance(arg, torch.ScriptObject):
             group: GroupBackend = ProcessGroup.unbox(arg)

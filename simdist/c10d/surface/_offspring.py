@@ -1,9 +1,9 @@
-"""Groups that are made of groups: `split_group` and `merge_remote_group` of torch's C++ ProcessGroup (2.13).
+"""Groups made from other groups: `split_group` and `merge_remote_group` of torch's C++ ProcessGroup (2.13).
 
-A group asks each of its backends, in the order of their devices, for a part of what is made; so does this, of the
-parts of a group over several backends, or of the only one. The backends' own share is `split_part` and `merge_part`.
+As in torch, each backend of a group makes a part of the new group, in the order of their devices; a group may have
+several backends or one. The methods of backends are `split_part` and `merge_part`.
 
-Circle of imports: a group asks this file for groups made of it, and these are such groups again.
+Circle of imports: a group makes other groups by this module, which needs the class of groups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BY_CHANCE = (
 
 
 def parts_of(group: GroupBackend) -> dict[str, GroupBackend]:
-    """The backends of a group by their type of device, those that check calls for debugging left aside."""
+    """Return the backends of a group by their type of device, without the wrappers that check calls for debugging."""
     parts: Mapping[str, Any] = getattr(group, "parts", None) or {_own_device(group): group}
     return {device: getattr(part, "wrapped_pg", part) for device, part in parts.items()}
 
@@ -43,9 +43,9 @@ def _own_device(group: Any) -> str:
 
 
 def _require_one_meeting(group: GroupBackend, call: str) -> None:
-    """Refuse a group that torch would connect twice at the same place."""
+    """Refuse a group that torch would connect twice under the same keys."""
     config = group_world().pg_backend_config.get(group)
-    if config is None:  # the program has put it together itself
+    if config is None:  # the program has made the group itself
         names = [part.name() for part in parts_of(group).values()]
     else:
         names = [each.partition(":")[2] for each in str(config).split(",")]
@@ -62,11 +62,11 @@ def split_group(
     description: str | None,
     device_types: Sequence[DeviceLike] | None,
 ) -> GroupBackend | None:
-    """The group of some of a group's ranks; called by all of them, None for a rank that is not among those.
+    """Return a group of some ranks of a group. All ranks of the old group call this; those left out get None.
 
     Raises:
-        RuntimeError: the ranks or devices are none that it can be made of, in torch's words.
-        UnsupportedError: real ranks would meet by chance.
+        RuntimeError: the ranks or devices are invalid; with torch's text.
+        UnsupportedError: real ranks would meet only by chance.
     """
     if not len(ranks):
         raise RuntimeError("Split ranks cannot be empty. Please provide a non-empty list of ranks to split the group.")
@@ -93,7 +93,7 @@ def split_group(
 
 
 def _renamed(part: GroupBackend, options: Any, name: str, timeout: timedelta | None) -> Any:
-    """The options of a backend's part: those given, or the backend's own, which then change for it as well."""
+    """Return a part's options: the given ones, or the old backend's own, which then also change for that backend."""
     options = part.options if options is None else options
     options.group_name = name
     if timeout is not None:
@@ -122,13 +122,13 @@ def _wanted(group: GroupBackend, device_types: Sequence[DeviceLike] | None) -> d
 def merge_remote_group(
     group: GroupBackend, store: SimStore, size: int, timeout: timedelta, name: str | None, description: str | None
 ) -> GroupBackend | None:
-    """One group of the ranks of several; called by all of them, at a store that is theirs.
+    """Return one group of the ranks of several groups; all of them call this, with a common store.
 
-    They are numbered in the order in which they come there.
+    They are numbered in the order of their arrival at the store.
 
     Raises:
-        RuntimeError: more ranks arrive than it has.
-        UnsupportedError: real ranks would meet by chance.
+        RuntimeError: more than `size` ranks arrive.
+        UnsupportedError: real ranks would meet only by chance.
     """
     if size > 1:
         _require_one_meeting(group, "merge_remote_group")

@@ -1,11 +1,11 @@
-"""Options of an all-reduce and a broadcast as torch's functions make them while a world lives: light objects.
+"""Light Python objects for the options of an all-reduce and a broadcast, made by torch's functions in a world.
 
-`torch.distributed.all_reduce` makes an `AllreduceOptions` for each call and sets what it says, and the group reads it
-again. Each of these is a call of C++, and together they are a sixth of a small all-reduce. So the function gets code
-that makes an object of Python there on a rank; all else about it stays. What a program makes itself is torch's own
-(`dist.AllreduceOptions()`), and methods of C++ get torch's own, whatever calls them.
+`torch.distributed.all_reduce` makes an `AllreduceOptions` for each call and sets its attributes, and the group reads
+them again. Each of these steps is a call of C++, and together they are a sixth of a small all-reduce. So on a rank the
+function's code makes a Python object instead; the rest of the function stays. Options that a program makes itself are
+torch's own (`dist.AllreduceOptions()`), and C++ methods always get torch's own.
 
-Invariant: what torch's class refuses is refused, in its words: `real` asks it.
+Invariant: values that torch's class refuses are refused with its text, because `real` makes torch's object.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from simdist.process import Patches, current_runtime
 
 __all__ = ["AllReduceOptions", "BroadcastOptions", "install", "real_options"]
 
-# By `id` of the members of the enumeration, which live as long as torch. Hot: to hash one is a call of C++.
+# By the `id` of the enumeration's members, which live as long as torch. Hot: hashing a member is a call of C++.
 _NAMES = {id(operation): name for operation, name in REDUCE_NAMES.items()}
 _OPERATIONS = {name: operation for operation, name in REDUCE_NAMES.items()}
 
 
 class _Options:
-    """An attribute that nobody has set is torch's own default."""
+    """Light options; an attribute that is not set has torch's default."""
 
     of: ClassVar[Any]  # torch's class
-    by: ClassVar[str]  # torch's function that makes it
+    by: ClassVar[str]  # torch's function that makes these options
     timeout: timedelta
-    _operation: object  # of a reduction without a name
-    asyncOp = True  # torch's name, as all of these
+    _operation: object  # a reduction without a name
+    asyncOp = True  # torch's name, like the others
 
     def real(self) -> Any:
-        """Torch's own object with the same values.
+        """Return torch's own object with the same values.
 
         Raises:
-            TypeError: it does not take one.
+            TypeError: torch's class does not take a value.
         """
         made = self.of()
         for name, value in vars(self).items():
@@ -57,7 +57,7 @@ class _Options:
 
     @property  # type: ignore[misc]  # of `object`
     def __class__(self) -> type:
-        return self.of  # type: ignore[no-any-return]  # for who asks whether it is an instance of that
+        return self.of  # type: ignore[no-any-return]  # for `isinstance`
 
 
 class AllReduceOptions(_Options):
@@ -70,7 +70,7 @@ class AllReduceOptions(_Options):
 
     @property
     def reduceOp(self) -> object:
-        """The operation as torch has it."""
+        """The operation as torch's object."""
         return self.real().reduceOp
 
     @reduceOp.setter
@@ -92,7 +92,7 @@ class BroadcastOptions(_Options):
 
 
 def real_options(given: Any) -> Any:
-    """Torch's own options in place of light ones; anything else as it is."""
+    """Return torch's own options for light ones, and anything else unchanged."""
     return given.real() if type(given) in _LIGHT else given
 
 
@@ -100,7 +100,7 @@ _LIGHT = (AllReduceOptions, BroadcastOptions)
 
 
 def install(patches: Patches) -> None:
-    """Let torch's functions make light options, and methods of C++ take them."""
+    """Let torch's functions make light options, and C++ methods take them."""
     patches.switch_on(_redirections())
     for owner in (ProcessGroup, c10d_bindings.Backend):
         for name, make in _TAKING.items():
@@ -113,7 +113,7 @@ def _redirections() -> list[Redirection]:
     for light in _LIGHT:
         function = inspect.unwrap(getattr(c10d_module, light.by))
         if isinstance(function, FunctionType) and looks_up(function, light.of.__name__):
-            with contextlib.suppress(OSError):  # no source: it makes torch's own
+            with contextlib.suppress(OSError):  # without source, the function goes on making torch's own
                 made.append(Redirection.to_code(function, _making_light))
     return made
 
@@ -123,7 +123,10 @@ def _making_light(function: FunctionType) -> CodeType:
 
 
 def _maker(light: type[_Options]) -> Callable[[], object]:
-    """Makes a light object on a rank; a thread of the host may give it to C++ when the world is over."""
+    """Return a function that makes a light object inside a world, and torch's own one outside.
+
+    Outside, a thread of the host may pass the object to C++.
+    """
 
     def make() -> object:
         return light.of() if current_runtime() is None else light()
@@ -136,7 +139,7 @@ def _taking(name: str) -> Make:
         def call(self: object, *args: object, **kwargs: object) -> object:
             return original(self, *map(real_options, args), **kwargs)
 
-        # By its name, and that of what calls it, pybind11 sees that it is no method of a subclass.
+        # By this name and the caller's, pybind11 recognizes that this is no method of a subclass.
         call.__code__ = call.__code__.replace(co_name=name)
         return functools.update_wrapper(call, original)
 

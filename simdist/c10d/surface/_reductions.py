@@ -34,7 +34,7 @@ _UNSET = AllReduceOptions.timeout
 
 
 class Reductions(Calls):
-    """A group as far as it reduces."""
+    """The reductions of a group."""
 
     asks_for_modes: tuple[str, ...] = ("allreduce",)
     allreduce_in_modes: Callable[..., SimWork]  # see `_modes.visible`
@@ -44,9 +44,9 @@ class Reductions(Calls):
     ) -> SimWork:
         """All-reduce one tensor in place; also takes a bare tensor, and a reduce operation instead of options.
 
-        With several tensors, all of them and on every rank are the operands, and all of them end up with the result.
+        With several tensors, all of them on all ranks are operands, and all of them get the result.
         """
-        if kwargs:  # the names of an overload
+        if kwargs:  # named arguments of an overload
             given = {"tensors": tensors, "opts": opts, "timeout": timeout, **kwargs}
             given = {name: value for name, value in given.items() if value is not None}
             if "opts" not in given and "op" in given:
@@ -78,7 +78,7 @@ class Reductions(Calls):
                 return self.allreduce(tensors, opts.real(), timeout)
             passing = not asynchronous
         elif type(opts) is _ALLREDUCE_OPTIONS:
-            # Hot: reading the operation's enum out of the options costs more than comparing it.
+            # Hot: reading the operation's enum from the options costs more than comparing the operation.
             operation = opts.reduceOp
             reduction = "sum" if operation == _SUM else reduce_name(operation)  # `!=` takes twice as long
             limit_ns = timeout_ns(opts, self._timeout_ns)
@@ -89,7 +89,7 @@ class Reductions(Calls):
             limit_ns = self._limit(opts, timeout)
         if usual is not None:
             data, size, dtype = usual
-            key = "all_reduce", size, dtype, reduction  # hot: that of `_issue`, in short
+            key = "all_reduce", size, dtype, reduction  # hot: the key of `_issue`, in short form
             return self._communicator.issue(
                 self._member, key, data, [tensor], limit_ns, asynchronous, None, None, 0, passing
             )
@@ -171,7 +171,7 @@ class Reductions(Calls):
         *,
         root: int | None = None,
     ) -> SimWork:
-        """Reduce to a root; what stays on the others is what Gloo leaves there."""
+        """Reduce to a root; the other ranks keep the partial results that Gloo leaves there."""
         opts, root, root_tensor = root_of(self, "reduce", (tensors,), opts, root)
         tensor = self._arguments.rooted_tensors("reduce", tensors, root, root_tensor, self._size)[0]
         data = _flat(tensor)

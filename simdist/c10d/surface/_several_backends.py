@@ -1,7 +1,7 @@
 """One group with a backend for each type of device: `cpu:gloo,cuda:nccl`.
 
-Torch has a C++ group that holds several backends. Ours is the group itself, and so are its parts; a call goes to the
-part of the device that its tensors are on.
+Torch has a C++ group that holds several backends. Here the group and its parts are Python groups. A call goes to the
+part for the device of its tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SeveralBackends"]
 
 
 class SeveralBackends(GroupBackend):
-    """A rank's handle on a group whose `parts` are by type of device; NCCL's is what torch asks of the whole.
+    """A rank's handle on a group with `parts` by type of device; NCCL's part answers for the whole group.
 
     Example:
         >>> def main():
@@ -35,11 +35,11 @@ class SeveralBackends(GroupBackend):
         [['cpu', 'cuda'], ['cpu', 'cuda']]
     """
 
-    passes_for = ""  # the backend that torch is about to ask it for, while it makes the group
+    passes_for = ""  # while torch makes the group: the backend that torch will ask it for next
 
     def __init__(self, parts: Mapping[str, GroupBackend], bound: torch.device | None) -> None:
         self.parts = dict(parts)
-        # Torch's default backend of several: NCCL where it is among them (`_new_process_group_helper` of 2.13).
+        # Torch's default backend of several: NCCL, if it is among them (`_new_process_group_helper` of 2.13).
         ordered = list(self.parts.values())
         self._main = next((part for part in ordered if part.name() == "nccl"), ordered[-1])
         ProcessGroup.__init__(self, self._main.rank(), self._main.size())
@@ -57,7 +57,7 @@ class SeveralBackends(GroupBackend):
                 self._distinguish(device, part)
 
     def _distinguish(self, device: str, part: GroupBackend) -> None:
-        """Name a part after the main one: both have numbers of their own, and a log would mix them up."""
+        """Name a part after the main one: both count their own calls, and a log would mix them up."""
         part._member.communicator.name = f"{self._communicator.name}/{device}"
 
     @property
@@ -67,7 +67,7 @@ class SeveralBackends(GroupBackend):
 
     @property
     def supports_splitting(self) -> bool:  # type: ignore[override]
-        """As the main part."""
+        """True if the main part supports splitting."""
         return bool(self._main.supports_splitting)
 
     def _get_backend(self, device: DeviceLike) -> GroupBackend:
@@ -83,7 +83,7 @@ class SeveralBackends(GroupBackend):
 
     @property
     def bound_device_id(self) -> torch.device | None:
-        """The device that the program has given `init_process_group`."""
+        """The device that the program passed to `init_process_group`."""
         return self._bound
 
     @bound_device_id.setter
@@ -99,7 +99,7 @@ class SeveralBackends(GroupBackend):
 
     def _set_group_desc(self, description: str) -> None:
         self._description = str(description)
-        self.passes_for = ""  # the last thing that torch does to a group before it registers it
+        self.passes_for = ""  # torch's last call before it registers the group
         for part in self.parts.values():
             part._set_group_desc(description)
 
@@ -113,24 +113,24 @@ class SeveralBackends(GroupBackend):
             part._set_sequence_number_for_group()
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """That of all parts."""
+        """Set the timeout of all parts."""
         for part in self.parts.values():
             part.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> object:
-        """Of the part of the options' device; of the main one, if they have none."""
+        """Pass the barrier to the part of the options' device; by default, to the main part."""
         device = getattr(opts, "device", None)
         part = self._main if device is None else self._get_backend(device)
         return part.barrier(opts) if timeout is None else part.barrier(opts, timeout)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> object:
-        """Of the part for the CPU."""
+        """Pass the barrier to the part for the CPU."""
         return self._get_backend("cpu").monitored_barrier(timeout, wait_all_ranks)
 
     def eager_connect_single_device(self, device: DeviceLike) -> None:
-        """Of the device's part."""
+        """Connect the device's part."""
         self._get_backend(device).eager_connect_single_device(device)
 
     def _start_coalescing(self, device_type: DeviceLike | None = None) -> object:
@@ -143,21 +143,21 @@ class SeveralBackends(GroupBackend):
         return self._main if device is None else self._get_backend(device)
 
     def _part_for(self, kind: str | None) -> GroupBackend:
-        """The part for tensors of a type of device; None if a call has no tensors."""
+        """Return the part for tensors of a type of device; `kind` is None if a call has no tensors."""
         return self._main if kind is None else self._get_backend(kind)
 
     def shutdown(self) -> None:
-        """All parts."""
+        """Shut all parts down."""
         for part in self.parts.values():
             part.shutdown()
 
     def abort(self) -> None:
-        """All parts."""
+        """Abort all parts."""
         for part in self.parts.values():
             part.abort()
 
     def leave(self) -> None:
-        """Give all parts up."""
+        """Leave all parts."""
         for part in self.parts.values():
             part.leave()
 
@@ -169,7 +169,7 @@ class SeveralBackends(GroupBackend):
 
 
 def _device_of(value: object) -> str | None:
-    """The type of device of the first tensor in there."""
+    """Return the type of device of the first tensor in a nested value; None if there is none."""
     if isinstance(value, torch.Tensor):
         return value.device.type
     if isinstance(value, (list, tuple)):

@@ -1,13 +1,12 @@
 """The simulated store: one server's data, and the clients that ranks hold.
 
 A client is a Python subclass of `torch.distributed.Store`, so it also works where torch's C++ wraps it. A request to a
-TCPStore travels to its host and its answer back, a latency each; `set` has no answer, so its caller goes on at once,
-and what follows on the same connection arrives after it. The other stores are memory and files of the rank's own
-machine: there only asking for what is not there takes time, so that a polling loop lets others run. Invariant: each
-request takes effect at one instant, when it is at the server. A client of a TCPStore has one connection under one lock:
-of a process's threads one has its turn, until it has its answer or gives up, and its time counts from then. Texts,
-timeouts and what is counted as a key differ between TCPStore, HashStore and FileStore, and are theirs (measured, torch
-2.13).
+TCPStore takes a latency to its host, and the answer a latency back. `set` has no answer, so its caller goes on at once,
+and later requests on the same connection arrive after it. The other stores are memory and files of the rank's own
+machine; only requests for missing keys take time there, so that a polling loop lets others run. Invariant: each request
+takes effect at one instant, when it is at the server. A client of a TCPStore has one connection under one lock: one
+thread of a process has its turn until it gets its answer or gives up, and its time counts from the start of its turn.
+Texts, timeouts and the counting of keys differ between TCPStore, HashStore and FileStore as in torch (measured, 2.13).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from simdist.records import store_asked
 __all__ = ["SimPrefixStore", "SimStore"]
 
 _POLL_NS = 100_000  # a round trip to the server on one machine
-_MOST_AT_ONCE = 1_000  # requests without any time: in a loop that asks again and again, others have to get on
+_MOST_AT_ONCE = 1_000  # requests at one moment: after that, a polling loop must let others run
 _ADAPTED = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
@@ -56,7 +55,7 @@ _Request = TypeVar("_Request", bound=Callable[..., object])
 
 
 def _answered(method: _Request) -> _Request:
-    """Decorate a request that has an answer: its caller goes on when that has come back."""
+    """Decorate a request with an answer: its caller goes on when the answer has arrived."""
 
     @functools.wraps(method)
     def request(self: SimStore, *args: Any, **kwargs: Any) -> object:
@@ -82,7 +81,7 @@ def _answered(method: _Request) -> _Request:
 class SimStore(Store):
     """A client of a `StoreServer`. Stands in for TCPStore, HashStore and FileStore."""
 
-    # Of a C++ class with a `__dict__`, Python finds attributes the slow way each time; a rank makes several of these.
+    # If a subclass of a C++ class has a `__dict__`, attribute access is slow; a rank makes several of these.
     __slots__ = ("_connection", "_kind", "host", "libuvBackend", "port", "server")
 
     def __init__(
@@ -110,11 +109,11 @@ class SimStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait."""
+        """The time limit of `get` and `wait`."""
         return self._connection.timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change the timeout of this client and of all views of it."""
+        """Change the timeout of this client and of all its views."""
         self._connection.timeout = timeout
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -131,7 +130,7 @@ class SimStore(Store):
         self._send(process, arrive)
 
     def announce(self, key: str, value: str | bytes) -> None:
-        """`set` as a part of something whose duration counts the way to the server: it is there at once."""
+        """Set a key at once, as part of an operation whose duration already includes the way to the server."""
         self._enter("set", key, answered=False)
         name = self._name(key)
         data, server = as_bytes(value), self.server
@@ -146,23 +145,23 @@ class SimStore(Store):
 
     @_answered
     def get(self, key: str) -> bytes:
-        """The value of a key, waiting for it.
+        """Return the value of a key, and wait for it.
 
         Raises:
-            DistStoreError: it was not set in time; RuntimeError from a FileStore.
+            DistStoreError: the key was not set in time; RuntimeError from a FileStore.
         """
         process = self._enter("get", key, limit=self.timeout)
         name = self._name(key)
         if name not in self.server.data or self._is_late(process, self.timeout):
             self._wait(process, [name], what=f"Timeout waiting for key: {name}")
-        return self.server.data.get(name, b"")  # empty: the key is that of a queue
+        return self.server.data.get(name, b"")  # empty: the key belongs to a queue
 
     @_answered
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value.
+        """Add to a counter, and return its new value.
 
         Raises:
-            DistNetworkError: it is no number; a TCPStore's server then closes the connection.
+            DistNetworkError: the value is no number; a TCPStore's server then closes the connection.
             ValueError: likewise, from the other stores.
         """
         return self._add(self._enter("add", key), self._name(key), amount)
@@ -182,13 +181,13 @@ class SimStore(Store):
 
     @_answered
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set the key if it has the expected value, or if it is missing and nothing is expected; what it then has."""
+        """Set the key if it has the expected value, or if it is missing and `expected` is empty; return its value."""
         self._enter("compare_set", key)
         name = self._name(key)
         held = self.server.data.get(name)
         if held is None:
             if as_bytes(expected):
-                self.server.changed(name)  # a TCPStore's server lets go who waits for the key, although it is not set
+                self.server.changed(name)  # a TCPStore's server releases waits for the key, although it is not set
                 return as_bytes(expected)
             self.server.data[name] = as_bytes(desired)
         elif held == as_bytes(expected):
@@ -200,7 +199,7 @@ class SimStore(Store):
 
     @_answered
     def check(self, keys: list[str]) -> bool:
-        """True if all keys are there. Asking in vain lets the other ranks run."""
+        """True if all keys are there. If one is missing, the call lets the other ranks run."""
         process = self._enter("check", ",".join(keys))
         present = all(self.server.has(self._name(key)) for key in keys)
         if not present and not self.server.distance_ns(process.host.name):
@@ -212,14 +211,14 @@ class SimStore(Store):
         """Park until all keys are there.
 
         Raises:
-            DistStoreError: they are not, in time; RuntimeError from a FileStore.
+            DistStoreError: a key was not set in time; RuntimeError from a FileStore.
         """
         process = self._enter("wait", ",".join(keys), limit=self.timeout if timeout is None else timeout)
         self._wait(process, [self._name(key) for key in keys], timeout)
 
     @_answered
     def delete_key(self, key: str) -> bool:
-        """Remove a key; False if there was none (a FileStore does not know)."""
+        """Remove a key; False if there was none (a FileStore always returns True)."""
         self._enter("delete_key", key)
         return self.server.data.pop(self._name(key), None) is not None or self._kind == "file"
 
@@ -227,11 +226,11 @@ class SimStore(Store):
 
     @_answered
     def num_keys(self) -> int:
-        """How many keys there are, under any prefix."""
+        """Return the number of keys, under any prefix."""
         process = self._enter("num_keys", "")
         if not self.server.distance_ns(process.host.name):
             self._poll(process, "num_keys", [])
-        # Both count a key with which their clients announced themselves.
+        # Both count a key with which their clients have joined.
         hidden = self._kind == "file" or (self._kind == "tcp" and self.server.joined > 0)
         return len(self.server.data) + hidden
 
@@ -239,7 +238,7 @@ class SimStore(Store):
 
     @_answered
     def list_keys(self) -> list[str]:
-        """The names of all keys under this view's prefix, without it."""
+        """Return the names of all keys under this view's prefix, without the prefix."""
         self._enter("list_keys", "")
         prefix = self._name("")
         names = [name for name in self.server.data if name.startswith(prefix)]
@@ -252,7 +251,7 @@ class SimStore(Store):
         """`get` for several keys.
 
         Raises:
-            DistStoreError: they were not all there in time.
+            DistStoreError: a key was not set in time.
         """
         process = self._enter("multi_get", ",".join(keys), limit=self.timeout)
         names = [self._name(key) for key in keys]
@@ -285,11 +284,11 @@ class SimStore(Store):
 
     @_answered
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first element of a queue, waiting for one.
+        """Take the first element of a queue, and wait for one with `block`.
 
         Raises:
-            QueueEmptyError: there is none and `block` is False.
-            DistStoreError: none came in time.
+            QueueEmptyError: the queue is empty and `block` is False.
+            DistStoreError: no element was pushed in time.
         """
         process = self._enter_queue("queue_pop", key, limit=self.timeout if block else None)
         name = self._name(key)
@@ -301,23 +300,23 @@ class SimStore(Store):
 
     @_answered
     def queue_len(self, key: str) -> int:
-        """How many elements a queue has."""
+        """Return the number of a queue's elements."""
         process = self._enter_queue("queue_len", key)
         if not self.server.distance_ns(process.host.name):
             self._poll(process, "queue_len", [self._name(key)])
         return len(self.server.queues.get(self._name(key), ()))
 
     def clone(self) -> SimStore:
-        """Another client of the same server."""
+        """Return another client of the same server."""
         other = SimStore(self.server, kind=self._kind, host=self.host, port=self.port, uses_libuv=self.libuvBackend)
         other.set_timeout(self.timeout)
         return other
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Park until so many clients have called it with this key; later ones go on at once.
+        """Park until `world_size` clients have called this with the same key; later ones go on at once.
 
         Raises:
-            DistStoreError: they have not, in time; RuntimeError from a FileStore.
+            DistStoreError: not enough clients have called it in time; RuntimeError from a FileStore.
         """
         limit = self.timeout if timeout is None else timeout
         if self._kind == "tcp" and not isinstance(self, SimPrefixStore):
@@ -346,7 +345,7 @@ class SimStore(Store):
 
     @_answered
     def _meet(self, key: str, world_size: int, limit: timedelta) -> None:
-        """A TCPStore's own barrier: its server counts under the key, and answers all when enough have come."""
+        """A TCPStore's own barrier: its server counts callers under the key, and answers all when there are enough."""
         process = self._enter("barrier", key, limit=limit)
         name, server = self._name(key), self.server
         met = self._add(process, name, 1)
@@ -357,7 +356,7 @@ class SimStore(Store):
             self._report(process, "wait", key)
 
     def _enter(self, operation: str, key: str, *, answered: bool = True, limit: timedelta | None = None) -> SimProcess:
-        """Announce the request, and reach the server; the caller does not wait longer than `limit`."""
+        """Announce the request, and park until it is at the server; the caller waits no longer than `limit`."""
         process = current_process()
         if process is None:
             raise SimdistError("a simulated store can only be used by simulated ranks")
@@ -401,19 +400,19 @@ class SimStore(Store):
         touch = simulation.policy.touch
         if touch is not None:
             if not answered:
-                simulation.offer()  # what has an answer did so on its way
+                simulation.offer()  # a request with an answer did so in `_travel`
             touch_keys(touch, self.server, operation, [self._name(each) for each in key.split(",")])
         return process
 
     def _poll(self, process: SimProcess, operation: str, names: Iterable[str]) -> None:
-        """Let the other ranks run before a request is served that takes no time."""
+        """Let the other ranks run before a request that takes no time."""
         process.simulation.sleep(_POLL_NS)
         touch = process.simulation.policy.touch
         if touch is not None:
             touch_keys(touch, self.server, operation, names)
 
     def _report(self, process: SimProcess, operation: str, keys: str | list[str], result: Any = None) -> None:
-        """Report a request that is being served, or is on its way."""
+        """Report a request that is served now, or on its way."""
         bus = process.simulation.bus
         if not bus.hears(StoreServed) or result is False:
             return
@@ -424,9 +423,9 @@ class SimStore(Store):
         bus.report(StoreServed(process, self.server, operation, names, values))
 
     def _travel(self, process: SimProcess, most_ns: int | None = None, behind_ns: int = 0) -> bool:
-        """Park while a request, or its answer, is on its way; behind what arrives at `behind_ns`. True if it took time.
+        """Park while a request or an answer is on its way, at least until `behind_ns`; True if this took time.
 
-        Under a random policy it may take longer than usual, and others get their turn even where it takes no time.
+        Under a random policy it may take longer than usual, and others may run even if it takes no time.
         """
         simulation = process.simulation
         usual_ns = self.server.distance_ns(process.host.name)
@@ -441,7 +440,7 @@ class SimStore(Store):
         return False
 
     def require_server(self, process: SimProcess, operation: str = "check") -> None:
-        """Fail as a request does to which the server can't listen any more; empty: one that has no answer.
+        """Fail as a request to a lost server does. `operation` is empty for a request without an answer.
 
         Raises:
             DistNetworkError: the server is gone, or has closed the connection.
@@ -451,7 +450,7 @@ class SimStore(Store):
             if connection.noticed:
                 raise self._lost(process, BROKEN)
             connection.noticed = True
-            if operation:  # what the server does not answer leaves before anybody knows that nobody is there
+            if operation:  # a request without an answer is sent before the client notices the lost server
                 raise self._lost(process, CLOSED, operation)
 
     def _lost(self, process: SimProcess, text: str, operation: str = "check") -> BaseException:
@@ -473,13 +472,13 @@ class SimStore(Store):
             simulation.sleep(0)
 
     def _leave(self) -> None:
-        """Another thread of the process may use the connection."""
+        """Let another thread of the process use the connection."""
         process = current_process()
         if process is not None and process in self._connection.turns:
             self._connection.end(process, process.simulation.current)
 
     def _end(self) -> None:
-        """The request is over: its caller goes on, or gets the error."""
+        """Do the strike that is due at the end of a request, before its caller goes on or gets the error."""
         action = self._connection.strike
         if action is not None:
             self._connection.strike = None
@@ -511,7 +510,7 @@ class SimStore(Store):
         self._end()
 
     def _is_late(self, process: SimProcess, limit: timedelta) -> bool:
-        """True if the request itself took as long as its caller waits for the answer."""
+        """True if the way to the server alone took as long as the caller's time limit."""
         asked_ns, now_ns = self._connection.asked_ns, process.simulation.now_ns
         return now_ns > asked_ns and now_ns >= asked_ns + due_in(in_ns(limit))
 
@@ -525,13 +524,13 @@ class SimStore(Store):
         asks: Literal["wait", "queue_pop", "barrier"] = "wait",
         what: str = "Wait timeout",
     ) -> None:
-        """Park until `over()`, which is: until all `names` are there. `what` a FileStore says if they never are."""
+        """Park until `over()`; by default, until all `names` are there. `what` is a FileStore's text for a timeout."""
         server = self.server
         arrived = {name for name in names if server.has(name)}
         if over is None:
 
             def over() -> bool:
-                if self._kind == "tcp":  # its server counts the keys that come, and does not look whether they stay
+                if self._kind == "tcp":  # its server counts arrived keys, and does not check whether they stay
                     return arrived.issuperset(names)
                 return all(server.has(name) for name in names)
 
@@ -554,7 +553,7 @@ class SimStore(Store):
                 if simulation.policy.touch is not None:
                     touch_keys(simulation.policy.touch, server, asks, names)
                 if over():
-                    return  # even if the server is gone by now: it has answered
+                    return  # even if the server is gone by now: it answered before
                 if server.gone:
                     raise self._lost(process, CLOSED, "wait")
                 if not in_time:
@@ -562,9 +561,9 @@ class SimStore(Store):
 
     def _give_up(self, names: list[str], limit: timedelta, what: str, process: SimProcess | None = None) -> NoReturn:
         if process is not None and self._kind == "tcp" and process.simulation.bus.wants(StoreRequested):
-            # It calls its request back, and waits for the answer (TCPStore::doWait).
+            # The client cancels its request, and waits for the answer (TCPStore::doWait).
             left = self._judged(process, "cancel_wait", ",".join(names), None)
-            if left is not None:  # there is no request between now and the error
+            if left is not None:  # no request follows before the error
                 left[1]()
         if process is not None and self.server.stopped:
             self.server.wait_for_answer(process)
@@ -592,5 +591,5 @@ class SimPrefixStore(SimStore):
         return self._joined + key
 
     def clone(self) -> SimStore:
-        """Another view of a clone of the store."""
+        """Return another view, of a clone of the store."""
         return SimPrefixStore(self.prefix, self.underlying_store.clone())

@@ -1,8 +1,8 @@
-"""The server of a simulated store, what its clients share of a connection, and how long a store waits.
+"""The server of a simulated store, the connection that views of a client share, and the time limits of waits.
 
-Invariants: a wait is over when its last key arrives, when its server goes, or when its time is up, whichever is first.
-Of a process's threads one has its turn at a client's connection; a thread that is interrupted within a turn of its own
-keeps it. Texts and whole seconds of time-outs are those of TCPStore, HashStore and FileStore (measured, torch 2.13).
+Invariants: a wait is over when its last key arrives, when its server closes, or when its time is up, whichever is
+first. One thread of a process at a time uses a client's connection; a thread that a signal interrupts keeps its turn.
+Texts and whole seconds of time-outs are those of TCPStore, HashStore and FileStore (measured, torch 2.13).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 __all__ += ["StoreServer", "as_bytes", "due_in", "gave_up", "in_ns", "lost", "time_limit_ns", "touch_keys"]
 
-LATE_NS = 1_000_000  # from when a wait has lasted as long as it may until it ends for that, unless it may not wait
+LATE_NS = 1_000_000  # how long after its time limit a wait ends, unless the limit is 0
 
 CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 BROKEN = "Broken pipe"
-_READERS = {  # what reads an answer, and where; after `check` all others do like it
+_READERS = {  # the function that reads an answer, and its place; that of `check` is the default
     **dict.fromkeys(("get", "wait", "multi_get", "queue_pop"), ("recvValueWithTimeout", Place.STORE_READ_IN_TIME)),
     "compare_set": ("recvVector", Place.STORE_READ_VECTOR),
     "check": ("recvValue", Place.STORE_READ),
@@ -51,10 +51,10 @@ _DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 @dataclass(frozen=True, slots=True)
 class StoreRequested:
-    """Announced: a rank asks a store for something, which has not reached it yet.
+    """Announced: a rank makes a request to a store, which has not arrived yet.
 
-    `launchers` is True for the launcher's store. A strike "during" comes when the request is half way to the server,
-    one "after" when the caller goes on.
+    `launchers` is True for the launcher's store. A strike "during" happens when the request is half way to the server,
+    a strike "after" when the caller goes on.
     """
 
     process: SimProcess
@@ -65,10 +65,10 @@ class StoreRequested:
 
 @dataclass(frozen=True, slots=True)
 class StoreServed:
-    """Reported: a store does what a rank has asked for, or is about to.
+    """Reported: a store serves a rank's request, or is about to.
 
     A request without an answer is reported when it is sent.
-    `values` are what the keys hold then, as far as the request says so.
+    `values` are the values of the keys then, as far as the request has them.
     """
 
     process: SimProcess
@@ -79,7 +79,7 @@ class StoreServed:
 
 
 class KeyWait:
-    """A rank waits for keys."""
+    """The wait of a rank for keys."""
 
     def __init__(self, server: StoreServer, keys: list[str], operation: str = "wait") -> None:
         self.server = server
@@ -90,12 +90,12 @@ class KeyWait:
         return f"store.{self._operation}({self.keys})"
 
     def waits_for(self) -> Iterable[Task]:
-        # Anyone may set the key.
+        # Any client may set the key.
         return [task for process in self.server.clients if process.running for task in process.tasks]
 
 
 class AnswerWait:
-    """A rank waits for the answer of a server that is stopped."""
+    """The wait of a rank for the answer of a stopped server."""
 
     def __init__(self, server: StoreServer) -> None:
         self.server = server
@@ -108,7 +108,7 @@ class AnswerWait:
 
 
 class _Turn:
-    """A thread waits until another one of its process has done with their client."""
+    """The wait of a thread until another thread of its process has finished with their client."""
 
     def __init__(self, before: Task) -> None:
         self.before = before
@@ -121,41 +121,41 @@ class _Turn:
 
 
 class Monitor(Protocol):
-    """Who waits at a store for word from others."""
+    """A background reader of a store, as NCCL's monitor."""
 
     def notice(self) -> None:
-        """There may be something to see, or the store is gone."""
+        """Look at the store: a key may have been set, or the store is gone."""
         ...
 
 
 class StoreServer:
-    """The data of one store, and who waits for what in it."""
+    """The data of one store, and the tasks that wait for keys."""
 
     def __init__(self, name: str, *, launchers: bool = False, distance_ns: Callable[[str], int] | None = None) -> None:
-        """`distance_ns` gives the latency from a host to the server's; None: it is where its clients are."""
+        """`distance_ns` gives the latency from a host to the server's host; None: there is no latency."""
         self.name = name
         self._distance_ns = distance_ns
         self._distances: dict[str, int] = {}
-        self.launchers = launchers  # the launcher's agent serves it, and no rank
+        self.launchers = launchers  # the launcher's agent serves it, not a rank
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, list[bytes]] = {}
         self._waiting: dict[str, dict[Task, tuple[set[str], Callable[[], bool]]]] = {}  # by key: see `expect`
-        self.connected: dict[Task, None] = {}  # who must be woken when the server goes
+        self.connected: dict[Task, None] = {}  # tasks to wake when the server closes
         self.clients: dict[SimProcess, None] = {}
         # Communicators that met here, by prefix, one for each generation.
         self.groups: dict[str, list[Communicator]] = {}
-        self.monitors: list[Monitor] = []  # those who wait here for word from each other, beside what the store answers
-        self.joined = 0  # clients that counted themselves in
-        self.master: Task | None = None  # waits for them
+        self.monitors: list[Monitor] = []  # background readers, which learn of changes without a request
+        self.joined = 0  # clients that have joined
+        self.master: Task | None = None  # the task that waits for clients to join
         self.gone = False  # the process that hosted it has ended
-        self.stopped = False  # that process does not run, as under SIGSTOP: connections stay, nothing is answered
-        self._held: list[Callable[[], None]] = []  # what has arrived since, in order
-        self.outlived = False  # a life that used it is over, and what it left stands here
-        self.masters = 0  # stores that a rank made it with, and that live
-        self.tenants_of: SimProcess | None = None  # whose other masters at the port share it; None: nobody's
+        self.stopped = False  # that process is stopped, as by SIGSTOP: connections stay, without answers
+        self._held: list[Callable[[], None]] = []  # requests that have arrived since then, in order
+        self.outlived = False  # an earlier life that used it is over, and its data is still here
+        self.masters = 0  # live stores with which a rank opened it
+        self.tenants_of: SimProcess | None = None  # the process whose masters at the port share it; None: none
 
     def distance_ns(self, host: str) -> int:
-        """One-way latency between a host and the server's."""
+        """Return the one-way latency between a host and the server's host."""
         found = self._distances.get(host)
         if found is None:
             found = self._distances[host] = 0 if self._distance_ns is None else self._distance_ns(host)
@@ -170,18 +170,18 @@ class StoreServer:
             monitor.notice()
 
     def take(self, arrive: Callable[[], None]) -> None:
-        """A request without an answer has arrived: serve it now, or when the server goes on; never if it is gone."""
+        """Serve an arrived request without an answer: now, or when the server resumes; never if it is gone."""
         if self.stopped:
             self._held.append(arrive)
         elif not self.gone:
             arrive()
 
     def stop(self) -> None:
-        """Answer nothing until `resume`."""
+        """Stop answering until `resume`."""
         self.stopped = True
 
     def resume(self) -> None:
-        """Serve what has arrived, and answer again."""
+        """Serve the requests that have arrived, and answer again."""
         self.stopped = False
         held, self._held = self._held, []
         for arrive in held:
@@ -190,10 +190,10 @@ class StoreServer:
             task.simulation.wake(task)
 
     def wait_for_answer(self, process: SimProcess) -> None:
-        """Park while the server is stopped, however long: a client has no time-out for its answers.
+        """Park while the server is stopped, however long: a client has no time-out for answers.
 
-        That is so for all requests, and for the first one of a new connection; who waits for a key and gives up calls
-        the request back, and waits for the answer to that (measured with a server under SIGSTOP, torch 2.13).
+        This holds for all requests, and for the first one of a new connection. A client that gives up its wait for a
+        key cancels the request, and waits for the answer to that (measured with a server under SIGSTOP, torch 2.13).
         """
         simulation = process.simulation
         task = simulation.check()
@@ -208,9 +208,9 @@ class StoreServer:
 
     @contextlib.contextmanager
     def expect(self, task: Task, keys: Sequence[str], arrived: set[str], over: Callable[[], bool]) -> Iterator[None]:
-        """Inside, the task is woken when the server goes, and when a key is set after which the wait is `over`.
+        """While this is active, wake the task when the server closes, or when a set key makes the wait `over`.
 
-        Keys that are set meanwhile come into `arrived`.
+        Keys that are set meanwhile are added to `arrived`.
         """
         self.connected[task] = None
         for key in keys:
@@ -226,14 +226,14 @@ class StoreServer:
                     del self._waiting[key]
 
     def changed(self, key: str) -> None:
-        """Wake the tasks that wait for `key` and lack nothing else."""
+        """Wake the tasks whose wait is over now that `key` is set."""
         for task, (arrived, over) in list(self._waiting.get(key, {}).items()):
             arrived.add(key)
             if over():
                 task.simulation.wake(task)
 
     def outlive(self) -> None:
-        """All clients have ended: keep what they left, also requests that are not served yet, and nothing of them."""
+        """Drop all state of clients, which have ended; keep their data and their requests that are not served yet."""
         self.forget()
         self.outlived = True
         self.joined = 0
@@ -242,7 +242,7 @@ class StoreServer:
             held.clear()
 
     def forget(self) -> None:
-        """The world is over: let go of the communicators that met here."""
+        """Release the communicators that met here, at the end of the world."""
         for generations in self.groups.values():
             for communicator in generations:
                 communicator.forget()
@@ -254,23 +254,23 @@ class StoreServer:
 
 
 class Connection:
-    """What a client shares with the views of it that have a prefix."""
+    """The connection of a client, which its views with a prefix share."""
 
     __slots__ = ("arrives_ns", "asked_ns", "at_once", "closed", "noticed", "strike", "timeout", "turns")
 
     def __init__(self) -> None:
         self.timeout = _DEFAULT_TIMEOUT
-        self.arrives_ns = 0  # when the last request without an answer is at the server: later ones are behind it
-        self.asked_ns = 0  # when the last request left; its timeout counts from there
-        self.at_once = 0  # requests at that moment
+        self.arrives_ns = 0  # when the last request without an answer arrives; later requests arrive after it
+        self.asked_ns = 0  # when the last request was sent; its timeout counts from then
+        self.at_once = 0  # requests at that same moment
         self.closed = False  # by the server
-        self.strike: Callable[[], None] | None = None  # to call when the request is over whose caller has it now
-        self.noticed = False  # a call has run into the closed connection; from then on the socket is known to be dead
-        # The tasks of a process that use it, the first now; one that a signal interrupts within may be first twice.
+        self.strike: Callable[[], None] | None = None  # call this when the current request is over
+        self.noticed = False  # a call has failed on the closed connection; from then on the client knows
+        # The tasks of a process that use it. The first has the turn; a task interrupted by a signal may be first twice.
         self.turns: dict[SimProcess, list[Task]] = {}
 
     def begin(self, process: SimProcess) -> None:
-        """Wait for the calling task's turn (TCPStore's activeOpLock_)."""
+        """Park until it is the calling task's turn (TCPStore's activeOpLock_)."""
         simulation = process.simulation
         task = simulation.check()
         tasks = self.turns.setdefault(process, [])
@@ -286,7 +286,7 @@ class Connection:
             raise
 
     def end(self, process: SimProcess, task: Task | None) -> None:
-        """It is the next task's turn, unless the calling one was interrupted within a turn of its own."""
+        """Give the turn to the next task, unless the calling task is interrupted inside its own turn."""
         tasks = self.turns.get(process)
         if tasks is None or task is None or task not in tasks:
             return
@@ -299,15 +299,15 @@ class Connection:
 
 
 def time_limit_ns(kind: str, limit: timedelta) -> int:
-    """How long a store waits that may wait for so long."""
+    """Return how long a wait with this limit lasts."""
     limit_ns = in_ns(limit)
     if kind == "file":
-        limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # it counts in whole seconds
+        limit_ns = (limit_ns // 1_000_000_000 + 1) * 1_000_000_000  # a FileStore counts in whole seconds
     return due_in(limit_ns)
 
 
 def gave_up(kind: str, names: list[str], limit: timedelta, what: str) -> Exception:
-    """What a store raises that has waited for so long; `what` a FileStore says, "barrier" for a TCPStore's."""
+    """Return a store's error after a wait of `limit`; `what` is a FileStore's text, or "barrier" for a TCPStore's."""
     limit_ms = round(limit.total_seconds() * 1e3)
     if kind == "hash":
         return dist.DistStoreError("Wait timeout")
@@ -320,22 +320,22 @@ def gave_up(kind: str, names: list[str], limit: timedelta, what: str) -> Excepti
 
 
 def touch_keys(touch: Callable[..., None], server: StoreServer, operation: str, names: Iterable[str]) -> None:
-    """Report what a request that is being served reads or writes; of names with commas the parts."""
+    """Report the keys that a request reads or writes; names with commas are split."""
     writes = operation not in QUESTIONS
     if operation in ("num_keys", "list_keys"):
         touch(("all keys", server.name), writes=True)
         return
     if writes:
-        touch(("all keys", server.name), writes=False)  # as any other that writes a key: they meet who lists them
+        touch(("all keys", server.name), writes=False)  # conflicts only with requests that list keys
     for part in {part: None for name in names for part in name.split(",")}:
         touch(("key", server.name, part), writes=writes)
 
 
 def as_bytes(value: object) -> bytes:
-    """The value of a key, as the server keeps it.
+    """Return a key's value as the server keeps it.
 
     Raises:
-        TypeError: a store takes none such.
+        TypeError: a store does not take this type.
     """
     if isinstance(value, str):
         return value.encode()
@@ -345,7 +345,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def lost(process: SimProcess, address: tuple[str, int], text: str, operation: str) -> BaseException:
-    """The connection is closed: the client says so in torch's log, and to its caller."""
+    """Log that the connection is closed, as torch does, and return the error for the caller."""
     if text == BROKEN:
         name, place, raised = "sendBytes", Place.STORE_SENT, f"sendBytes at {Place.SOCKET_SENT.path_for_cuda}"
     else:
@@ -359,10 +359,10 @@ def lost(process: SimProcess, address: tuple[str, int], text: str, operation: st
 
 
 def due_in(limit_ns: int) -> int:
-    """When a wait ends that may last so long; 0 for one that may not wait."""
+    """Return after how long a wait with a limit ends; 0 for a limit of 0."""
     return limit_ns + LATE_NS if limit_ns else 0
 
 
 def in_ns(limit: timedelta) -> int:
-    """A limit in nanoseconds."""
+    """Return a limit in nanoseconds."""
     return round(limit.total_seconds() * 1e9)

@@ -1,4 +1,4 @@
-"""TCPStore: a server that a rank hosts, or that the launcher's agent hosts, and clients that connect to it."""
+"""TCPStore: a server that a rank or the launcher's agent hosts, and clients that connect to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simdist.process import SimProcess, address_of_host, current_process, curren
 
 __all__ = ["host_server", "is_served", "open_tcp_store"]
 
-Servers = dict[tuple[Hashable, ...], Any]  # servers, and tables of those who wait for one
-_FREE_PORTS = range(32768, 61000)  # as Linux gives them: none that torch has as a default, as 29400 of a rendezvous
+Servers = dict[tuple[Hashable, ...], Any]  # servers, and tables of the tasks that wait for a server
+_FREE_PORTS = range(32768, 61000)  # Linux's range, which has no default port of torch such as the rendezvous's 29400
 _HERE = ("", "localhost", "0.0.0.0", "::", "::1", "127.0.0.1")  # names by which a machine reaches itself
 _NOT_THERE = (
     "simdist: no rank serves a store at {address}. Ranks have torchrun's environment here, where the launcher serves "
@@ -43,21 +43,21 @@ class _Connecting:
 def host_server(
     servers: Servers, host: str, port: int, distance_ns: Callable[[str], int], *, on: str, launchers: bool = True
 ) -> StoreServer:
-    """Open a server that no rank hosts (the agent's), `on` a host of the cluster, to which its name leads as well.
+    """Open a server `on` a host of the cluster, by default the agent's, which no rank hosts.
 
-    `distance_ns` gives the latency from a host.
+    The host's own name leads to it as well. `distance_ns` gives the latency from a host.
     """
     name = f"{host}:{port}"
     server = StoreServer(name, launchers=launchers, distance_ns=distance_ns)
     place = _place(host, port)
-    if not (place == _loopback(port) and _listening(servers, place)):  # another host's, which stays the one for all
+    if not (place == _loopback(port) and _listening(servers, place)):  # another host's server keeps the place
         servers[place] = server
     servers[_place_of_host(on, port)] = server
     return server
 
 
 def _place(host: str, port: int) -> tuple[str, str, int]:
-    """Where a server is looked for: all names of an address mean one."""
+    """Return the key under which a server is found: the same for all names of an address."""
     return _loopback(port) if host in _HERE else ("tcp", address_of_host(host) or host, port)
 
 
@@ -66,12 +66,12 @@ def _loopback(port: int) -> tuple[str, str, int]:
 
 
 def _place_of_host(name: str, port: int) -> tuple[str, str, int]:
-    """Where a host listens, by whatever name its server was opened."""
+    """Return the key of a host's server, which does not depend on the name under which the server was opened."""
     return "tcp of host", name, port
 
 
 def is_served(servers: Servers, host: str, port: int) -> bool:
-    """True if a simulated server answers at an address."""
+    """True if a simulated server listens at an address."""
     process = current_process()
     assert process is not None
     return _server_at(servers, _place(host, port), process.host.name) is not None
@@ -90,12 +90,12 @@ def open_tcp_store(
     use_libuv: bool,
     latency_ns: Callable[[str, str], int],
 ) -> SimStore:
-    """A client of the server at this address; the master makes the server, the others wait for it.
+    """Return a client of the server at this address; the master makes the server, the others wait for it.
 
-    `latency_ns` is that between two hosts of the cluster.
+    `latency_ns` gives the latency between two hosts of the cluster.
 
     Raises:
-        DistNetworkError: the address is taken, or nobody opened it in time.
+        DistNetworkError: the address is taken, or no server was opened there in time.
         DistStoreError: the master waited for `world_size` clients in vain.
     """
     process = current_process()
@@ -113,12 +113,12 @@ def open_tcp_store(
         touch(("port", port), writes=is_master)
     deadline_ns = simulation.now_ns + round(timeout.total_seconds() * 1e9) + LATE_NS
     waiting = servers.setdefault(("waiting", *key), {})
-    taken = _place_of_host(own, port)  # a server listens at all addresses of its host, whatever name it was given
+    taken = _place_of_host(own, port)  # a server listens at all addresses of its host, under any name
     if key != _loopback(port) and not _listening(servers, taken):
         taken = key
     opened: StoreServer | None = None
     if is_master and multi_tenant and _listening(servers, taken) and servers[taken].tenants_of is process:
-        opened = servers[taken]  # torch shares servers within a process, of those that were made to be shared
+        opened = servers[taken]  # torch shares multi-tenant servers within a process
     elif is_master:
         if _listening(servers, taken):
             raise dist.DistNetworkError(
@@ -161,13 +161,13 @@ def open_tcp_store(
 
 
 def _launchers_address(servers: Servers) -> str:
-    """Where the launcher's agent serves a store; empty if no launcher is simulated."""
+    """Return the address of the launcher's store; empty if no launcher is simulated."""
     servers_of_launcher = (each for each in servers.values() if isinstance(each, StoreServer) and each.launchers)
     return next((each.name for each in servers_of_launcher if not each.gone), "")
 
 
 def _server_at(servers: Servers, key: tuple[str, str, int], own: str) -> StoreServer | None:
-    """The one that answers a host, `own`; every server is also to be reached under the name of the host it is on."""
+    """Return the server that host `own` reaches at a key; the name of a server's host also leads to the server."""
     _, address, port = key
     nearest = (_place_of_host(own, port), key) if key == _loopback(port) else (key,)
     for place in nearest:
@@ -184,19 +184,19 @@ def _listening(servers: Servers, key: tuple[str, str, int]) -> bool:
 def _wait_for_workers(
     store: SimStore, process: SimProcess, world_size: int, *, is_master: bool, timeout: timedelta
 ) -> None:
-    # Every client counts itself in; only the master waits until all have (TCPStore::waitForWorkers).
+    # Every client adds itself to a count; only the master waits until all have (TCPStore::waitForWorkers).
     server = store.server
     simulation = process.simulation
     touch = simulation.policy.touch
     if touch is not None:
-        touch(("clients", server.name), writes=is_master)  # who counts itself in is one like another
+        touch(("clients", server.name), writes=is_master)  # the order of clients does not matter
     server.joined += 1
     if server.joined >= world_size and server.master is not None:
         simulation.wake(server.master)
     if not is_master:
         return
     server.master = simulation.check()
-    seconds = int(timeout.total_seconds()) + 1  # the real one counts whole seconds, and stops when it has counted more
+    seconds = int(timeout.total_seconds()) + 1  # torch counts whole seconds, to the first one above the timeout
     deadline_ns = simulation.now_ns + seconds * 1_000_000_000 + LATE_NS
     while server.joined < world_size:
         if not simulation.park(_Connecting(server.name), deadline_ns) and server.joined < world_size:
@@ -207,7 +207,7 @@ def _wait_for_workers(
 
 
 def _close_when_dropped(store: SimStore, server: StoreServer, process: SimProcess) -> None:
-    """Let a server end with the last store that opened it, as torch's does: its clients are cut off."""
+    """Close a server when the last store that opened it is dropped, as torch does; its clients lose the connection."""
     server.masters += 1
 
     def close() -> None:
@@ -218,7 +218,7 @@ def _close_when_dropped(store: SimStore, server: StoreServer, process: SimProces
     weakref.finalize(store, close).atexit = False
     runtime = current_runtime()
     assert runtime is not None
-    runtime.collect_in_rounds()  # a store in a cycle is dropped by the collector, and its clients see that
+    runtime.collect_in_rounds()  # garbage collection drops a store in a cycle, and its clients see that
 
 
 def _closing(server: StoreServer) -> Callable[[SimProcess], None]:

@@ -1,1 +1,1 @@
-"""Torch's process-wide state, of which each rank has its own: a file for each table, flag or compiler."""
+"""Torch's process-wide state, separate for each rank: a file for each table, flag or compiler."""

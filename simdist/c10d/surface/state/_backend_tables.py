@@ -1,7 +1,7 @@
-"""The backends that torch knows: class attributes of `dist.Backend`, of which a rank may register its own.
+"""The backends that torch knows: class attributes of `dist.Backend`. A rank may register its own.
 
-What a rank registers in a call of its own is the rank's. What a module registers when it is imported is there for all
-ranks, in this world and afterwards: the module is imported once, by whichever rank arrives first, and stays.
+A rank's own registration applies to this rank. A module's registration at its import applies to all ranks, in this
+world and afterwards: the module is imported once, by the first rank that arrives there, and stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tables = dict[str, Any]  # attributes of `Backend`: the tables, and a name for e
 
 
 class BackendTables:
-    """Swaps the tables of ranks that have their own.
+    """Swaps the tables of ranks that have their own tables.
 
     Example:
         >>> tables = BackendTables()
@@ -40,17 +40,17 @@ class BackendTables:
     """
 
     def __init__(self) -> None:
-        self.loaded: Tables | None = None  # those of the rank that runs, where it has its own
+        self.loaded: Tables | None = None  # the running rank's own tables, if it has any
         self._shared: Tables = {}
-        self._own: list[Tables] = []  # of all ranks that have them
+        self._own: list[Tables] = []  # the own tables of all ranks
         self._made: list[str] = []  # backends that torch does not know
-        self._lasting: list[Callable[[], None]] = []  # what modules registered when they were imported
+        self._lasting: list[Callable[[], None]] = []  # registrations by modules at their import
 
     def install(self, patches: Patches, makers: Mapping[str, Callable[..., object]], *, default: str) -> None:
-        """Add backends, by name what makes their groups, and keep apart what ranks register.
+        """Add backends, given the functions that make their groups, and separate the registrations of ranks.
 
         Raises:
-            SimdistError: there is a backend of that name.
+            SimdistError: there is already a backend of that name.
         """
         backend = c10d.Backend
         for name in makers:
@@ -68,7 +68,7 @@ class BackendTables:
         patches.replace(backend, "register_backend", self._registering(backend.register_backend))
 
     def uninstall(self) -> None:
-        """Forget what was added and what ranks registered. The patches are undone already."""
+        """Remove added backends and the registrations of ranks. The patches are already undone."""
         for name in self._made:
             if hasattr(c10d.Backend, name):
                 delattr(c10d.Backend, name)
@@ -76,7 +76,7 @@ class BackendTables:
             self._lasting.pop(0)()
 
     def load(self, own: Tables | None) -> None:
-        """Put these in place of the ones that are there."""
+        """Replace the current tables by a rank's own; None: by the shared ones."""
         if own is self.loaded:
             return
         backend = c10d.Backend

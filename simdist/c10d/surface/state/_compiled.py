@@ -1,17 +1,18 @@
-"""What `torch.compile` remembers, kept apart for each rank.
+"""The caches of `torch.compile`, separate for each rank.
 
-Dynamo hangs what it compiled on the code object, which all ranks share, and takes for constant whatever cannot change
-within one process: `dist.get_rank()`, the groups, whether there are any. One rank's program would serve all. Torch 2.13
-has regions for this purpose: compiled code is looked up in the region of the call (`isolate_recompiles`), a number that
-is set around each compiled call. On a rank it is translated into a number of that rank's own.
+Dynamo attaches compiled code to the code object, which all ranks share, and treats values as constants that cannot
+change within one process: `dist.get_rank()`, the groups, whether there are any. So one rank's compiled program would
+serve all ranks. Torch 2.13 has regions for this purpose: compiled code is looked up in the region of the call
+(`isolate_recompiles`), a number that is set around each compiled call. On a rank, this number is translated into one of
+the rank's own.
 
-Three doubts remain where torch leaves no choice. A look-up that finds nothing in its region also tries the default one,
-where what the host compiled before stands; so that is dropped when the first rank compiles, and compiled again later.
-The number is one global of the process, not of the thread: it changes hands with the baton. And the limit on all
-compilations of one code object counts every region; here it counts those of the rank. Older versions of torch have no
-regions: there ranks run what is to be compiled as it is, with the same numbers.
+Torch leaves no choice in three points. A look-up that finds nothing in its region also tries the default region, with
+the host's compiled code; so this code is dropped when the first rank compiles, and compiled again later. The number is
+a global of the process, not of the thread, so it is exchanged with the baton. And torch's limit on the compilations of
+a code object counts every region; here it counts those of the rank. Older versions of torch have no regions: there,
+ranks run functions uncompiled, with the same numbers.
 
-Nothing of it costs anything before a rank calls something compiled.
+All this costs nothing before a rank calls compiled code.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledCode"]
 
 _NAME = "set_eval_frame_isolate_recompiles_id"
-_INSIDE = "_in_optimized_module"  # what hooks ask; a rank may park in there
+_INSIDE = "_in_optimized_module"  # a flag for hooks; a rank may park inside a compiled module
 _OURS = PurePath(str(simdist.__file__)).parent.as_posix() + "/"
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _LOCK_NS = 1_000_000  # between two looks at a lock that another rank holds
@@ -61,12 +62,12 @@ class CompiledCode:
     def __init__(self) -> None:
         self._frames = frame_evaluation
         self._set: Any = getattr(self._frames, _NAME, None)  # torch before 2.13 has none
-        self._patches: Patches | None = None  # once a rank has called something compiled
-        self._regions: dict[tuple[int, int], int] = {}  # by process and number that torch asked for
+        self._patches: Patches | None = None  # set when a rank has called compiled code
+        self._regions: dict[tuple[int, int], int] = {}  # by process and torch's number
         self._ours: dict[int, int] = {}  # region -> process
-        self._left: dict[int, int] = {}  # likewise, those that a process has left by a reset
-        self._present: dict[int, int] = {}  # the number that is set while a process has the baton; 0: the host
-        self._inside: dict[int, bool] = {}  # likewise, whether it is inside a compiled module
+        self._left: dict[int, int] = {}  # region -> process, for regions that a process has left by a reset
+        self._present: dict[int, int] = {}  # the current number of each process; 0: the host
+        self._inside: dict[int, bool] = {}  # whether each process is inside a compiled module; 0: the host
 
     def install(self, patches: Patches) -> None:
         """Translate the numbers of regions from now on."""
@@ -83,7 +84,7 @@ class CompiledCode:
             patches.replace(loaded, _NAME, self._translate)
 
     def uninstall(self) -> None:
-        """Drop what ranks compiled, and put everything back; the replacements of `install` are undone by the caller."""
+        """Drop the ranks' compiled code, and restore torch; the caller undoes the replacements of `install`."""
         loaded = sys.modules.get("torch._dynamo.eval_frame")
         if loaded is not None and getattr(loaded, _NAME, None) == self._translate:
             setattr(loaded, _NAME, self._set)  # it was imported on a rank
@@ -103,7 +104,7 @@ class CompiledCode:
                 self._frames.reset_code(code)
 
     def _beginning(self, original: Callable[..., object]) -> Callable[..., object]:
-        """What dynamo counts is the rank's from now on."""
+        """Wrap `torch.compile`: from the first call by a rank on, dynamo's counts are separate for each rank."""
 
         @functools.wraps(original)
         def compile(*args: object, **kwargs: object) -> object:
@@ -127,18 +128,18 @@ class CompiledCode:
                 loaded = importlib.import_module("torch._dynamo.eval_frame")
                 region = self._regions[key] = next(loaded._next_isolate_recompiles_id)
                 self._ours[region] = process.pid
-                # A setting of this thread alone: otherwise inductor compiles in threads and processes of its own.
+                # A setting of this thread only. Otherwise inductor would compile in its own threads and processes.
                 inductor: Any = importlib.import_module("torch._inductor.config")
                 inductor.compile_threads = 1
             number = region
         return int(self._set(number))
 
     def _begin(self, process: SimProcess) -> None:
-        """A rank calls something compiled for the first time in this world."""
+        """Patch dynamo when a rank first calls compiled code in this world."""
         patches = self._patches = Patches()
         convert = importlib.import_module("torch._dynamo.convert_frame")
         rules = importlib.import_module("torch._dynamo.trace_rules")
-        # Torch calls our groups from C++ while compiled code runs; they are not to be compiled.
+        # Torch calls our groups from C++ while compiled code runs; dynamo must not compile them.
         skipped = [*rules.SKIP_DIRS, _OURS]
         patches.replace(rules, "SKIP_DIRS", skipped)
         patches.replace(rules, "SKIP_DIRS_RE", re.compile(rf"^[^\s<]*({'|'.join(map(re.escape, skipped))})"))
@@ -152,7 +153,7 @@ class CompiledCode:
             code = reference()
             if code is not None and self._entries(code, -1):
                 self._frames.reset_code(code)
-        # Inductor hands a pointer to the code that it makes through the environment, where C++ sees only the host's.
+        # Inductor passes a pointer to its generated code through the environment, and C++ only sees the host's.
         if os.name == "posix":
             original(os.putenv)(_POINTER, str(guard_pointer(_POINTER)))
         runtime = current_runtime()
@@ -174,7 +175,7 @@ class CompiledCode:
         return len(self._frames._get_cache_entries_for_region(code, region))
 
     def _reset_of_rank(self, original: Callable[[], None]) -> Callable[[], None]:
-        """A rank forgets what it compiled: it goes on in regions that are new, and others keep theirs."""
+        """Let a rank's reset only forget its own compiled code: the rank goes on in new regions."""
 
         @functools.wraps(original)
         def reset() -> None:
@@ -218,9 +219,9 @@ def _as_it_is(original: Callable[..., object]) -> Callable[..., object]:
 
 
 class _CompileLock:
-    """Dynamo's lock, which a rank may hold while it parks: the others let virtual time pass instead of the baton.
+    """Dynamo's lock, which a rank may hold while it parks: a rank that waits for it lets virtual time pass.
 
-    It guards what all ranks share, so that it is one lock for all of them, unlike those of a rank's own code.
+    It guards shared state, so it is one lock for all ranks, unlike the locks of a rank's own code.
     """
 
     def __init__(self, real: object) -> None:

@@ -1,13 +1,13 @@
-"""Backward passes that are compiled (`torch._dynamo.compiled_autograd`), for ranks that share one process.
+"""Compiled backward passes (`torch._dynamo.compiled_autograd`), for ranks that share one process.
 
 C++ has one compiler, one cache and one lock for a process (torch 2.13, python_compiled_autograd.cpp). From the first
-context that a rank enters, each rank has its own contexts and compiles for itself. The cache finds the graph that one
-rank has captured for all ranks whose passes are alike: the same kinds of nodes with the same sizes. So it keeps that
-graph, with what the compiler of each rank has made of it. It is cleared before the first rank compiles and after the
-world: ranks run nothing that the host has compiled, and the host nothing of theirs.
+context that a rank enters, each rank has its own contexts and compiles for itself. The cache finds a graph that one
+rank has captured for all ranks with the same pass: the same kinds of nodes with the same sizes. So each cache entry has
+that graph, and the result of each rank's compiler. The cache is cleared before the first rank compiles and after the
+world: ranks run nothing that the host has compiled, and the host runs nothing of theirs.
 
-The lock is held as long as a pass runs. While one rank parks in its pass, in a collective that a hook calls, no other
-rank can begin one. Torch would report that as a pass within a pass; here it is refused, with the way out.
+A pass holds the lock while it runs. While one rank parks in its pass, in a collective that a hook calls, no other rank
+can begin a pass. Torch would report that as a nested pass; here it is refused, with an alternative.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simdist.process import Patches, Replacement, Runtime, SimProcess, Slot, cur
 __all__ = ["MODULE", "install"]
 
 MODULE = "torch._dynamo.compiled_autograd"
-# What contexts set while they last, in which a rank may park.
+# Variables that contexts set while they are active; a rank may park inside a context.
 _CONTEXTS: dict[str, Callable[[], object]] = {
     "compiled_autograd_enabled": bool,
     "compiled_autograd_enabled_force_eager": bool,
@@ -39,7 +39,7 @@ _CONTEXTS: dict[str, Callable[[], object]] = {
     "COMPILE_COUNTER": itertools.count,
 }
 _clear_cache: Callable[[], None] = backward_compilers.clear_cache
-_Compiler = tuple[Any, bool]  # what C++ calls for a backward pass, and whether its sizes are dynamic
+_Compiler = tuple[Any, bool]  # the function that C++ calls for a backward pass, and whether sizes are dynamic
 _Contexts = tuple[dict[str, object], _Compiler]
 
 
@@ -48,11 +48,11 @@ class _Passes:
 
     def __init__(self) -> None:
         self.graphs: list[_Graph] = []
-        self.inside: dict[SimProcess, None] = {}  # who is in one; a killed process stays in it
+        self.inside: dict[SimProcess, None] = {}  # processes inside a pass; a killed process stays in it
 
 
 class _Graph:
-    """What one rank has captured, and each rank's compiler has made of it. C++ keeps it, and calls it."""
+    """A graph that one rank has captured, and the result of each rank's compiler. C++ keeps and calls this object."""
 
     def __init__(self, captured: object, wrapper: Callable[..., object], passes: _Passes) -> None:
         self.captured = captured
@@ -61,11 +61,11 @@ class _Graph:
         self.made: dict[SimProcess | None, object] = {}
 
     def __call__(self, *inputs: object) -> object:
-        """A pass of the calling rank, which compiles the graph the first time."""
+        """Run a pass of the calling rank, which compiles the graph the first time."""
         process = current_process()
         if process not in self.made:
             module = vars(sys.modules[MODULE])
-            module["counters"]["compiled_autograd"]["captures"] += 1  # its process would have captured it
+            module["counters"]["compiled_autograd"]["captures"] += 1  # a real process would have captured it
             next(module["COMPILE_COUNTER"])
             self.made[process] = _present_compiler()[0].args[0](self.captured)
         if process is None:
@@ -79,7 +79,7 @@ class _Graph:
 
 
 def _present_compiler() -> _Compiler:
-    compiler: _Compiler = backward_compilers.set_autograd_compiler(None, False)  # it gives what was set before
+    compiler: _Compiler = backward_compilers.set_autograd_compiler(None, False)  # returns the previous compiler
     backward_compilers.set_autograd_compiler(*compiler)
     return compiler
 
@@ -157,7 +157,7 @@ def _capturing(original: Callable[..., tuple[Callable[..., object], object]]) ->
         graph = _Graph(captured[0], wrapper, passes)
         graph.made[process] = made
         passes.graphs.append(graph)
-        return operator.call, graph  # what it calls, and with what before its inputs
+        return operator.call, graph  # the function to call, and its argument before the inputs
 
     return end_capture
 
@@ -188,7 +188,7 @@ def _clearing(original: Callable[..., object]) -> Callable[..., object]:
         if process is None or runtime is None:
             original()
             return
-        for graph in runtime.extras[_Passes].graphs:  # another rank may be in one that C++ keeps
+        for graph in runtime.extras[_Passes].graphs:  # another rank may be inside a graph that C++ keeps
             graph.made.pop(process, None)
 
     return clear_cache

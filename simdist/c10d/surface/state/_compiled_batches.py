@@ -1,8 +1,8 @@
 """Batches of messages in compiled code.
 
-`torch.compile` makes `_c10d_functional.batch_p2p_ops` of `batch_isend_irecv`. Torch's kernel for it asks a group's C++
-backend whether that coalesces; ours have none. While code is compiled on ranks, a kernel does what torch's does (2.13)
-and asks the group itself.
+`torch.compile` turns `batch_isend_irecv` into `_c10d_functional.batch_p2p_ops`. Torch's kernel for it asks a group's
+C++ backend whether it supports coalescing, but our groups have none. While code is compiled on ranks, our kernel does
+the same as torch's (2.13) and asks the Python group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEVICES = ("CPU", "CUDA")
 
 
 def install(patches: Patches) -> None:
-    """Let batches reach groups of ranks."""
+    """Register the kernel, so that batches reach groups of ranks."""
     if not hasattr(functional_operators, _NAME):
         return  # torch before 2.11
     kernels = Replacements("_c10d_functional")

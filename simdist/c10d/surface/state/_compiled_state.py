@@ -1,12 +1,12 @@
-"""What dynamo has learned and counted, kept apart for each rank.
+"""The facts and counts that dynamo keeps, separate for each rank.
 
-Dynamo notes in its modules what it has seen of each function: the shapes that changed, and become dynamic when they do
-(`pgo`), the numbers of frames, why it stopped, how often it compiled. A process is one rank, so that it learns from its
-own calls only. From the first compiled call in a world on each rank has all of this for itself, and begins with what an
-import makes; the host's stands again when the world has ended.
+Dynamo keeps facts about each function in its modules: shapes that have changed and so become dynamic (`pgo`), numbers
+of frames, reasons for graph breaks, numbers of compilations. On a real cluster a process is one rank, and learns only
+from its own calls. From the first compiled call in a world on, each rank has its own copies, which begin in the state
+after an import. The host's values return when the world has ended.
 
-Left shared: numbers that only grow and make names unique, tables by code objects that dynamo itself has made, and what
-hangs on a code object without a region (`skip_code`).
+Still shared: counters that only make names unique, tables by code objects that dynamo itself has made, and attributes
+of a code object without a region (`skip_code`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METRICS = "torch._inductor.metrics"
 _Place = tuple[str, str]
 _MISSING = object()
 
-# Variables of a module, which its own functions write: what they are in a new process.
+# Variables of a module, which only its own functions write, each with its value in a new process.
 _VARIABLES: dict[_Place, Callable[[], object]] = {
     (f"{_DYNAMO}.convert_frame", "FRAME_COUNTER"): int,
     (f"{_DYNAMO}.convert_frame", "FRAME_COMPILE_COUNTER"): Counter,
@@ -58,7 +58,7 @@ _VARIABLES: dict[_Place, Callable[[], object]] = {
         )
     },
 }
-# Tables that other modules have by name, too, so that what stands in them is exchanged. They begin empty.
+# Tables that other modules also import by name, so that their contents are exchanged. They begin empty.
 _TABLES: tuple[_Place, ...] = (
     *(
         (f"{_DYNAMO}.utils", name)
@@ -83,11 +83,11 @@ _TABLES: tuple[_Place, ...] = (
 _RESET_TOO = ("guard_failures", "graph_break_reasons", "warn_once_cache")  # by `torch._dynamo.reset`
 _Numbers = dict[int, tuple[dict[str, object], dict[str, object]]]
 _State = tuple[list[object], list[Any], _Numbers]
-_numbers: _Numbers = {}  # of the process that runs: what stands for each code's frame state, with that
+_numbers: _Numbers = {}  # of the running process: by the id of each frame state, that state and its replacement
 
 
 def _there(place: _Place) -> Any:
-    """What stands at a place; `_MISSING` where the module is not imported, or another torch has no such thing."""
+    """Return the value of a place; `_MISSING` if the module is not imported, or this torch has no such name."""
     module = sys.modules.get(place[0])
     return _MISSING if module is None else vars(module).get(place[1], _MISSING)
 
@@ -124,12 +124,12 @@ LEARNED: Slot[_State] = Slot("what dynamo learned", _save, _load, _fresh)
 
 
 def numbered(frame_state: dict[str, object]) -> dict[str, object]:
-    """What the running process keeps in place of a code object's frame state, which is one for all: its number."""
+    """Return the running process's replacement of a code object's frame state (its number), which ranks share."""
     return _numbers.setdefault(id(frame_state), (frame_state, {}))[1]
 
 
 def reset() -> None:
-    """Forget what the running process has learned, as `torch._dynamo.reset` does."""
+    """Reset the running process's facts and counts, as `torch._dynamo.reset` does."""
     _numbers.clear()
     for (module, name), fresh in _VARIABLES.items():
         if module != _METRICS and name != "_recompile_user_contexts" and _there((module, name)) is not _MISSING:

@@ -1,9 +1,9 @@
-"""Types that ranks register as trees, in the registry of C++ (`optree`), which torch fills beside its own where it is.
+"""Types that ranks register as trees, in the C++ registry (`optree`), which torch also fills if it is installed.
 
-It has one entry for a type and refuses another. So of what ranks register alike there is one entry, which calls the
-functions of the rank that runs, and is gone when the world has ended.
+The registry has one entry for a type and refuses another. So equal registrations by several ranks share one entry. It
+calls the functions of the running rank, and is removed at the end of the world.
 
-In doubt: to a rank that has not registered the type, C++ takes it for a tree as well.
+In doubt: C++ treats the type as a tree also on a rank that has not registered it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES: Extra[dict[type, _Functions]] = Extra("types as trees of C++")
 
 
 def import_now() -> None:
-    """Import it, if there is one: it takes over what has been registered until then, and that is for good."""
+    """Import the C++ registry, if there is one: it takes over earlier registrations, which then stay for good."""
     if getattr(trees, "_cxx_pytree_exists", False) and not trees._cxx_pytree_imported:
         importlib.import_module(_NAME)
 
@@ -61,7 +61,7 @@ def _sharing(original: Callable[..., None]) -> Callable[..., None]:
             types = runtime.extras[_TYPES] = {}
             runtime.patches.on_undo(functools.partial(_forget, types))
         known: _Functions = types.get(cls, {})
-        if not known or process in known:  # then it is refused
+        if not known or process in known:  # a second registration raises
             original(cls, _calling(known, 0), _calling(known, 1), **kwargs)
             types[cls] = known
         known[process] = flatten_fn, unflatten_fn

@@ -1,13 +1,13 @@
-"""What a program sets for all of torch: deterministic algorithms, precision, backends' switches, print options, hooks
-of all modules, types that may be loaded.
+"""Settings for all of torch: deterministic algorithms, precision, backends' switches, print options, global module
+hooks, types that may be loaded.
 
-Torch keeps them once for a process. A world ends with those that it began with (`remember`, `restore`); where ranks
-have modules of their own they have these settings of their own too, from the first moment that one changes any. Hooks
-of all modules, and types that may be loaded, are a rank's own in every world: `CommDebugMode`, trackers and
-`safe_globals` set them for a while, and a rank that waits meanwhile must neither run another one's nor lose its own.
-So are sparse tensors that were unpickled: the next `torch.load` of the same process checks them, and lets go of them.
+Torch keeps them once for a process. A world ends with the settings that it began with (`remember`, `restore`). If ranks
+have their own modules, they also have their own settings, from the first change on. Global module hooks and types that
+may be loaded are separate in every world: `CommDebugMode`, trackers and `safe_globals` set them temporarily, and a rank
+that waits meanwhile must neither run another rank's hooks nor lose its own. Unpickled sparse tensors are separate, too:
+the next `torch.load` of the same process checks and releases them.
 
-In doubt: switches that belong to a GPU's libraries are kept apart like all others, and mean nothing here.
+In doubt: switches of a GPU's libraries are separate like all others, and have no effect here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simdist.process import Patches, current_process, followed, imported_for_all
 __all__ = ["forget_imports", "install", "remember", "restore", "separate"]
 
 _sharing: Any = torch.multiprocessing
-# By the rest of their names behind `_get_` and `_set_`; those that this torch does not have are left out.
+# By their names without `_get_` and `_set_`; switches that this torch does not have are left out.
 _SWITCHES = tuple(
     (getattr(core_bindings, f"_get_{name}"), getattr(core_bindings, f"_set_{name}"))
     for name in (
@@ -72,18 +72,18 @@ _ALLOWING = tuple((unpickling, f"_{verb}_safe_globals") for verb in ("add", "cle
 _REBUILDING = ((rebuilding, "_rebuild_sparse_tensor"),)
 _of_modules = vars(_modules)
 _HOOKS = tuple(name for name in _of_modules if name.startswith("_global_"))
-_NONE: dict[int, object] = {}  # hooks, as hardly any program has them
+_NONE: dict[int, object] = {}  # no hooks: the usual case
 _Settings = tuple[list[object], tuple[bool, bool], tuple[bool, bool], dict[str, object], str]
 _State = tuple[_Settings, set[object], list[object]]
-# What modules that all ranks share have registered for `torch.load` as they were imported in this world: each does it
-# once only, so that every rank has it, and it stays as long as the module does.
+# Types that shared modules have registered for `torch.load` at their import in this world. A module registers them only
+# once, so every rank gets them, and they stay as long as the module does.
 _of_imports: set[object] = set()
 
 
 def _read(get: Callable[[], object]) -> object:
     try:
         return get()
-    except RuntimeError:  # torch 2.13 on a precision that was set in two ways at once
+    except RuntimeError:  # torch 2.13, if a precision was set in two ways
         return None
 
 
@@ -95,7 +95,7 @@ def _read_all() -> list[object]:
 
 
 def _hooks() -> list[object]:
-    """Hooks, and the switch beside them."""
+    """Return the global module hooks, and their switch."""
     found = map(_of_modules.__getitem__, _HOOKS)
     return [(dict(each) if each else _NONE) if isinstance(each, dict) else each for each in found]
 
@@ -105,7 +105,7 @@ def _set_hooks(hooks: list[Any]) -> None:
         now = _of_modules[name]
         if now is was or now == was:
             continue
-        if isinstance(now, dict):  # in place: a handle that removes a hook holds on to the dictionary
+        if isinstance(now, dict):  # in place: a hook's handle refers to the dictionary
             now.clear()
             now.update(was)
         else:
@@ -113,12 +113,12 @@ def _set_hooks(hooks: list[Any]) -> None:
 
 
 def remember() -> _State:
-    """What is set now, to be given to `restore`."""
+    """Return the current settings, for `restore`."""
     return _settings(), set(safe_globals()), _hooks()
 
 
 def restore(state: _State) -> None:
-    """Set what `remember` found, as far as it has changed since."""
+    """Set the settings that `remember` found, as far as they have changed since."""
     settings, safe, hooks = state
     _set_settings(settings)
     _allow(safe)
@@ -126,7 +126,7 @@ def restore(state: _State) -> None:
 
 
 def _settings() -> _Settings:
-    """All but what is set for a while, which has slots of its own: exchanged twice, it would be another rank's."""
+    """Return all settings except the temporary ones. These have their own slots, and must not be exchanged twice."""
     return (
         _read_all(),
         (core_bindings._get_deterministic_algorithms(), core_bindings._get_deterministic_algorithms_warn_only()),
@@ -175,13 +175,13 @@ _FOR_A_WHILE = (
 
 
 def install(patches: Patches) -> None:
-    """Give each process what context managers set for a while."""
+    """Give each process its own temporary settings, which context managers set."""
     patches.wrap(unpickling, "_add_safe_globals", _noting)
     patches.redirect(_FOR_A_WHILE)
 
 
 def forget_imports() -> None:
-    """The world is over: what modules registered in it is the host's from now on."""
+    """Forget the types registered by imports, at the end of the world; they belong to the host from now on."""
     _of_imports.clear()
 
 
@@ -197,5 +197,5 @@ def _noting(original: Callable[[list[object]], None]) -> Callable[[list[object]]
 
 
 def separate(patches: Patches) -> None:
-    """Give each process all these settings for itself, from the first that a rank changes on."""
+    """Give each process its own settings, from the first change by a rank on."""
     patches.redirect(_REPLACEMENTS)

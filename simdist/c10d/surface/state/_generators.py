@@ -1,7 +1,7 @@
-"""Torch's random generator: its state, one per rank, and seeds that it gets by chance.
+"""Torch's random generator: its state, one per rank, and its random seeds.
 
-A fresh process seeds it from the operating system (`at::detail::getDefaultCPUGenerator`), and so do `torch.seed()` and
-`Generator.seed()`: in C++, out of anybody's reach. A rank gets these seeds from its own entropy.
+A new process seeds it from the operating system (`at::detail::getDefaultCPUGenerator`), and so do `torch.seed()` and
+`Generator.seed()`, in C++, where Python can't interfere. A rank gets these seeds from its own entropy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["install", "torch_generator"]
 
 _Ts = TypeVarTuple("_Ts")
 _R = TypeVar("_R")
-_SEED_BITS = 53  # of torch's own (c10::detail::getNonDeterministicRandom): what a double holds exactly
+_SEED_BITS = 53  # as torch's seeds (c10::detail::getNonDeterministicRandom): a double holds them exactly
 
 
 def _without_modes(method: Callable[[*_Ts], _R]) -> Callable[[*_Ts], _R]:
-    """Decorate what handles states as tensors: a rank may park while a compiler traces, which takes all for fake."""
+    """Decorate a method that handles states as tensors: a rank may park during tracing, where new tensors are fake."""
 
     @functools.wraps(method)
     def do(*args: *_Ts) -> _R:
@@ -61,7 +61,7 @@ class _TorchGenerator:
 
     def fresh_memory(self, chance: bytes) -> bytes:
         assert self._place is not None
-        generator = _seeded(chance)  # whose words are freed with it
+        generator = _seeded(chance)  # keeps its words alive
         return engine_words(generator, self._place).tobytes()
 
     holds_gaussian: Callable[[Any], bool] = staticmethod(keeps_gaussian)
@@ -73,7 +73,7 @@ def _seeded(chance: bytes) -> torch.Generator:
 
 @functools.cache
 def torch_generator() -> GlobalGenerator:
-    """Torch's CPU generator, as one of those whose states are swapped."""
+    """Return torch's CPU generator, as one of the generators whose states are swapped."""
     return _TorchGenerator()
 
 
@@ -91,5 +91,5 @@ def _seed(original: Callable[[torch.Generator], int]) -> Callable[[torch.Generat
 
 
 def install(patches: Patches) -> None:
-    """Replace what seeds a generator by chance."""
+    """Replace the random seeding of generators."""
     patches.wrap_in_type(torch.Generator, "seed", _seed)

@@ -1,12 +1,14 @@
-"""What DTensor remembers, about a device mesh above all, kept apart for each rank.
+"""DTensor's process-wide state, mostly about device meshes, separate for each rank.
 
-Torch keys plans of redistribution, and what follows from them, by the mesh; and since a process is one rank, two meshes
-of the same shape are equal although the plan depends on where in the mesh the rank is. For its own threaded tests torch
-has a member of `DeviceMesh` that distinguishes threads (`_thread_id`); on a rank it is a number of that rank's process.
+Torch caches plans of redistribution, and results that depend on them, by the mesh. For torch a process is one rank, so
+two meshes of the same shape are equal, although the plan depends on the rank's place in the mesh. For its own threaded
+tests torch has a member of `DeviceMesh` that distinguishes threads (`_thread_id`); on a rank it is a number of the
+rank's process.
 
-What draws its random numbers on devices is one object for a process, which begins with a broadcast; a rank that finds
-one there does not. A rule by which an operator shards is that of the rank that registers it. `context_parallel` puts a
-function that knows the rank's mesh in the place of attention, with handlers and rules for its operators.
+DTensor's random numbers on devices come from one object of the process, whose creation begins with a broadcast; a rank
+that found another rank's object would skip the broadcast. A sharding rule of an operator belongs to the rank that
+registers it. `context_parallel` replaces attention by a function that knows the rank's mesh, and adds handlers and
+rules for its operators.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from simdist.process import (
 
 __all__ = ["install"]
 
-_worlds = itertools.count(1)  # meshes of an earlier world live on in caches; they are no meshes of this one
+_worlds = itertools.count(1)  # caches keep meshes of earlier worlds, which must differ from those of this world
 _NAME = "_thread_id"
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _RANDOM = "torch.distributed.tensor._random"
@@ -44,7 +46,7 @@ _CONTEXTS = "torch.distributed.tensor.experimental._context_parallel"
 
 
 def install(patches: Patches) -> None:
-    """Make meshes of different ranks different, and let no plan outlive the world."""
+    """Make meshes of different ranks differ, and let no plan outlive the world."""
     world = next(_worlds) << 32
 
     def get(mesh: DeviceMesh) -> int | None:
@@ -65,7 +67,7 @@ def install(patches: Patches) -> None:
 
 @functools.cache
 def _of_losses(loss: ModuleType) -> tuple[Replacement, ...]:
-    """So that `loss_parallel()` on one rank answers no operator of another."""
+    """Return replacements after which `loss_parallel()` on one rank handles no operators of another rank."""
     writers = [(loss, name) for name in ("_enable_custom_loss_ops", "_disable_custom_loss_ops")]
     handlers = loss.DTensor._op_dispatcher._custom_op_handlers
 
@@ -78,9 +80,9 @@ def _of_losses(loss: ModuleType) -> tuple[Replacement, ...]:
 
 
 class _Rules:
-    """The rules by which operators shard that ranks have registered, for each the rank's own.
+    """The sharding rules of operators that ranks have registered, separate for each rank.
 
-    Only their operators' entries are exchanged: `of_host` has what stood there before.
+    Only the entries of these operators are exchanged; `_of_host` has their original entries.
     """
 
     def __init__(self, propagation: ModuleType, propagator: Any) -> None:
@@ -119,7 +121,7 @@ class _Rules:
             runtime = current_runtime()
             contexts = sys.modules.get(f"{_CONTEXTS}._attention")
             if contexts is not None and operator in contexts.custom_ops:
-                pass  # `_of_contexts` exchanges the rules of these, which come and go with a context
+                pass  # `_of_contexts` exchanges the rules of these operators, which exist inside a context only
             elif runtime is not None and not imported_for_all(sys._getframe(1)):
                 runtime.separate(self.slot)
                 self._of_host.setdefault(operator, self._entries(operator))
@@ -128,7 +130,7 @@ class _Rules:
         return register
 
     def forget(self) -> None:
-        """The world has ended, and what the host had stands there again."""
+        """Forget the host's entries, which are back in the tables at the end of the world."""
         self._of_host.clear()
 
 
@@ -155,7 +157,7 @@ def _of_random_numbers(random: Any) -> tuple[Replacement, ...]:
 
 @functools.cache
 def _of_contexts(attention: ModuleType, rules: ModuleType) -> tuple[Replacement, ...]:
-    """So that attention over a context that is shared out on one rank is that of this rank, and ends with it."""
+    """Return replacements that make context-parallel attention separate for each rank."""
     functional, dispatcher, options = attention.F, attention.DTensor._op_dispatcher, vars(attention._cp_options)
     propagator = dispatcher.sharding_propagator
     tables = propagator.op_strategy_funcs, propagator.op_to_schema_info
@@ -204,7 +206,7 @@ def _same_cache_but_empty(cached: Any) -> object:
     return functools.cache(cached.__wrapped__)
 
 
-# Caches without a bound, and what torch warns of once per mesh.
+# Unbounded caches, and a table of warnings that torch gives once per mesh.
 _FRESH: dict[str, Callable[[Any], object]] = {
     "_gen_transform_infos": _same_cache_but_empty,
     "_planner_cache": lambda _: {},

@@ -1,14 +1,14 @@
-"""Operators that ranks define (`torch.library`): each rank its own, under one name.
+"""Operators that ranks define (`torch.library`): each rank has its own, under one name.
 
-C++ has one table of operators and kernels for the process, and refuses what is there already. So of what ranks define
-alike there is one operator, which lives until the last of them has let go of it, or the world has ended; and of what
-they register for a dispatch key one kernel, which calls the function of the rank that runs. Where a rank has none for
-an operator that was there before, it gets the kernel that stood there. What torch keeps in Python beside is a slot.
+C++ has one table of operators and kernels for the process, and refuses duplicates. So equal definitions by several
+ranks share one operator, which lives until the last of these ranks releases it, or the world ends. Their registrations
+for a dispatch key share one kernel, which calls the function of the running rank. A rank without a function for an
+operator that existed before gets the original kernel. Torch's tables in Python are a slot.
 
-What a shared module defines when it is imported is there for all, as it is without simdist.
+Definitions by a shared module at its import apply to all ranks, as without simdist.
 
-In doubt: a rank that has defined nothing of the kind finds an operator that another has. Fallbacks for a whole dispatch
-key are for all ranks.
+In doubt: a rank that has not defined an operator still finds another rank's. Fallbacks for a whole dispatch key apply
+to all ranks.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _make_real = kernel_library
 
 
 class _Operator:
-    """One that ranks have defined."""
+    """An operator that ranks have defined."""
 
     def __init__(self, said: tuple[str, str, object], real: KernelLibrary, name: object) -> None:
         self.said = said  # schema, aliases and tags
-        self.real = real  # the library that holds it, and nothing else
-        self.name = name  # what its definition gives
+        self.real = real  # the library that holds only this operator
+        self.name = name  # the result of its definition
         self.owners: dict[SimProcess, _RanksLibrary] = {}
 
 
 class _Kernel:
-    """What runs for one operator and one dispatch key."""
+    """The kernel of one operator for one dispatch key."""
 
     def __init__(self, before: Any) -> None:
         self.real: KernelLibrary
-        # Of each rank the last one counts.
+        # The last one of each rank counts.
         self.functions: dict[SimProcess, list[tuple[_RanksLibrary, Callable[..., object], bool]]] = {}
-        self._before = before  # the kernel that stood there; None for an operator of ranks
+        self._before = before  # the original kernel; None for an operator of ranks
 
     def __call__(self, keys: object, *args: object, **kwargs: object) -> object:
         process: Any = current_process()
@@ -75,12 +75,12 @@ class _Kernel:
 
 
 class _Operators:
-    """All that ranks of one world have defined, by full names."""
+    """All operators and kernels of one world's ranks, by full names."""
 
     def __init__(self) -> None:
         self.operators: dict[str, _Operator] = {}
         self.kernels: dict[tuple[str, str], _Kernel] = {}
-        self.namespaces: dict[str, dict[SimProcess, KernelLibrary]] = {}  # libraries that a rank may have one of
+        self.namespaces: dict[str, dict[SimProcess, KernelLibrary]] = {}  # libraries of which a rank may have only one
         self.others: list[KernelLibrary] = []
 
     def end(self) -> None:
@@ -101,7 +101,7 @@ class _Operators:
 
 
 def _forget(names: list[str]) -> None:
-    """What Python remembers of operators that are no longer there."""
+    """Remove undefined operators from Python's caches."""
     forget_operators(names)
     cache: dict[object, object] = vars(operator_schemas)["_SCHEMA_TO_SIGNATURE_CACHE"]
     for name in names:
@@ -110,7 +110,7 @@ def _forget(names: list[str]) -> None:
 
 
 class _RanksLibrary:
-    """What `torch.library.Library` makes in C++, for a rank."""
+    """A rank's stand-in for the C++ object of a `torch.library.Library`."""
 
     def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[str, ...]) -> None:
         self._world = world
@@ -119,7 +119,7 @@ class _RanksLibrary:
         self._kind = "FRAGMENT" if kind == "DEF" else kind
         if kind == "DEF":
             owners = world.namespaces.setdefault(self._namespace, {})
-            # The second one of a rank is refused in torch's words, and so is one beside the host's.
+            # Torch refuses a rank's second library, and one for a namespace of the host.
             first = not owners or process in owners
             owners[process] = _make_real("DEF", *arguments[1:]) if first else self._real()
 
@@ -133,7 +133,7 @@ class _RanksLibrary:
         name = self._full(schema.partition("(")[0].strip())
         said = schema, alias_analysis, tags
         known = self._world.operators.get(name)
-        if known is None or self._process in known.owners:  # then C++ refuses
+        if known is None or self._process in known.owners:  # for a second definition C++ raises
             real = self._real()
             known = self._world.operators[name] = _Operator(said, real, real.define(*said))
         elif known.said != said:
@@ -172,7 +172,7 @@ class _RanksLibrary:
         self._world.others.append(real)
 
     def reset(self) -> None:
-        """Let go of what was defined by it; the last owner undefines it."""
+        """Release this library's definitions; the last owner undefines them."""
         world = self._world
         for key, kernel in list(world.kernels.items()):
             own = kernel.functions.get(self._process, [])
@@ -225,7 +225,7 @@ def _operators_of(runtime: Runtime) -> _Operators:
 
 
 def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
-    """A kernel for fake tensors takes the place of another rank's, whose turn comes by the dispatcher."""
+    """Let a rank's kernel for fake tensors replace another rank's; the shared kernel still calls both."""
 
     @functools.wraps(original)
     def register(holder: Any, *args: object, allow_override: bool = False, **kwargs: object) -> object:

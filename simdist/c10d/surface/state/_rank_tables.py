@@ -1,11 +1,10 @@
-"""Tables of torch's modules and classes that each rank has for itself: caches of plans, and other names of its groups.
+"""Tables of torch's modules and classes that each rank has for itself: caches of plans, and aliases of group tables.
 
-Torch keeps these in dictionaries of a module or a class, where any code may look at them. While a world runs, a
-dictionary stands in the same place that has other contents for each process: on a rank those of the rank, on any other
-thread those of torch's own. That costs nothing at a hand-over, and it does not matter who writes: torch, or a class of
-the program that knows the name.
+Torch keeps these in dictionaries of a module or a class, which any code may use. While a world runs, each is replaced
+by a dictionary with separate contents for each process: on a rank the rank's, on any other thread torch's own. This
+costs nothing at a hand-over, and works for all writers: torch, or a class of the program that uses the name.
 
-In doubt: who took the dictionary itself before the world began has the host's.
+In doubt: code that got the dictionary before the world began has the host's.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _METHODS = (
 
 
 class RankTable(_Table):
-    """A dictionary with contents of its own for each process; `of_host` holds those of all other threads.
+    """A dictionary with separate contents for each process; `of_host` holds those of all other threads.
 
     Example:
         >>> groups = RankTable({}, lambda process: c10d._world.pg_map)
@@ -47,7 +46,7 @@ class RankTable(_Table):
         self.find = find
 
     def now(self) -> _Table:
-        """The dictionary of who asks."""
+        """Return the dictionary of the calling thread's process."""
         process = current_process()
         return self.of_host if process is None else self.find(process)
 
@@ -71,7 +70,7 @@ for _name in _METHODS:
 
 
 class OwnTable(RankTable):
-    """Likewise, with a dictionary that begins empty in each process, as an import makes it."""
+    """A `RankTable` whose dictionary begins empty in each process, as after an import."""
 
     __slots__ = ("of",)
 
@@ -84,7 +83,7 @@ _made: dict[tuple[object, str], RankTable] = {}
 
 
 def install(patches: Patches) -> None:
-    """The other names of the groups that a rank knows lead to the rank's."""
+    """Let the module's aliases of group tables lead to the rank's own tables."""
     for name in _GROUPS:
         table = _table(c10d, f"_{name}", functools.partial(RankTable, find=_of_world(name)))
         if table is not None:
@@ -101,7 +100,7 @@ def _of_world(name: str) -> Callable[[SimProcess], _Table]:
 
 
 def _table(owner: object, name: str, make: Callable[[_Table], RankTable]) -> RankTable | None:
-    """What stands in for a dictionary; None if there is none, or it stands there already."""
+    """Return the replacement of a dictionary; None if there is no dictionary, or it is replaced already."""
     there = vars(owner).get(name)
     if type(there) is not dict:
         return None
@@ -112,7 +111,7 @@ def _table(owner: object, name: str, make: Callable[[_Table], RankTable]) -> Ran
 
 
 def inherit(parent: SimProcess, child: SimProcess) -> None:
-    """A forked child begins with what its parent has now."""
+    """Give a forked child a copy of its parent's current tables."""
     for table in _made.values():
         if isinstance(table, OwnTable) and parent in table.of:
             table.of[child] = dict(table.of[parent])
@@ -125,7 +124,7 @@ def _forget() -> None:
 
 
 def _separate(module: str, owners: Mapping[str, Callable[[str], bool]]) -> None:
-    """Give each process the dictionaries of a module's classes ("" for the module itself) whose names are meant."""
+    """Separate the dictionaries of a module's classes ("" for the module itself) whose names pass the test."""
 
     def adapt(patches: Patches) -> None:
         namespace = vars(sys.modules[module])
@@ -143,5 +142,5 @@ def _is_cache(name: str) -> bool:
     return name.startswith("_cached_")
 
 
-# What a planner has worked out for the state that it saved last, by the name of its class.
+# The plans that a planner has cached for the last saved state, by the name of its class.
 _separate("torch.distributed.checkpoint.planner", {"SavePlanner": _is_cache, "LoadPlanner": _is_cache})

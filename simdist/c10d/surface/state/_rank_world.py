@@ -1,9 +1,9 @@
 """The groups that a rank knows: `torch.distributed.distributed_c10d._world`, one for each rank.
 
-Torch keeps them in one object of the process. While a world runs, an object stands there that has other attributes on
-each thread: on a rank's those of the rank, on any other those of torch's own object. So a thread of the host program
-never sees a rank's groups, and a rank never those of the host. All threads of a rank see the same: what one of them
-sets is set on each.
+Torch keeps them in one object of the process. While a world runs, this object is replaced by one whose attributes
+depend on the thread: on a rank's thread they are the rank's, on any other those of torch's own object. So a thread of
+the host program never sees a rank's groups, and a rank never sees the host's. All threads of a rank see the same
+attributes: a change by one is made on each.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["RankWorld", "WorldPerThread", "install"]
 
 
 class _GroupMap(dict["ProcessGroup", "tuple[str, Store]"]):
-    """The groups that a rank has; one that is taken out is gone, as a real one is when nothing refers to it."""
+    """The groups of a rank; a removed group is left, as a real group is destroyed with its last reference."""
 
     def __delitem__(self, group: ProcessGroup) -> None:
         super().__delitem__(group)
         _leave(group)
 
     def clear(self) -> None:
-        """Take all of them out."""
+        """Remove and leave all groups."""
         groups = list(self)
         super().clear()
         for group in groups:
@@ -49,8 +49,8 @@ def _leave(group: ProcessGroup) -> None:
 
 
 class _RanksOfGroups(dict["ProcessGroup", dict[int, int]]):
-    """The ranks of each group. Those of the default group, which torch leaves out on a rank (see `install`), are put in
-    when somebody looks for them: a large world would spend most of its start and of its memory on them."""
+    """The ranks of each group. Torch leaves out those of the default group on a rank (see `install`); a look-up fills
+    them in. A large world would spend most of its start and memory on them."""
 
 
 def _complete(name: str) -> Callable[..., object]:
@@ -80,13 +80,13 @@ def _range(*bounds: int) -> range:
 
 
 def _get_default_group() -> object:
-    # As torch's own, which looks for it twice, four functions deep. The global names are those of torch's module.
+    # Like torch's own, which looks the group up twice, four functions deep. Global names are those of torch's module.
     group = _world.default_pg  # type: ignore[name-defined]  # noqa: F821
     return torchs_own() if group is None else group  # type: ignore[name-defined]  # noqa: F821
 
 
 def _code_of_ours(function: FunctionType) -> CodeType:
-    # In torch's file: compilers trace what stands there.
+    # Pretend to be in torch's file: compilers trace functions of this file.
     place = function.__code__
     ours: Any = _get_default_group
     code = code_with(ours, {"torchs_own": FunctionType(place, function.__globals__)})
@@ -95,7 +95,7 @@ def _code_of_ours(function: FunctionType) -> CodeType:
 
 @functools.cache
 def _default_group() -> list[Redirection]:
-    """The redirection of torch's function; none where it does anything else than versions that are known."""
+    """Return the redirection of torch's function; none if the function does more than in the known versions."""
     function: Any = c10d_module._get_default_group
     if not isinstance(function, FunctionType) or not set(function.__code__.co_names) <= _ASKS:
         return []
@@ -106,14 +106,14 @@ _ASKS = {"is_initialized", "ValueError", "TYPE_CHECKING", "not_none", "GroupMemb
 
 
 def install(patches: Patches) -> None:
-    """Let torch find the default group at once, and make an empty table of its ranks on a rank."""
+    """Let torch find the default group faster, and leave the table of its ranks empty on a rank."""
     patches.switch_on(_default_group())
     if counts_ranks() is not None:
         patches.replace(c10d_module, "range", _range)
 
 
 class RankWorld:
-    """What a rank's thread finds there in the beginning (torch's `_World`); the maps are the rank's from then on."""
+    """A rank's initial attributes of torch's `_World`; from then on the maps are the rank's own."""
 
     def __init__(self) -> None:
         self.default_pg: ProcessGroup | None = None
@@ -132,23 +132,23 @@ class RankWorld:
 
     @property
     def global_rank(self) -> int | None:
-        """What C++ knows as the process's rank (`_set_global_rank`): its rank in the default group, if there is one."""
+        """The process's rank for C++ (`_set_global_rank`): its rank in the default group, if there is one."""
         group: ProcessGroup | None = (self.seen_by[0] if self.seen_by else vars(self)).get("default_pg")
         return None if group is None or group is c10d_module.GroupMember.NON_GROUP_MEMBER else group.rank()
 
     def forget(self) -> None:
-        """At the end: what the threads see holds the list of all that they see, and so itself and the groups."""
+        """Break reference cycles at the end: the threads' attributes include the list of all threads' attributes."""
         self.seen_by.clear()
 
     def begin_as(self, parent: RankWorld) -> None:
-        """Of a forked child: what its parent knows at this moment."""
+        """Copy the parent's current state, in a forked child."""
         for name, value in (parent.seen_by[0] if parent.seen_by else vars(parent)).items():
             if name != "seen_by":
                 setattr(self, name, value.copy() if isinstance(value, dict | list) else value)
 
 
 class _OfHost:
-    """An attribute that a thread of the host reads from torch's own object; a rank's thread has one of its own."""
+    """An attribute that a host thread reads from torch's own object; a rank's thread has its own attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -157,17 +157,17 @@ class _OfHost:
         return getattr(vars(instance)[_HOST], self._name)
 
 
-_HOST = " host"  # no attribute can be called that
+_HOST = " host"  # cannot be the name of an attribute
 
 
 class WorldPerThread(threading.local):
-    """Stands in for torch's `_world`. Reading an attribute on a rank's thread runs no Python code: it is hot.
+    """Stands in for torch's `_world`. Hot: reading an attribute on a rank's thread runs no Python code.
 
     Example:
         >>> c10d._world = WorldPerThread(c10d._world)
     """
 
-    def __init__(self, host: object) -> None:  # called again on each thread that looks, with the same argument
+    def __init__(self, host: object) -> None:  # called on each thread that uses the object, with the same argument
         process = current_process()
         if process is None:
             vars(self)[_HOST] = host
@@ -186,7 +186,7 @@ class WorldPerThread(threading.local):
 
     @property
     def pg_config_info(self) -> list[dict[str, object]]:
-        """As torch's own: one entry for each group."""
+        """One entry for each group, as in torch."""
         own = vars(self)
         if _HOST in own:
             found: list[dict[str, object]] = own[_HOST].pg_config_info

@@ -1,9 +1,9 @@
-"""What a program registers with torch or switches on for a while: types as trees, divergences, hooks and their numbers.
+"""A program's registrations and temporary switches in torch: types as trees, divergences, hooks and their numbers.
 
-Torch keeps these in tables of its modules, and refuses what is there already. A rank that registers something in a call
-of its own does so for itself: from then on each process has the tables to itself, and the host's stand again when the
-world has ended. What a shared module registers when it is imported is there for all, in this world and afterwards: it
-is imported once, by whichever rank arrives first.
+Torch keeps these in tables of its modules, and refuses a second registration. A rank registers only for itself: from
+its first registration on, each process has its own tables, and the host's return when the world has ended. A shared
+module is imported once, by the first rank that arrives there, so its registrations apply to all ranks, in this world
+and afterwards.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _GROWING = tuple(
 
 
 class Registry:
-    """Tables that are written together, and what has been put into them for all since each process has its own."""
+    """Tables that are written together. Entries for all processes go into the tables of each."""
 
     def __init__(self, name: str, tables: Sequence[_Table]) -> None:
         self._tables = tables
@@ -85,14 +85,14 @@ class Registry:
                 _add(table, content)
 
     def write_for_all(self, runtime: Runtime, write: Callable[..., object], *args: object, **kwargs: object) -> Any:
-        """Let `write`, or the decorator that it returns, add entries, and add them to what every process has."""
+        """Let `write`, or the decorator that it returns, add entries, and add these to the tables of every process."""
         found = self._write(runtime, write, *args, **kwargs)
-        # A decorator, and not what one has decorated, which stays what it is.
+        # Wrap a decorator, but not a decorated function, which is returned unchanged.
         is_decorator = isinstance(found, FunctionType) and not any(found is each for each in args)
         return functools.partial(self._write, runtime, found) if is_decorator else found
 
     def _write(self, runtime: Runtime, write: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        states = runtime.slots.states(self.slot)  # none before a rank has registered something itself
+        states = runtime.slots.states(self.slot)  # none before the first registration by a rank
         before = self._save() if states else []
         found = write(*args, **kwargs)
         if states:
@@ -182,7 +182,7 @@ _REPLACEMENTS = (
         [vars(_optimizer)[f"_global_optimizer_{when}_hooks"] for when in ("pre", "post")],
         [(_optimizer, f"register_optimizer_step_{when}_hook") for when in ("pre", "post")],
     ),
-    # What is cached is found by the identity of modules, so that each rank finds its own.
+    # Cached weights are found by the identity of modules, so that each rank finds its own.
     *followed_variables("parametrized weights", parametrize, ("_cache_enabled", "_cache"), ("cached",)),
     *followed_variables(
         "changes of saved tensors",
@@ -203,7 +203,7 @@ _REPLACEMENTS = (
         _save_validation,
         _load_validation,
     ),
-    *followed(  # they stand in what is pickled of a module with hooks
+    *followed(  # they are part of a pickled module with hooks
         "numbers of hooks",
         ((RemovableHandle, "__init__"), (RemovableHandle, "__setstate__")),
         lambda: RemovableHandle.next_id,
@@ -214,7 +214,7 @@ _REPLACEMENTS = (
 
 @functools.cache
 def _of_module(name: str) -> tuple[Replacement, ...]:
-    """What is there once a module has been imported."""
+    """Return the replacements for a module that has been imported."""
     module: Any = sys.modules[name]
     if name == _OPTIMIZERS:
         table, writer = module.functional_optim_map, (module, "register_functional_optim")
@@ -245,5 +245,5 @@ for _name in (_INDUCTOR, _OPTIMIZERS, _TIMER, _METRICS):
 
 
 def install(patches: Patches) -> None:
-    """Give each process that registers something tables of its own."""
+    """Give each process its own tables, from the first registration by a rank on."""
     patches.redirect(_REPLACEMENTS)

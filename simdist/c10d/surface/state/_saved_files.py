@@ -1,7 +1,7 @@
-"""Files that `torch.save` writes: torch's writer for a path is C++, and nothing else shows when it has written.
+"""Files that `torch.save` writes: torch's writer for a path is C++, so only its methods show when it has written.
 
-It completes its file whatever happens, also where a rank is unwound that was killed while it saved. Then its descriptor
-is what keeps that from the file.
+The writer always completes its file, even when a rank is unwound that was killed during the save. In that case its
+descriptor is redirected, so that the rest does not reach the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _writer = vars(torch.serialization)["_open_zipfile_writer_file"]
 
 
 def install(patches: Patches) -> None:
-    """Note when a rank has saved."""
+    """Report when a rank has saved."""
     patches.wrap(_writer, "__init__", _making)
     patches.wrap(_writer, "__exit__", _noting)
 
@@ -56,7 +56,7 @@ def _noting(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _descriptors_of(path: str) -> set[int]:
-    """By what numbers the host process has a file open; none where the system does not show it."""
+    """Return the descriptors with which the host process has a file open; none if the system does not show them."""
     try:
         file = original(os.stat)(path)
         return {number for number in map(int, original(os.listdir)(_DESCRIPTORS)) if _leads_to(number, file)}
@@ -67,12 +67,12 @@ def _descriptors_of(path: str) -> set[int]:
 def _leads_to(descriptor: int, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(original(os.fstat)(descriptor), file)
-    except OSError:  # the one that listed them
+    except OSError:  # the descriptor that `listdir` used
         return False
 
 
 def _lose(descriptors: Iterable[int]) -> None:
-    """Let what is still written to them get lost."""
+    """Redirect descriptors to /dev/null, so that further writes are lost."""
     null = original(os.open)(os.devnull, os.O_WRONLY)
     for number in descriptors:
         os.dup2(null, number, inheritable=False)

@@ -1,10 +1,10 @@
-"""What torch keeps in a variable for a while: a `with`, and takes it back then to what it found; or a whole process.
+"""Variables that torch sets temporarily: during a `with`, after which it restores the old value, or for a process.
 
-Dispatch modes set flags of Python and of C++ that say whether any is on; compiled functions are left alone then. A rank
-that enters one while another is inside would find the other's, and keep it. So each process has them for itself, from
-the first mode of a world on. The module whose forward pass runs (`DistributedDataParallel`) only dynamo asks for: it is
-kept apart where something is compiled, and put back at the end of every world. And a world with devices must not find
-which kind of devices a world without has looked up, or the other way around. What is traced is a rank's own, too.
+Dispatch modes set flags in Python and C++ that say whether any mode is active; torch then does not compile functions. A
+rank that enters a mode while another rank is inside one would save and later restore the other's flags. So each process
+has its own flags, from the first mode of a world on. Only dynamo reads which module's forward pass runs
+(`DistributedDataParallel`): this is separate once something is compiled, and is restored at the end of every world.
+Worlds with and without devices must not see each other's cached kind of device. Tracing is also separate for each rank.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _load(flags: tuple[bool, ...]) -> None:
 
 
 def save_forward() -> object:
-    """The module whose forward pass runs."""
+    """Return the module whose forward pass runs."""
     return getattr(_ddp, "_active_ddp_module", None)
 
 
 def load_forward(module: Any) -> None:
-    """Set it; a class is not written to without need."""
+    """Set the module whose forward pass runs, if it differs: writing to a class is slow."""
     if save_forward() is not module:
         _ddp._active_ddp_module = module
 
@@ -61,7 +61,7 @@ FORWARD: Slot[object] = Slot("forward pass", save_forward, load_forward, lambda 
 _ENTERING = tuple(followed("dispatch modes", ((modes_module.TorchDispatchMode, "__enter__"),), _save, _load))
 
 
-# -- tracing: a rank may park in a function that `torch.fx` or `make_fx` traces, as where that makes a group -----------
+# -- tracing: a rank may park in a function that `torch.fx` or `make_fx` traces, for example when it makes a group -----
 
 _proxies = proxy_tensor
 _Traced = tuple[bool, Any, Any]
@@ -70,7 +70,7 @@ _Traced = tuple[bool, Any, Any]
 def _save_tracing() -> _Traced:
     patcher = tracing.CURRENT_PATCHER
     if patcher is not None:
-        patcher.revert_all_patches()  # of methods of modules, through which all others call too
+        patcher.revert_all_patches()  # of methods of modules, which all other ranks call too
     return tracing_flag(), patcher, _proxies._CURRENT_MAKE_FX_TRACER
 
 
@@ -81,7 +81,7 @@ def _load_tracing(state: _Traced) -> None:
         tracing.CURRENT_PATCHER.reapply_all_patches()
 
 
-# Each is called before it changes anything: what stands there then is the state of those who trace nothing.
+# These are called before tracing changes anything: the state then is that of ranks that trace nothing.
 _TRACERS = (tracing.Tracer, "trace"), (_proxies, "_set_make_fx_tracer")
 _TRACING = tuple(followed("tracing by torch.fx", _TRACERS, _save_tracing, _load_tracing))
 
@@ -97,6 +97,6 @@ when_imported(_CHECKPOINT, _forget_kind, remembered=True)
 
 
 def install(patches: Patches) -> None:
-    """Give each process flags of its own."""
+    """Give each process its own flags."""
     patches.redirect(_ENTERING)
     patches.redirect(_TRACING)

@@ -1,8 +1,8 @@
-"""Child processes of a rank, as far as torch is concerned: DataLoader's workers above all.
+"""Torch's handling of a rank's child processes, mostly DataLoader's workers.
 
-DataLoader watches its workers in C++, by their pids and with handlers of signals of the whole process. Here the same is
-asked of the simulated children, with the texts of C++ (2.13, torch/csrc/DataLoader.cpp). What torch keeps per process
-for its workers is a slot each.
+DataLoader watches its workers in C++, by their pids and by signal handlers of the whole process. Here the simulated
+children are watched in the same way, with the texts of C++ (2.13, torch/csrc/DataLoader.cpp). Each process-wide
+variable of torch for workers is a slot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["install", "separate_workers"]
 
 _LARGE_BYTES = 1 << 20
-_FIRST_PORT = 50_000  # of those that torch's `get_free_port` gives a rank
+_FIRST_PORT = 50_000  # of the ports that `get_free_port` returns on ranks
 _EXECUTOR = "torch.distributed.checkpoint._async_process_executor"
 _watched: dict[tuple[SimProcess, int], dict[int, SimProcess]] = {}  # by process and loader
 _iterators: list[weakref.ref[Any]] = []  # of loaders, each with workers
@@ -47,7 +47,7 @@ _spawn = importlib.import_module("torch.multiprocessing.spawn")
 
 
 def install(patches: Patches) -> None:
-    """Replace what would act on the host process."""
+    """Replace functions that would act on the host process."""
     for name, make in _HANDLING.items():
         patches.wrap(loader_signals, name, make)
     patches.wrap(_spawn, "_prctl_pr_set_pdeathsig", _death_signal)
@@ -56,7 +56,7 @@ def install(patches: Patches) -> None:
 
 
 def _forget() -> None:
-    """Nobody's workers are left: an iterator that is collected later has nothing to shut down."""
+    """Forget all workers at the end of the world; an iterator that is collected later has nothing to shut down."""
     _watched.clear()
     for reference in _iterators:
         iterator = reference()
@@ -66,7 +66,7 @@ def _forget() -> None:
 
 
 def separate_workers() -> None:
-    """Called by a rank that starts a process: what torch keeps for workers is each process's own."""
+    """Separate torch's variables for workers by process; called by a rank that starts a process."""
     runtime = current_runtime()
     assert runtime is not None
     runtime.separate(_INFO)
@@ -163,7 +163,7 @@ def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
                 code = child.exit_code
                 if not code:
                     continue
-                workers.clear()  # report it once
+                workers.clear()  # report the failure once
                 if code > 0:
                     raise RuntimeError(
                         f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. Details are lost "
@@ -185,7 +185,7 @@ def _error_if_any_fails(original: Callable[[], None]) -> Callable[[], None]:
 _SAID: dict[int, str] = {}
 
 
-_PORTS: Extra[dict[str, int]] = Extra("free ports")  # the last of each host
+_PORTS: Extra[dict[str, int]] = Extra("free ports")  # the last port of each host
 
 
 def _free_port(original: Callable[[], int]) -> Callable[[], int]:
@@ -228,11 +228,11 @@ def _collected(original: Callable[[object], None]) -> Callable[[object], None]:
         elif child.parent is not None and child.parent.running:  # a process that was killed runs no destructors
             if child.parent is current_process():
                 original(iterator)
-            else:  # the collector may strike on any rank
+            else:  # garbage collection may run on any rank
                 child.parent.deliver(lambda: end(iterator))
 
     def end(iterator: object) -> None:
-        if vars(iterator).get("_pin_memory_thread") is threading.current_thread():  # which is waited for
+        if vars(iterator).get("_pin_memory_thread") is threading.current_thread():  # `original` waits for this thread
             threading.Thread(target=original, args=(iterator,)).start()
         else:
             original(iterator)
@@ -250,7 +250,7 @@ _REPLACEMENTS = (
 
 
 def _copy_tensor(tensor: Any) -> Any:
-    """A forked child's: shared memory stays shared; what is large is copied when one of the two writes to it."""
+    """Return a forked child's copy: shared memory stays shared; large tensors are copied on the first write."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return tensor
     if tensor.device.type != "cpu" or tensor.is_shared():
@@ -266,7 +266,7 @@ def _lazily(tensor: torch.Tensor) -> torch.Tensor:
     lazy_clone: Callable[[torch.Tensor], torch.Tensor] = vars(torch)["_lazy_clone"]
     try:
         return lazy_clone(tensor)
-    except RuntimeError:  # its memory belongs to somebody else: numpy's, a file's
+    except RuntimeError:  # torch does not own its memory: numpy or a file does
         return tensor.clone()
 
 
