@@ -1,24 +1,24 @@
-"""Judges: what must hold of any distributed training, asked while it runs.
+"""Judges: rules for any distributed training, checked while it runs.
 
-A fault is something that goes wrong because somebody asked for it; a judge is the reverse: it finds what is wrong
-although nobody did, and although nothing fails. Each is one class (`Judge`) behind one protocol: when a world is made,
-`begin` is given a `Hearing`, through which the judge listens to the world's bus and reports what it found (`find`).
+A fault injects an error on request. A judge does the reverse: it finds errors that nobody requested, even if nothing
+fails. Each judge is one class (`Judge`) with one protocol: when a world is made, `begin` gets a `Hearing`, through
+which the judge listens to the world's bus and reports its findings (`find`).
 
 | judge | finds |
 |---|---|
 | `Replicas` | parameters, gradients and optimizer state that should be equal on several ranks, and are not |
-| `Collectives` | collectives that some ranks called more often, works nobody waited for, gradients reduced twice |
+| `Collectives` | collectives that some ranks called more often, works without a wait, gradients reduced twice |
 | `Buffers` | tensors that are changed while a send or a collective still holds them |
-| `Races` | files and keys of stores that several ranks use while nothing puts them in order |
-| `Finite` | the first step with a value that is infinite or no number, and the rank that made it |
+| `Races` | files and keys of stores that several ranks use in no defined order |
+| `Finite` | the first step with a value that is infinite or NaN, and the rank that made it |
 | `Samples` | samples that are read twice or never in an epoch, and epochs in the same order |
 
-`_court.py` holds the hearings of one world, `_instruments.py` makes the events that only judges want (`_events.py`):
-nothing of torch is hooked or wrapped before a judge listens to it. `_order.py` knows what happened before what,
-`_contents.py` copies once what ranks hold alike, `_models.py` has the models in DDP. Nothing here is imported by worlds
-without judges. A judge changes nothing: a run with judges has the digest of the run without.
+`_court.py` holds the hearings of one world. `_instruments.py` makes the events that only judges need (`_events.py`);
+nothing of torch is hooked or wrapped before a judge listens. `_order.py` has the order of events over ranks,
+`_contents.py` makes one copy of equal contents of ranks, `_models.py` has the models in DDP. Worlds without judges
+import nothing of this. A judge changes nothing: a run with judges has the same digest as the run without.
 
-Open `_judge.py` first, then `samples/_samples.py` for a judge that is easily read, and `_replicas.py` for the hardest.
+Open `_judge.py` first, then `samples/_samples.py` for an easy judge, and `_replicas.py` for the hardest.
 """
 
 from simdist.judges._buffers import Buffers

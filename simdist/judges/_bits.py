@@ -1,7 +1,7 @@
-"""What tensors hold, read without a trace: no operator that a mode or a stream would see, and no virtual time.
+"""The bits of tensors, read without side effects: no operator that a mode or a stream would see, and no virtual time.
 
-Memory is read at its address. A numpy array over it would be simpler, and leave a trace: torch never resizes a storage
-again that an array was made of (torch 2.13, `tensor_to_numpy`), which FSDP does all the time.
+Memory is read at its address. A numpy array over it would be simpler, but has a side effect: torch never resizes a
+storage again after an array was made of it (torch 2.13, `tensor_to_numpy`), and FSDP resizes storages all the time.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _NO_ELEMENTS: _Elements = np.empty(0, np.float32)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Of a DTensor this rank's part; any other tensor as it is."""
+    """Return this rank's part of a DTensor, and any other tensor as it is."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 
 def bits_of(tensor: Tensor | None) -> int | None:
-    """CRC-32 over the elements of a rank's tensor; None where they are out of reach, or not there yet."""
+    """Return the CRC-32 of a rank's tensor; None if its elements can't be read, or are not there yet."""
     return bits_of_each((tensor,))[0]
 
 
 def bits_of_each(tensors: Iterable[Tensor | None]) -> list[int | None]:
-    """The bits of each tensor; None for what is None."""
+    """Return `bits_of` each tensor."""
     return [None if found is None else zlib.crc32(found[1]) for found in _readable(tensors)]
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """True if all elements are the same bits, or there is at most one."""
+    """True if all elements have the same bits, or there is at most one element, or none can be read."""
     for found in _readable((tensor,)):
         if found is not None and found[0].numel() > 1:
             bytes_ = memoryview(found[1]).cast("B")
@@ -58,9 +58,9 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
-    """The place of the first tensor with an element that is infinite or no number; None if there is none to be seen.
+    """Return the index of the first tensor with an infinite element or a NaN; None if there is none that can be read.
 
-    What is None is left out.
+    Entries that are None are skipped.
     """
     tensors = list(tensors)
     found = place_not_finite(tensors)
@@ -70,17 +70,17 @@ def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
         if seen is None:
             continue
         data, elements = seen
-        # One pass; it overflows only where elements are near the range's end. Unlike `dot` it never warns of that.
+        # One pass; it overflows only if elements are near the end of the range. Unlike `dot` it never warns of that.
         if elements.dtype is not _BYTE and math.isfinite(np.vdot(elements, elements)):
             continue
-        # Types of a byte have no such operator of their own.
+        # Types of one byte have no `isfinite`.
         if data.is_floating_point() and not bool(torch.isfinite(data if data.itemsize > 1 else data.float()).all()):
             return place
     return None
 
 
 def place_in_memory(tensor: Tensor) -> int:
-    """The address of a tensor's storage; 0 if it has none."""
+    """Return the address of a tensor's storage; 0 if it has none."""
     try:
         return int(local_part(tensor).untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):
@@ -88,7 +88,7 @@ def place_in_memory(tensor: Tensor) -> int:
 
 
 def tensors_in(given: Any) -> list[Tensor]:
-    """The tensors in lists and tuples, in order."""
+    """Return the tensors in nested lists and tuples, in order."""
     found = []
     for each in given if isinstance(given, list | tuple) else (given,):
         if isinstance(each, list | tuple):
@@ -99,7 +99,7 @@ def tensors_in(given: Any) -> list[Tensor]:
 
 
 def bits_inside(batch: Any) -> Iterator[int | None]:
-    """The bits of the tensors in a batch, in order."""
+    """Yield the bits of the tensors in a batch, in order."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
@@ -110,9 +110,9 @@ def bits_inside(batch: Any) -> Iterator[int | None]:
 
 
 def _readable(tensors: Iterable[Tensor | None]) -> Iterator[tuple[Tensor, _Elements] | None]:
-    """Of each a dense CPU tensor with its elements, over the same memory where it can, and these; None without them.
+    """Yield for each tensor a dense CPU tensor and its elements, over the same memory if possible; None if unreadable.
 
-    Keep the tensor while you look at the elements: they keep no memory.
+    Keep the tensor while you use the elements: they do not keep the memory.
     """
     for tensor in tensors:
         if tensor is None:
@@ -121,14 +121,14 @@ def _readable(tensors: Iterable[Tensor | None]) -> Iterator[tuple[Tensor, _Eleme
         try:
             found: tuple[Tensor, _Elements] | None = None
             if type(tensor) in _PLAIN and not tensor.is_cuda and tensor.is_contiguous():
-                # Hot: what most tensors are. One without memory, or whose storage was freed, has no address.
+                # Hot: the usual case. A tensor without memory, or with a freed storage, has no address.
                 address = tensor.data_ptr()
                 if address and not tensor.is_neg():
                     found = tensor, _elements_at(address, tensor.nbytes, tensor.dtype)
             if found is None:
                 found = _made_readable(local_part(tensor).data)
         except (RuntimeError, NotImplementedError, AttributeError):
-            found = None  # it has no memory of its own
+            found = None  # a tensor without its own memory
         yield found
 
 
@@ -147,8 +147,8 @@ def _made_readable(data: Tensor) -> tuple[Tensor, _Elements] | None:
     return (data, _elements_at(address, data.nbytes, data.dtype)) if address and type(data) in _PLAIN else None
 
 
-# Remembered: parameters and gradients are looked at again and again, and seldom move.
+# A cache: parameters and gradients are read often, and seldom move.
 @functools.lru_cache(maxsize=4096)
 def _elements_at(address: int, size: int, dtype: torch.dtype) -> _Elements:
-    """What is in memory there, as numbers if numpy has the type among `_REAL`, as bytes otherwise."""
+    """Return the elements at an address: as numbers for the types in `_REAL`, as bytes otherwise."""
     return np.frombuffer(memoryview(bytes_at(address, size)), _REAL.get(dtype, np.uint8))

@@ -1,16 +1,16 @@
-"""A tensor that is on its way is left alone: what an operation takes is what was there when it was called.
+"""The judge of buffers: a tensor in flight must not change between the call of an operation and the read of its data.
 
 A backend reads the memory of a send when the receiver is ready, and that of a collective when the others have arrived,
-which may be long after `isend` or a call with `async_op=True` has returned. What the program writes there meanwhile
-goes out instead, on some schedules only. Of sends strict worlds make an error themselves; there this judge says nothing
-of them.
+which may be long after `isend` or a call with `async_op=True` has returned. If the program writes there in between, the
+new values are sent, on some schedules only. For sends, strict worlds raise an error themselves, and this judge reports
+nothing.
 
-What a collective fills is a tensor for each rank: `[tensor] * n` is one tensor, in which only the last rank's is left.
-That counts if what the ranks give is not the same.
+A collective fills one tensor for each rank. `[tensor] * n` is a single tensor, in which only the last rank's data
+remains. This is reported if the ranks' inputs differ.
 
-Doubts: of collectives only those are looked at that the program issues itself, and torch is trusted with its own. What
-is read before the wait is not seen, nor what is written after the data was read. Memory of devices is ordered by
-streams, and copied where it is changed too early (`simdist.device`).
+Doubts: among collectives, only the program's own are checked, not torch's. The judge does not see reads before the
+wait, nor writes after the data was read. Memory of devices is ordered by streams, and copied if it is changed too early
+(`simdist.device`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Buffers"]
 
 _Bits = list[int | None]
-_SEVERAL = names_where(lambda row: row.payload in ("gathered", "exchanged"))  # that fill a list of tensors
+_SEVERAL = names_where(lambda row: row.payload in ("gathered", "exchanged"))  # operations that fill a list of tensors
 
 
 class Buffers(Judge):
@@ -49,7 +49,7 @@ class Buffers(Judge):
     name: ClassVar[str] = "buffers"
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at tensors when operations are issued, and when they are read."""
+        """Read tensors when operations are issued, and again when their data is read."""
         watch = _Watch(hearing)
         hearing.listen(WorkIssued, watch.on_issue)
         hearing.listen(CollectiveRead, watch.on_collective)
@@ -64,11 +64,11 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._held: dict[SimWork, tuple[Sequence[torch.Tensor], _Bits, Moment]] = {}  # by work
-        self._given: dict[SimWork, Sequence[torch.Tensor]] = {}  # to collectives that fill lists, and are not read yet
-        self._doubled: dict[SimWork, Moment] = {}  # those of them that fill some memory more than once
+        self._given: dict[SimWork, Sequence[torch.Tensor]] = {}  # inputs of open collectives that fill lists
+        self._doubled: dict[SimWork, Moment] = {}  # those collectives that fill some memory more than once
 
     def on_issue(self, event: WorkIssued) -> None:
-        """An operation was issued, and may not be over when the call returns."""
+        """Keep the bits of an operation's inputs, if it may not be over when the call returns."""
         work = event.work
         if work.name in _SEVERAL:
             self._given[work] = event.reads
@@ -87,14 +87,14 @@ class _Watch:
             self._held[work] = reads, _bits(reads), moment
 
     def on_message(self, event: MessageRead) -> Verdict:
-        """A send's data leaves."""
+        """Compare a send's data when it leaves."""
         if event.send in self._held and self._changed(event.send):
             self._report(event.send, "its data left", "wait for the send before the tensor is used again")
         self._held.pop(event.send, None)
         return PASS
 
     def on_collective(self, event: CollectiveRead) -> None:
-        """The data of a collective is read."""
+        """Compare the data of a collective when it is read."""
         if self._given:
             self._look_at_given(event.works)
         for work in event.works if self._held else ():
@@ -104,7 +104,7 @@ class _Watch:
                 del self._held[work]
 
     def on_wait(self, event: WorkWaited) -> None:
-        """An operation is over, well or not."""
+        """Forget an operation that is over or has failed."""
         self._held.pop(event.work, None)
         self._given.pop(event.work, None)
         self._doubled.pop(event.work, None)
@@ -139,10 +139,10 @@ class _Watch:
 
 
 def _overlap(outputs: Sequence[torch.Tensor]) -> bool:
-    """True if some dense tensors share memory."""
+    """True if two of these dense tensors overlap in memory."""
     places = []
     for each in outputs:
-        with contextlib.suppress(RuntimeError):  # it has no memory of its own
+        with contextlib.suppress(RuntimeError):  # a tensor without its own memory
             if each.layout is torch.strided and each.numel() and each.is_contiguous():
                 places.append((each.data_ptr(), each.data_ptr() + each.nbytes))
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(places)))

@@ -1,10 +1,10 @@
-"""What is left over when all ranks have reached their end: collectives that some called more often, groups that some
-never joined, works that nobody waited for, messages that nobody received. And, as soon as it happens, gradients that
-are reduced twice (`_twice_reduced.py`), and threads that use one group in no order (`_thread_order.py`).
+"""The judge of collectives. At the end of all ranks: collectives that some ranks called more often, groups that some
+never joined, works without a wait, messages that were never received. At once: gradients that are reduced twice
+(`_twice_reduced.py`), and threads that use one group in no order (`_thread_order.py`).
 
-Strict worlds make an error of the last two themselves; there this judge says nothing of them.
+For works without a wait and lost messages, strict worlds raise an error themselves, and this judge reports nothing.
 
-Works on devices are ordered by streams, and a program may wait for those instead: nobody has to wait for them here.
+Works on devices are ordered by streams, and a program may wait for the streams instead: these works need no wait here.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["Collectives"]
 
 _SAME_SIZE = names_where(lambda row: row.payload == "flat" and not row.is_message)
-_MOST_OPEN = 256  # collectives that some ranks have still to call
+_MOST_OPEN = 256  # collectives that some ranks have not called yet
 
 
 class Collectives(Judge):
-    """Every rank calls every collective of its groups, and somebody waits for all that a program issues."""
+    """Every rank calls every collective of its groups, and the program waits for every operation that it issues."""
 
     name: ClassVar[str] = "collectives"
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at what is issued, and at the end at what is left."""
+        """Listen to issued operations, and look at the end for what is left."""
         watch = _Watch(hearing)
         hearing.listen(WorkIssued, watch.on_issue)
         hearing.at_end(watch.on_end)
@@ -51,31 +51,31 @@ class _Last:
 
     moment: Moment
     name: str
-    elements: int  # 0 where ranks may have different numbers
+    elements: int  # 0 if ranks may have different numbers
 
     def said(self) -> str:
-        """The call, in words."""
+        """Return the call as text."""
         return f"{self.name} of {self.elements} elements" if self.name in _SAME_SIZE else self.name
 
 
 class _Watch:
-    """What the judge remembers of one world."""
+    """The judge's state for one world."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._twice = TwiceReduced(hearing)
         self._order = ThreadOrder(hearing)
         self._groups: dict[Communicator, dict[int, _Last]] = {}  # by communicator and rank
-        # Called by some of their ranks, by group and number.
+        # Collectives that only some of their ranks have called, by group and number.
         self._open: dict[tuple[Communicator, int], dict[int, _Last] | None] = {}
-        # The first that ranks did not call alike.
+        # The first collective that ranks called differently.
         self._different: tuple[Communicator, int, dict[int, _Last]] | None = None
-        # By life and rank what torch keeps per process, with the works that nobody has waited for yet. They are kept
-        # there only: a work that is over must not keep its tensors.
+        # By life and rank: torch's state of the process, with the works without a wait so far. Works are kept only
+        # there, because a work that is over must not keep its tensors.
         self._states: dict[tuple[int, int], RankState] = {}
 
     def on_issue(self, event: WorkIssued) -> None:
-        """A work was issued."""
+        """Note an issued work."""
         work = event.work
         process = work.process
         if process.parent is not None or not work.member.communicator.counted:
@@ -99,10 +99,10 @@ class _Watch:
                 state.unwaited[work] = moment
 
     def _compare(self, group: Communicator, number: int, call: _Last) -> None:
-        """Hold a call against those of the other ranks; the last one decides."""
+        """Compare a call with those of the other ranks, when the last one has called."""
         calls = self._open.setdefault((group, number), {})
         if calls is None or call.moment.rank in calls or call.name == "coalesced":
-            self._open[group, number] = None  # several calls share a number: which are alike is not to be seen here
+            self._open[group, number] = None  # several calls share a number, so they can't be compared
             return
         calls[call.moment.rank] = call
         if len(calls) == group.size:
@@ -113,10 +113,10 @@ class _Watch:
             del self._open[next(iter(self._open))]
 
     def on_end(self, ending: Ending) -> None:
-        """The world has ended."""
+        """Report what is left when the world has ended."""
         last = len(ending.statuses) - 1
         if not ending.all_returned(last):
-            return  # what is left over then follows from what failed
+            return  # what is left is then a result of the failure
         left: dict[SimWork, Moment] = {
             work: moment
             for (life, _), state in self._states.items()
@@ -145,7 +145,7 @@ class _Watch:
 
     def _report_different(self, group: Communicator, number: int, calls: dict[int, _Last]) -> None:
         said = Counter(call.said() for call in calls.values())
-        # Between equally many those of the highest rank count as right: a lone root is more often the odd one.
+        # Between equally many, the call of the highest rank counts as right: a lone wrong rank is usually the root.
         expected = max(said, key=lambda text: (said[text], max(r for r, call in calls.items() if call.said() == text)))
         blamed = min(rank for rank, call in calls.items() if call.said() != expected)
         others = sorted(rank for rank, call in calls.items() if call.said() == expected)
@@ -172,7 +172,7 @@ class _Watch:
             return False
         most = max(Counter(counts.values()).values())
         usual = {count for count in counts.values() if list(counts.values()).count(count) == most}
-        expected = min(usual)  # between equally many, those who called less were not joined by the others
+        expected = min(usual)  # between equally many, blame those with more calls, which the others did not join
         blamed = next(rank for rank, count in counts.items() if count != expected)
         others = [rank for rank, count in counts.items() if count == expected]
         mine, other = called.get(blamed), called.get(others[0])
@@ -197,9 +197,9 @@ class _Watch:
 
 
 def _groups_that_failed(ending: Ending, unheard: set[tuple[object, ...]]) -> set[str]:
-    """Groups with an operation that failed, of which the program has heard: what is left over follows from that.
+    """Return the groups with a failed operation that the program has noticed: what is left there is a result of that.
 
-    `unheard` are works that nobody waited for, by rank, group, name and number.
+    `unheard` are works without a wait, by rank, group, name and number.
     """
     found: set[str] = set()
     for event in ending.events:

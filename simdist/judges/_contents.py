@@ -1,8 +1,8 @@
-"""What a rank's optimizer holds after a step, copied once for all ranks that hold the same.
+"""The content of a rank's optimizer after a step, with one copy for all ranks with equal content.
 
-Ranks that are replicas hold the same bytes at every step, so a sum over them need not be computed: the first rank's are
-copied, those of the others compared with the copy, and a rank that finds them equal shares its content. A sum is
-computed only where ranks differ, or one runs ahead of the others: of the copy, which is given up then.
+Replicas have the same bytes after every step, so checksums are unnecessary. The first rank's bytes are copied, those of
+the others are compared with the copy, and ranks with equal bytes share the content. A checksum is computed only if
+ranks differ, or if one runs ahead of the others; it is the checksum of the copy, which is then released.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from simdist.native import copied, holds
 if TYPE_CHECKING:
     from torch import Tensor
 
-    States = Mapping[Tensor, Mapping[str, Any]]  # what an optimizer keeps for each parameter
+    States = Mapping[Tensor, Mapping[str, Any]]  # an optimizer's state of each parameter
 
 __all__ = ["Bits", "Content", "Newest", "copied_content", "summed_content"]
 
 Bits: TypeAlias = tuple[int | None, int | None, int | None]
 """Of a parameter, its gradient and its optimizer state; None where there is none, or none to be seen."""
 
-_MOST_BYTES = 64 << 20  # that a content may copy
-_State: TypeAlias = tuple[int | None, ...]  # of what an optimizer keeps: None for a tensor, or what stands for the rest
+_MOST_BYTES = 64 << 20  # the most that a content copies
+_State: TypeAlias = tuple[int | None, ...]  # the values of a parameter's state: None for a tensor, else a hash
 
 
 class Content:
@@ -41,18 +41,18 @@ class Content:
         states: Sequence[_State] = (),
     ) -> None:
         self._bits = bits
-        # Until there are bits: of each parameter and its gradient, in turn, and then of the tensors in the states.
+        # Until `bits` are computed: each parameter and its gradient in turn, and then the tensors in the states.
         self._copies = copies
         self._states = states
-        self.finite = False  # somebody has looked, and all parameters are
+        self.finite = False  # all parameters were checked, and are finite
 
     def settle(self) -> None:
-        """Give up the copy."""
+        """Compute the sums, and release the copy."""
         _ = self.bits
 
     @property
     def bits(self) -> list[Bits]:
-        """The sums over each parameter, its gradient and its state."""
+        """The checksums of each parameter, its gradient and its state."""
         if self._bits is None:
             sums = [None if copy is None else zlib.crc32(copy) for copy in self._copies or ()]
             self._copies = None
@@ -63,14 +63,14 @@ class Content:
         return self._bits
 
     def is_there(self, wanted: Collection[int]) -> bool:
-        """True if these of the parameters were to be seen."""
+        """True if the bytes of these parameters could be read."""
         if self._bits is None:
             copies = self._copies
             return copies is not None and (None not in copies or None not in [copies[2 * place] for place in wanted])
         return None not in [self._bits[place][0] for place in wanted]
 
     def is_of(self, parameters: Sequence[Tensor | None], kept: States) -> bool:
-        """True if these parameters have this content now; False also if there is no copy any more."""
+        """True if these parameters have this content now; False also if the copy is released."""
         copies = self._copies
         if copies is None:
             return False
@@ -79,14 +79,14 @@ class Content:
 
 
 def copied_content(parameters: Sequence[Tensor | None], kept: States) -> Content | None:
-    """The content with a copy; None if that is too much, or one of the tensors is not plain, dense and of the CPU."""
+    """Return the content with a copy; None if it is too large, or a tensor is not plain, dense and on the CPU."""
     tensors, states = _looked_at(parameters, kept)
     copies = copied(tensors, _MOST_BYTES)
     return None if copies is None else Content(None, copies, states)
 
 
 def _looked_at(parameters: Sequence[Tensor | None], kept: States) -> tuple[list[Tensor | None], tuple[_State, ...]]:
-    """The tensors that a content is made of; and the states, in which None stands for the tensors at the end."""
+    """Return the tensors of a content, and the states, in which None stands for the tensors at the end of the list."""
     tensors: list[Tensor | None] = []
     for each in parameters:
         tensors += (None, None) if each is None else (each, each.grad)
@@ -98,7 +98,7 @@ def _looked_at(parameters: Sequence[Tensor | None], kept: States) -> tuple[list[
 
 
 def _state_of(values: Iterable[Any], tensors: list[Tensor | None]) -> _State:
-    """What an optimizer keeps for one parameter; its tensors are added to `tensors`."""
+    """Return the state of one parameter, and add its tensors to `tensors`."""
     found: list[int | None] = []
     for value in values:
         if hasattr(value, "untyped_storage"):
@@ -110,7 +110,7 @@ def _state_of(values: Iterable[Any], tensors: list[Tensor | None]) -> _State:
 
 
 def summed_content(parameters: Sequence[Tensor | None], kept: States) -> Content:
-    """The content of parameters as sums."""
+    """Return the content of parameters as checksums."""
     gradients = [None if each is None else each.grad for each in parameters]
     states: list[int | None] = [None] * len(parameters)
     if kept:
@@ -121,18 +121,18 @@ def summed_content(parameters: Sequence[Tensor | None], kept: States) -> Content
 
 @dataclass(slots=True)
 class Newest:
-    """The content that a judge has seen last, for the others. It keeps no tensor."""
+    """The last content that a judge has read, for the other judges. It keeps no tensor."""
 
-    step: object = None  # what says of which rank's step it is
-    parameters: Sequence[int] = ()  # their ids
+    step: object = None  # identifies the rank and its step
+    parameters: Sequence[int] = ()  # ids of the parameters
     content: Content | None = None
 
     def note(self, step: object, parameters: Iterable[object], content: Content) -> None:
-        """Some parameters had this content after a step."""
+        """Note the content of some parameters after a step."""
         self.step, self.parameters, self.content = step, [*map(id, parameters)], content
 
     def of(self, step: object, parameters: Iterable[object]) -> Content | None:
-        """The content of just these parameters after a step; None if nobody has looked at it."""
+        """Return the content of exactly these parameters after a step; None if no judge has read it."""
         return self.content if self.step == step and self.parameters == [*map(id, parameters)] else None
 
 
@@ -140,7 +140,7 @@ _NO_STATE: tuple[_State, ...] = ((),)
 
 
 def _standing_for(value: object) -> int:
-    """Of what is no tensor."""
+    """Return a hash of a number; 0 for any other value that is no tensor."""
     return hash(value) if type(value) in (int, float) else 0
 
 
@@ -152,7 +152,7 @@ def _bits_of_state(state: Mapping[str, Any] | None) -> int | None:
 
 
 def _sum_of_state(parts: Iterable[int | None]) -> int | None:
-    """One sum of several; None if one is not to be seen, or there are none."""
+    """Return one sum of several; None if one is missing, or there are none."""
     total, empty = 0, True
     for each in parts:
         if each is None:

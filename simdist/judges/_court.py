@@ -1,4 +1,4 @@
-"""The judges of one world: opened before its ranks begin, asked for what they found when it has ended."""
+"""The judges of one world, which begin before its ranks and report their findings when it has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Court"]
 
 
 class Court:
-    """Holds a hearing for each judge. `close` leaves no trace, whatever happened before."""
+    """Holds a hearing for each judge. `close` always removes everything, whatever happened before."""
 
     def __init__(
         self, wanted: bool | Sequence[str | Judge], bus: Bus, world_size: int, *, strict: bool, values: str = "all"
@@ -36,10 +36,10 @@ class Court:
             hearing.judge.begin(hearing)
 
     def findings(self, ending: Ending) -> tuple[JudgeFinding, ...]:
-        """What all of them found, the earliest first."""
+        """Return the findings of all judges, the earliest first."""
         found = [finding for hearing in self._hearings for finding in hearing.end(ending)]
         return tuple(sorted(found, key=lambda finding: finding.time_ns))
 
     def close(self) -> None:
-        """End every hearing, and take all instruments away."""
+        """End every hearing, and remove all instruments."""
         call_all(*(hearing.close for hearing in self._hearings), self._instruments.close)

@@ -1,6 +1,6 @@
-"""What judges hear of a program: optimizers that step, models that are wrapped, loaders that hand out samples.
+"""The events of a program that judges listen to: steps of optimizers, wrapped models, samples from loaders.
 
-The bus carries them as it carries everything else; they are made only while a judge listens to their kind.
+They go over the bus like all other events, and are made only while a judge listens to their type.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OptimizerBegins:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class OptimizerStepped:
-    """Reported: the step is done. The fields are those of `OptimizerBegins`."""
+    """Reported: an optimizer's step is done. The fields are those of `OptimizerBegins`."""
 
     process: SimProcess
     optimizer: Optimizer
@@ -50,7 +50,7 @@ class OptimizerStepped:
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
 class BackwardCalled:
-    """Reported: a rank is about to go backward from these tensors, such as its loss, or from edges of their graph."""
+    """Reported: a rank is about to start a backward pass from these tensors, such as its loss, or from graph edges."""
 
     process: SimProcess
     tensors: Sequence[torch.Tensor]
@@ -69,11 +69,11 @@ class ModelWrapped:
 
 @dataclass(frozen=True, slots=True)
 class FileUsed:
-    """Reported: a rank, or a child process of it, has used the file at the absolute `path`, which it calls `name`.
+    """Reported: a rank, or a child process of it, has used the file at the absolute `path`, under the name `name`.
 
-    `use` is how: it was opened ("open" changes nothing yet, "create" makes it exclusively, or a folder), renamed from
-    `path` to `to`, removed, looked for ("seen", or "missed": it was not there), or locked; then `path` stands for the
-    file, whatever its name.
+    `use` is the kind: the file was opened ("open" changes nothing yet, "create" makes it exclusively, or makes a
+    folder), renamed from `path` to `to`, removed, looked for ("seen", or "missed": it was not there), or locked; for a
+    lock, `path` identifies the file independently of its name.
     """
 
     process: SimProcess
@@ -88,7 +88,7 @@ class FileUsed:
 class LoaderBegan:
     """Reported: a rank begins to iterate over a `DataLoader`.
 
-    `number` counts what the rank iterates over, and stands for this iteration in later events.
+    `number` counts the rank's iterations, and identifies this one in later events.
     """
 
     process: SimProcess
@@ -99,7 +99,7 @@ class LoaderBegan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDrawn:
-    """Reported: the sampler of a loader has handed out the indices of the next batch."""
+    """Reported: the sampler of a loader has returned the indices of the next batch."""
 
     process: SimProcess
     number: int
@@ -108,7 +108,7 @@ class BatchDrawn:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Reported: a rank has got a batch from a loader."""
+    """Reported: a rank has received a batch from a loader."""
 
     process: SimProcess
     number: int
@@ -117,7 +117,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class LoaderEnded:
-    """Reported: a rank has got the last batch, and asked for another."""
+    """Reported: a rank has asked a loader for another batch after the last one."""
 
     process: SimProcess
     number: int

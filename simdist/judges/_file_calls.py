@@ -1,7 +1,8 @@
-"""What ranks do with files, reported by Python's own functions: `open`, `os`, `fcntl` and `torch.save`.
+"""Reports of the ranks' use of files, by wrapped functions: `open`, `os`, `fcntl` and `torch.save`.
 
-Wrapped are the names in their modules, for the length of a world with a judge of files; a simulated disk below stays as
-it is. Not reported: C code that opens files itself (safetensors, mmap), and functions that a program took before.
+The functions are wrapped in their modules, for the length of a world with a judge of files; a simulated disk below
+stays as it is. Not reported: C code that opens files itself (safetensors, mmap), and calls through names that a program
+imported before.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 
 def wrap_files(patches: Patches) -> None:
-    """Have `FileUsed` reported until the patches are undone."""
+    """Report `FileUsed` until the patches are undone."""
     for owner in (builtins, io):
         patches.wrap(owner, "open", _opening)
     patches.wrap(os, "open", _opening_descriptor)
@@ -57,7 +58,7 @@ def wrap_files(patches: Patches) -> None:
 
 
 def _path_of(given: StrOrBytesPath, folder: object = None) -> str:
-    """The absolute path; nothing for what is no path, or belongs to the system."""
+    """Return the absolute path; empty if `given` is no path, or a path of the system or of Python's bytecode."""
     try:
         path = os.fsdecode(given)
         if folder is not None and not os.path.isabs(path):
@@ -93,7 +94,7 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
     def open(file: FileDescriptorOrPath, mode: str = "r", *args: object, **kwargs: object) -> _T:
         process = None if isinstance(file, int) else _reporter()
         path = "" if process is None or isinstance(file, int) else _path_of(file)
-        # With an opener the name may be that of a folder, as in tempfile: what is opened, the opener says by `os.open`.
+        # With an opener the name may be a folder's, as in tempfile; the opener's `os.open` reports the file itself.
         if process is None or not path or kwargs.get("opener") is not None:
             return original(file, mode, *args, **kwargs)
         use = _use_of(mode)
@@ -213,7 +214,7 @@ def _looking(original: Callable[..., os.stat_result]) -> Callable[..., os.stat_r
 def _saving(original: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(original)
     def save(obj: object, f: object, *args: object, **kwargs: object) -> _T:
-        if isinstance(f, str | os.PathLike) and (process := _reporter()) is not None:  # its C++ opens the file
+        if isinstance(f, str | os.PathLike) and (process := _reporter()) is not None:  # torch's C++ opens the file
             _report(process, "write", _path_of(f), f)
         return original(obj, f, *args, **kwargs)
 

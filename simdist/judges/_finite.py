@@ -1,9 +1,8 @@
-"""The first value that is no number: where it was made, and what carried it to the others.
+"""The first value that is not finite: where it was made, and how it reached the other ranks.
 
-No program means an optimizer to step after a loss, or with gradients, that are infinite or no numbers, or to leave such
-parameters. What came before is remembered, and reported with it: the first loss that was not finite, and the first
-reduction that a rank gave such a value to. Alone these say nothing: a gradient scaler overflows on purpose, and skips
-the step.
+An optimizer should never step after a loss, or with gradients, that are infinite or NaN, or leave such parameters. The
+judge also remembers and reports earlier signs: the first loss that was not finite, and the first reduction to which a
+rank gave such a value. Alone these are no finding: a gradient scaler overflows on purpose, and skips the step.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _SPREAD = names_where(lambda row: row.reduces or (row.payload == "flat" and row.
 
 
 class Finite(Judge):
-    """No optimizer steps after a loss or with gradients that are infinite or no numbers, or leaves such parameters."""
+    """No optimizer steps after a loss or with gradients that are infinite or NaN, or leaves such parameters."""
 
     name: ClassVar[str] = "finite"
     compares_values: ClassVar[bool] = True
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at losses, reductions and steps."""
+        """Listen to losses, reductions and steps."""
         watch = _Watch(hearing)
         hearing.listen(BackwardCalled, watch.on_backward)
         hearing.look_before(OperationAdmitted, watch.on_operation)
@@ -43,7 +42,7 @@ class Finite(Judge):
 
 @dataclass(slots=True)
 class _Sign:
-    """Something that was not finite on a rank before its optimizer met it."""
+    """A value on a rank that was not finite, before its optimizer stepped."""
 
     moment: Moment
     text: str
@@ -51,7 +50,7 @@ class _Sign:
 
 
 class _Watch:
-    """What the judge remembers of one world: of each rank's step under way the first sign."""
+    """The judge's state for one world: the first signs in each rank's current step."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
@@ -59,17 +58,17 @@ class _Watch:
         self._done = False
 
     def on_backward(self, event: BackwardCalled) -> None:
-        """A loss."""
+        """Check a loss."""
         if self._done:
             return
-        if first_not_finite(event.tensors) is None:  # what came before was skipped, or shows in the gradients
+        if first_not_finite(event.tensors) is None:  # earlier signs belong to a skipped step, or show in the gradients
             self._signs.pop((event.process.life, event.process.rank), None)
         else:
             moment = self._hearing.moment(event.process, event.where)
             self._sign(moment, f"its loss was not finite at {event.where}", is_loss=True)
 
     def on_operation(self, event: OperationAdmitted) -> Verdict:
-        """A reduction, before it happens."""
+        """Check the operands of a reduction, before it happens."""
         if self._done or event.operation not in _SPREAD:
             return PASS
         process = event.process
@@ -83,7 +82,7 @@ class _Watch:
         return PASS
 
     def on_begin(self, event: OptimizerBegins) -> None:
-        """A step begins: its gradients are there."""
+        """Check the gradients, and report a loss that was not finite, when a step begins."""
         if self._done:
             return
         self._look(event, "gradient")
@@ -100,11 +99,11 @@ class _Watch:
             )
 
     def on_step(self, event: OptimizerStepped) -> None:
-        """A step is done: its parameters are there. What was skipped before it is no matter any more."""
+        """Check the parameters after a step. Then earlier signs no longer matter."""
         if self._done:
             return
         groups = event.optimizer.param_groups
-        # Of ranks that hold the same one is looked at.
+        # Among ranks with equal content, only one is checked.
         one = len(groups) == 1  # hot
         parameters = groups[0]["params"] if one else [each for group in groups for each in group["params"]]
         content = self._hearing.newest.of((event.process, event.index, event.number), parameters)

@@ -1,7 +1,7 @@
-"""What makes the events that judges listen to, put in place when the first judge asks for one of its kind.
+"""The sources of the events that judges listen to, installed when the first judge listens to an event.
 
-Optimizers have hooks for all of them, public in torch; the constructor of DDP and the iterators of loaders are wrapped
-for the length of a world, as everything else that a world replaces. On a thread that is no rank nothing changes.
+Torch has public hooks for all optimizers. The constructor of DDP and the iterators of loaders are wrapped for the
+length of a world, like everything else that a world replaces. On a thread that is not a rank's, nothing changes.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _Root: TypeAlias = torch.Tensor | GradientEdge  # of a backward pass
 
 
 class Instruments:
-    """Those of one world; `close` takes all of them away."""
+    """The sources of one world's events; `close` removes them."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self._placed: set[Callable[[], None]] = set()
 
     def prepare(self, kind: type) -> None:
-        """Have events of this kind reported."""
+        """Install the source of events of this kind."""
         place = {
             OptimizerBegins: self._hook_optimizers,
             OptimizerStepped: self._hook_optimizers,
@@ -80,14 +80,14 @@ class Instruments:
             place()
 
     def close(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         self._placed.clear()
         forget_sites()
         self._patches.undo()
 
     def _hook_optimizers(self) -> None:
         steps = _Steps()
-        # Hooks are numbered, and the numbers stand in what programs pickle: theirs must be those of a run without us.
+        # Programs pickle the numbers of hooks, so the program's hooks must have the same numbers as without us.
         numbers, RemovableHandle.next_id = RemovableHandle.next_id, -2
         try:
             for handle in (
@@ -120,11 +120,11 @@ class Instruments:
 
 @dataclass(slots=True)
 class _Counted:
-    """What is counted of one optimizer of one rank; and the line of the step that is under way."""
+    """The counts of one optimizer of one rank, and the line of its current step."""
 
     optimizer: weakref.ref[Optimizer]
-    index: int  # in the order of the first steps; -1: none yet that was no part of another's
-    number: int = 0  # steps that are done
+    index: int  # in the order of the first steps; -1: it has only stepped inside another's step so far
+    number: int = 0  # finished steps
     where: str = ""
 
 
@@ -147,7 +147,7 @@ class _Steps:
         stack = self._under_way[process]
         step = counted.get(optimizer)
         for place, other in enumerate(stack):
-            if other is step:  # it raised, and nobody heard of its end
+            if other is step:  # an earlier step raised, so its end was not seen
                 del stack[place:]
                 break
         if step is None:
@@ -177,7 +177,7 @@ class _Steps:
 
 
 def _report(process: SimProcess, event: object) -> None:
-    """Report an event; no mode of the program sees what listeners do."""
+    """Report an event; modes of the program do not see the work of listeners."""
     bus = process.simulation.bus
     if count_dispatch_modes() or count_function_modes():
         with without_modes(), without_functions():
@@ -187,7 +187,7 @@ def _report(process: SimProcess, event: object) -> None:
 
 
 def _rank() -> SimProcess | None:
-    """The rank that runs; None for a child of it, and for the host."""
+    """Return the running rank; None for its child processes, and for the host."""
     process = current_process()
     return None if process is None or process.parent is not None or process.rank < 0 else process
 
@@ -222,9 +222,9 @@ def _reporting_models(original: Callable[..., None]) -> Callable[..., None]:
 
 # -- loaders ---------------------------------------------------------------------------------------------------------
 
-# By iterator; it is not ours to give attributes to.
+# By iterator, whose attributes belong to torch.
 _numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
-_begun: dict[SimProcess, int] = {}  # how many iterations a rank has begun
+_begun: dict[SimProcess, int] = {}  # the number of a rank's last iteration
 
 
 def _reporting_first_beginnings(original: Callable[..., None]) -> Callable[..., None]:
@@ -239,7 +239,7 @@ def _reporting_first_beginnings(original: Callable[..., None]) -> Callable[..., 
 def _reporting_beginnings(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _reset(self: object, loader: DataLoader[object], first_iter: bool = False) -> None:
-        if not first_iter:  # workers that persist go on with the next epoch
+        if not first_iter:  # persistent workers begin the next epoch
             _report_beginning(self, loader)
         original(self, loader, first_iter)
 
@@ -286,9 +286,9 @@ def _reporting_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
 
 
 def hear_of_files(bus: Bus, listener: Callable[[FileUsed], None]) -> Callable[[], None]:
-    """Call `listener` for every file that a rank uses; the function that is returned ends that."""
+    """Call `listener` for every file that a rank uses. Returns a function that ends this."""
     instruments = Instruments()
-    if not bus.hears(FileUsed):  # otherwise a judge has them reported
+    if not bus.hears(FileUsed):  # otherwise a judge has installed the source
         instruments.prepare(FileUsed)
     end = bus.listen(FileUsed, listener)
 

@@ -1,4 +1,4 @@
-"""What a judge is, and what it is given: one world, its bus, and a place to report what it found."""
+"""The class of judges, and their interface to a world: its bus, and a place for findings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from simdist.result import Event, JudgeFinding
 __all__ = ["Ending", "Hearing", "Judge", "Moment", "step_at"]
 
 _Event = TypeVar("_Event")
-_MOST = 4  # findings of one judge: what follows from the first is no news
+_MOST = 4  # findings of one judge; later ones mostly follow from the first
 
 
-@dataclass(slots=True, unsafe_hash=True)  # hot: one that is frozen takes five times as long to make
+@dataclass(slots=True, unsafe_hash=True)  # hot: a frozen dataclass takes five times as long to make
 class Moment:
-    """Where a rank was: its life, virtual time, how many events there were, its line ("train.py:12 in step")."""
+    """A rank's position: its life, virtual time, the number of events so far, its line ("train.py:12 in step")."""
 
     rank: int
     life: int
@@ -31,21 +31,21 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a world: its events, and by life and rank how each process ended ("returned", ..., "running")."""
+    """The end of a world: its events, and the final status of each process by life and rank ("returned", ...)."""
 
     events: Sequence[Event]
     statuses: Sequence[Mapping[int, str]]
 
     def all_returned(self, life: int) -> bool:
-        """True if every rank of that life came to the end of its program."""
+        """True if every rank of a life reached the end of its program."""
         return life < len(self.statuses) and set(self.statuses[life].values()) <= {"returned"}
 
 
 class Judge(ABC):
-    """What must hold of any training. Subclass it for a rule of your own, and pass an instance in `judges=[...]`.
+    """A rule for any training. Subclass it for your own rule, and pass an instance in `judges=[...]`.
 
-    A judge holds settings only, for it may judge many worlds: what it remembers of one belongs to what `begin` makes.
-    It must change nothing in the world. What it raises is raised on the rank where it looked.
+    A judge holds only settings, because it may judge many worlds: its state for one world belongs into objects that
+    `begin` makes. It must change nothing in the world. Its errors are raised on the rank where its listener runs.
 
     Example:
         >>> class SmallSteps(Judge):
@@ -60,14 +60,14 @@ class Judge(ABC):
     """
 
     name: ClassVar[str]
-    compares_values: ClassVar[bool] = False  # of tensors: then it makes no sense with `values="shapes"`
+    compares_values: ClassVar[bool] = False  # of tensors; such a judge is left out with `values="shapes"`
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
     @abstractmethod
     def begin(self, hearing: Hearing) -> None:
-        """A world begins: listen to what the judge needs. Nothing has happened in the world yet."""
+        """Listen to the events that the judge needs; called when a world begins, before anything happens in it."""
         ...
 
 
@@ -85,16 +85,16 @@ class Hearing:
     ) -> None:
         self.judge = judge
         self.world_size = world_size
-        self.strict = strict  # then works and messages that are left over are errors of their ranks already
-        self.newest = newest  # what one judge has seen of parameters, and others need not look at again
-        self._found: list[tuple[JudgeFinding, int]] = []  # each with how many events there were
+        self.strict = strict  # left-over works and messages are already errors of their ranks
+        self.newest = newest  # the last parameters that a judge has read, for the other judges
+        self._found: list[tuple[JudgeFinding, int]] = []  # each with the number of events before it
         self._bus = bus
         self._prepare = prepare
         self._ends: list[Callable[[], None]] = []
         self._at_end: list[Callable[[Ending], None]] = []
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> None:
-        """Call `listener` for every event of the type `kind`, of `simdist.judges` or reported on the bus."""
+        """Call `listener` for every event of type `kind`, from `simdist.judges` or any other on the bus."""
         self._prepare(kind)
         self._ends.append(self._bus.listen(kind, listener))
 
@@ -107,7 +107,7 @@ class Hearing:
         self._at_end.append(look)
 
     def moment(self, process: SimProcess, where: str = "") -> Moment:
-        """Where a rank is now; `where` is its line of the program."""
+        """Return a rank's current position; `where` is its line of the program."""
         simulation = process.simulation
         return Moment(process.rank, process.life, simulation.now_ns, len(simulation.events.records), where)
 
@@ -121,11 +121,11 @@ class Hearing:
         against: str = "",
         notes: Sequence[str] = (),
     ) -> None:
-        """Report that something does not hold.
+        """Report a violation of the rule.
 
-        `problem` says what, in one line without rank and line; `moment` is when and where it first did not hold, on the
-        rank to blame (`rank` -1: none in particular). `subject` is the tensor, key or file, `against` the other line of
-        the program, `step` what counts steps where the program does not (`simdist.step`).
+        `problem` describes it in one line without rank and line number. `moment` is where it first appeared, on the
+        rank to blame (`rank` -1: no particular rank). `subject` is the tensor, key or file, `against` the other line of
+        the program, `step` the step number for programs that do not count steps (`simdist.step`).
         """
         if len(self._found) >= _MOST:
             return
@@ -144,13 +144,13 @@ class Hearing:
         self._found.append((finding, moment.events))
 
     def end(self, ending: Ending) -> list[JudgeFinding]:
-        """Look for the last time; all that was found, with the steps as the program counts them."""
+        """Run the final checks, and return all findings, with the program's own step numbers."""
         for look in self._at_end:
             look(ending)
         return [_with_step(finding, ending.events, position) for finding, position in self._found]
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Stop listening."""
         for end in self._ends:
             end()
         self._ends.clear()
@@ -158,13 +158,13 @@ class Hearing:
 
 
 def _with_step(finding: JudgeFinding, events: Sequence[Event], position: int) -> JudgeFinding:
-    """The finding with the step that its rank had begun, if the program counts steps."""
+    """Return the finding with the step that its rank had begun, if the program counts steps."""
     step = step_at(events, finding.rank, position)
     return finding if step is None else replace(finding, step=step)
 
 
 def step_at(events: Sequence[Event], rank: int, position: int) -> int | None:
-    """The step that a rank had begun when there were `position` events; None if it counts none."""
+    """Return the step that a rank had begun after `position` events; None if it counts no steps."""
     for index in range(min(position, len(events)) - 1, -1, -1):
         event = events[index]
         if event.rank == rank and event.kind == "step":

@@ -1,11 +1,10 @@
-"""The parameters that a loss is made of: what a program trains without an optimizer of torch, or beside it.
+"""The parameters of a loss, for programs that train parameters without an optimizer of torch.
 
-A program may change its parameters itself, or let an optimizer have only some of them: a share for each rank, or copies
-with more bits. Then no step of an optimizer says when ranks are equal; the next backward pass does, for which all
-copies of a model are meant to be the same.
+A program may change its parameters itself, or give an optimizer only some of them: a share for each rank, or copies
+with more bits. Then ranks need not be equal after an optimizer step, but they must be in the next backward pass, for
+which all copies of a model are meant to be the same.
 
-Doubt: only the first loss is looked at. What a rank trains later with another one is known by its optimizer, or not at
-all.
+Doubt: only the first loss is followed. Parameters of later losses are only seen if they are in an optimizer.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
 __all__ = ["Leaves", "leaves_of"]
 
 _ACCUMULATING = "torch::autograd::AccumulateGrad"  # a node that fills a leaf's gradient
-_PATIENCE = 64  # passes that change nothing, after which the rank trains nothing beside its optimizers
+_PATIENCE = 64  # passes without a change, after which the rank counts as training nothing outside its optimizers
 
 
 @dataclass(slots=True)
 class Leaves:
-    """What the first loss of a rank was made of. `passes` counts how often the rank has gone backward since."""
+    """The parameters of a rank's first loss. `passes` counts the rank's backward passes since then."""
 
     held: Optimized
     passes: int = 0
-    settled: bool = False  # optimizers have all of them, or nothing changes them
+    settled: bool = False  # all are in optimizers, or nothing changes them
 
     def tensors(self) -> list[Tensor | None]:
-        """Those that still live."""
+        """Return the parameters; None for those that are gone."""
         return [copy.tensor() for copy in self.held.copies]
 
     def note_first_pass(self, filled: Filled) -> None:
-        """Note the group that has reduced as many elements as all of them have, and which are no constants now."""
+        """Note the group that has reduced as many elements as there are, and which parameters are not constant now."""
         tensors = self.tensors()
         _, group = filled.reducers(sum(tensor.numel() for tensor in tensors if tensor is not None))
         for copy, tensor in zip(self.held.copies, tensors, strict=True):
@@ -48,7 +47,7 @@ class Leaves:
             copy.reporting = tensor is not None and not is_constant(tensor)
 
     def are_trained_beside(self, optimized: Container[int]) -> bool:
-        """True if some are in no optimizer, of which `optimized` has the parameters' ids, and have changed."""
+        """True if some parameters have changed that are in no optimizer; `optimized` has the ids of those that are."""
         beside = [
             (copy.first, tensor)
             for copy, tensor in zip(self.held.copies, self.tensors(), strict=True)
@@ -60,7 +59,7 @@ class Leaves:
 
 
 def leaves_of(losses: Sequence[Tensor], edges: Sequence[GradientEdge] = ()) -> list[Tensor]:
-    """The tensors that a backward pass from these gives gradients to, in the order in which their graph has them."""
+    """Return the tensors that get gradients from a backward pass, in the order of their graph."""
     found: list[Tensor] = []
     nodes = [*(edge.node for edge in reversed(edges)), *(loss.grad_fn for loss in reversed(losses))]
     known: set[Node] = set()

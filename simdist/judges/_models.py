@@ -1,4 +1,4 @@
-"""Models in `DistributedDataParallel`: which parameters they have, under which names, and over which ranks."""
+"""Models in `DistributedDataParallel`: their parameters, with names, and their ranks."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ class WrappedModel:
     """A model in DDP, on one rank. It keeps neither the model nor its parameters."""
 
     model: weakref.ref[DistributedDataParallel]
-    number: int  # of the rank's models
+    number: int  # among the rank's models
     ranks: tuple[int, ...]
-    names: dict[int, tuple[weakref.ref[Tensor], str]]  # by the parameter's id, those that DDP takes care of
-    modules: dict[weakref.ref[Module], str]  # with their names, the model itself without one
+    names: dict[int, tuple[weakref.ref[Tensor], str]]  # by the parameter's id, for the parameters that DDP handles
+    modules: dict[weakref.ref[Module], str]  # with their names; the model itself has an empty name
 
     def name_of(self, parameter: object) -> str | None:
-        """What a parameter is called in the model; None if it is none of its own, or DDP ignores it."""
+        """Return a parameter's name in the model; None if it is not in the model, or DDP ignores it."""
         known = self.names.get(id(parameter))
         return None if known is None or known[0]() is not parameter else known[1]
 
     def modes(self) -> Modes:
-        """The modes of its modules now."""
+        """Return the current modes of its modules."""
         try:
             return tuple([module().training for module in self.modules])  # type: ignore[union-attr]  # hot
         except AttributeError:
             return tuple([getattr(module(), "training", None) for module in self.modules])
 
     def averages(self) -> bool:
-        """True if DDP averages gradients in a backward pass now: not in `no_sync`, nor if a hook does it instead."""
+        """True if DDP would average gradients in a backward pass now: not in `no_sync`, and without a hook."""
         model = self.model()
         return model is not None and model.require_backward_grad_sync and not model._comm_hooks
 
     def has_no_hook(self) -> bool:
-        """False with a communication hook, which may average later, or never."""
+        """True without a communication hook, which might average later, or never."""
         model = self.model()
         return model is None or not model._comm_hooks
 
     def joins(self) -> bool:
-        """True in DDP's `join`, where ranks may take fewer steps."""
+        """True inside DDP's `join`, in which ranks may take different numbers of steps."""
         model = self.model()
         return model is not None and bool(model._join_config.enable)
 
 
 def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
-    """What there is to know of a model when it is wrapped."""
+    """Return the facts about a model at the moment when it is wrapped."""
     model = event.model
     ignored = set(model.parameters_to_ignore)
     names = {
@@ -77,7 +77,7 @@ def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
 
 
 def _ranks_of(group: dist.ProcessGroup, process: SimProcess) -> tuple[int, ...]:
-    """The ranks of a group; only the process's own, of a group that neither torch nor the simulation has made."""
+    """Return the ranks of a group; only the process's own rank if neither torch nor the simulation made the group."""
     if group in group_world().pg_group_ranks:
         return tuple(dist.get_process_group_ranks(group))
     communicator: Communicator | None = getattr(group, "_communicator", None)

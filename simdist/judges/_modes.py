@@ -1,10 +1,10 @@
 """The mode of a model's modules, training or evaluation, on ranks that train it together in DDP.
 
-A rank that evaluates alone and does not call `train()` afterwards goes on without dropout, and with statistics of batch
-normalisation that stand still. Its gradients are averaged with those of the others, so nothing else differs.
+A rank that evaluates alone and does not call `train()` afterwards goes on without dropout, and with frozen statistics
+of batch normalization. Its gradients are averaged with those of the others, so nothing else differs.
 
-What counts is the mode of the last backward pass before a step of the optimizer. Between a backward pass and the next
-forward pass a rank may evaluate as it likes.
+The mode in the last backward pass before an optimizer step counts. Between a backward pass and the next forward pass a
+rank may evaluate.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from simdist.values import rank_text
 
 __all__ = ["EqualModes"]
 
-_MOST_ASKED = 512  # steps that some ranks have still to take; who is so far behind takes no part
+_MOST_ASKED = 512  # steps that some ranks have still to take; a rank so far behind is left out
 _MODES = {True: "training", False: "evaluation"}
 
 
 @dataclass(slots=True)
 class _Mode:
-    """The modes of a model on one rank, and when it first went backward in them."""
+    """The modes of a model on one rank, and its first backward pass in them."""
 
     modes: Modes
     since: Moment
-    # How many steps the rank had taken with each optimizer, by its index; None until the step that follows.
+    # How many steps the rank had taken with each optimizer, by its index; None until the following step.
     taken: dict[int, int] | None = None
 
 
 @dataclass(slots=True)
 class _Rank:
     models: list[WrappedModel] = field(default_factory=list)
-    changes: list[list[_Mode]] = field(default_factory=list)  # of each model, the last one perhaps before its step
-    changed: set[int] = field(default_factory=set)  # models, by number, since the last step
+    changes: list[list[_Mode]] = field(default_factory=list)  # of each model; the last one may still be before its step
+    changed: set[int] = field(default_factory=set)  # numbers of models that changed since the last step
     taken: dict[int, int] = field(default_factory=dict)  # how many steps, by the optimizer's index
 
     def mode_at(self, number: int, optimizer: int, step: int) -> _Mode | None:
-        """The mode in which a model was prepared for a step that the rank has taken."""
+        """Return a model's mode in the backward pass for a step that the rank has taken."""
         for mode in reversed(self.changes[number]):
             if mode.taken is not None and mode.taken.get(optimizer, 0) <= step:
                 return mode
@@ -49,13 +49,13 @@ class _Rank:
 
 
 class EqualModes:
-    """Looks on at one world. Hot where nothing changes: then a step costs as little as can be."""
+    """Watches one world. Hot if nothing changes: a step must cost as little as possible."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
-        # Steps at which a model changed on some rank, and which others have still to take: its life, the number and the
-        # ranks of the model, the index of the optimizer, and the step.
+        # Steps at which a model's modes changed on some rank, and which other ranks have still to take: the life, the
+        # number and the ranks of the model, the index of the optimizer, and the step.
         self._asked: dict[tuple[int, int, tuple[int, ...], int, int], None] = {}
         self._found = False
         hearing.listen(ModelWrapped, self._on_model)

@@ -1,4 +1,4 @@
-"""The judges that come with simdist, by name, and what the setting `judges` may be."""
+"""The judges that come with simdist, by name, and the checks of the setting `judges`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JUDGES: Mapping[str, type[Judge]] = MappingProxyType(
 
 
 def judges_problem(wanted: object) -> str:
-    """What is wrong with the setting; nothing if it is a truth value, or names, "module:Class" and instances."""
+    """Return what is wrong with the setting; empty for a truth value, or names, "module:Class" and instances."""
     if isinstance(wanted, bool):
         return ""
     items = items_of(wanted)
@@ -55,12 +55,12 @@ def judges_problem(wanted: object) -> str:
 
 
 def judges_named(names: Sequence[str], folder: Path | None = None) -> bool | tuple[str | Judge, ...]:
-    """What names on a command line mean, as the setting; "all" is one.
+    """Return the setting for names on a command line; "all" is such a name.
 
-    With a `folder` judges of the user's, "module:Class", are found from there, and made; else they stay names.
+    With a `folder`, the user's own judges, "module:Class", are imported from there, and made; else they stay names.
 
     Raises:
-        ValueError: there is no judge of a name.
+        ValueError: a name is unknown.
     """
     if _ALL in names:
         return True
@@ -74,7 +74,7 @@ def judges_named(names: Sequence[str], folder: Path | None = None) -> bool | tup
 
 
 def with_names(words: Sequence[str]) -> list[str]:
-    """The words of a command line, a `--judge` that no name follows as `--judge=all`."""
+    """Return the words of a command line, with `--judge=all` for a `--judge` without a name."""
     return [
         f"{word}={_ALL}" if word == "--judge" and not _is_name([*words, ""][place + 1]) else word
         for place, word in enumerate(words)
@@ -86,12 +86,12 @@ def _is_name(word: str) -> bool:
 
 
 def _is_slip(word: str) -> bool:
-    """Whether a word that may be a script or a file is more likely a judge's name with a mistake in it."""
+    """True if a word is no existing file, but similar to a judge's name."""
     return word.isidentifier() and not Path(word).exists() and bool(guess(word, JUDGES))
 
 
 def names_of(wanted: object) -> list[str]:
-    """The names of the judges that a setting asks for, as findings have them; those of unknown ones are left out."""
+    """Return the names of the judges in a setting, as they appear in findings; unknown ones are left out."""
     if wanted is True:
         return list(JUDGES)
     found: list[object] = []
@@ -104,7 +104,7 @@ def names_of(wanted: object) -> list[str]:
 
 
 def judges_of(wanted: bool | Sequence[str | Judge]) -> list[Judge]:
-    """The judges that a checked setting asks for; True stands for all that come with simdist."""
+    """Return the judges of a checked setting; True means all that come with simdist."""
     if isinstance(wanted, bool):
         return [kind() for kind in JUDGES.values()] if wanted else []
     return [item if isinstance(item, Judge) else own_judge(item) if is_own(item) else JUDGES[item]() for item in wanted]

@@ -1,4 +1,4 @@
-"""Judges of the user's, named as "module:Class" in files, markers and on command lines."""
+"""The user's own judges, named "module:Class" in files, markers and on command lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_own(said: str) -> bool:
 
 
 def own_judge(said: str, folder: Path | None = None) -> Judge:
-    """An instance of the class that "module:Class" means, found on Python's path, in `folder` first.
+    """Return an instance of the class "module:Class", which is searched on Python's path, and in `folder` first.
 
     Raises:
-        ValueError: it can't be imported, is no judge, or can't be made without arguments; the text says why.
+        ValueError: the class can't be imported, is no judge, or can't be made without arguments; the text says why.
     """
     module_name, _, name = said.partition(":")
     path = list(sys.path)

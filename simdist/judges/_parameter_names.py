@@ -1,4 +1,4 @@
-"""What the program calls a parameter: its name in a module that the program has at hand where it steps."""
+"""The program's name of a parameter: in a module that a function has as a variable at the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["name_in_group", "names_in_frames"]
 
 
 def names_in_frames(frame: FrameType | None) -> dict[int, str]:
-    """By the parameters' ids, their names in the modules and variables of the program's functions, innermost first."""
+    """Return names of parameters by id, from modules and variables in the program's frames, innermost first."""
     found: dict[int, str] = {}
     for each in user_frames(frame):
         values = dict(each.f_locals)
@@ -32,7 +32,7 @@ def names_in_frames(frame: FrameType | None) -> dict[int, str]:
 
 
 def name_in_group(group: Mapping[str, Any], place: int, index: int, names: Mapping[int, str]) -> str:
-    """The name of a parameter of an optimizer's group; its place where nobody has named it."""
+    """Return the name of a parameter in an optimizer's group; its place if it has no name."""
     given: Sequence[str] = group.get("param_names", ())
     if index < len(given):
         return given[index]

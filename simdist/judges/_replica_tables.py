@@ -1,14 +1,13 @@
-"""What each rank has at each place of an optimizer, and who is meant to have the same there.
+"""The parameters of each rank at each place of an optimizer, and the ranks that are meant to be equal there.
 
-A *place* is a parameter of an optimizer: of a model in DDP by its name there, else by its position in the optimizer's
-lists. What stands at a place on several ranks are *copies*. Four things say which ranks are meant to be equal:
+A *place* identifies a parameter of an optimizer: by its name in a DDP model, else by its position in the optimizer's
+lists. The parameters at one place on several ranks are *copies*. Four facts define the ranks that must be equal:
 
 - DDP: all ranks of its group.
 - A DTensor's placements: the ranks of its mesh that differ only in dimensions in which it is replicated.
 - The reduction of its first gradient: the ranks that take part in it.
-- Nothing but the bits: the ranks where the same shape, type and bits stood before the first step. A tensor whose
-  elements are all the same (a bias of zeros) is no sign; it counts where all other parameters of the two ranks are the
-  same too.
+- Only the bits: the ranks with the same shape, type and bits before the first step. A tensor with equal elements (a
+  bias of zeros) is no evidence; it only counts if all other parameters of the ranks are equal too.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class Copy:
-    """What one rank has at one place."""
+    """The parameter of one rank at one place."""
 
     key: Key
     name: str
@@ -47,22 +46,22 @@ class Copy:
     dtype: str
     first: int | None  # its bits before the first step
     constant: bool
-    ranks: tuple[int, ...] = ()  # that are said to have the same; empty: nothing says so
-    strict: bool = False  # from the first step on, without exception
-    synced: bool = False  # a collective has filled it before the first step
+    ranks: tuple[int, ...] = ()  # ranks with replicas by DDP or a DTensor; empty: unknown
+    strict: bool = False  # must be equal from the first step on, without exception
+    synced: bool = False  # a collective filled it before the first step
     reduced: Communicator | None = None  # the group whose ranks reduced its first gradient
-    reporting: bool = False  # its first gradient was no constant, which ranks may have in common by chance
+    reporting: bool = False  # its first gradient was not constant; constants may be equal by chance
 
 
 @dataclass(slots=True)
 class Filled:
-    """What collectives have filled on a rank before its first step."""
+    """The tensors that collectives filled on a rank before its first step."""
 
     places: set[int] = field(default_factory=set)  # addresses
     sums: list[tuple[int, int, Communicator]] = field(default_factory=list)  # since the last backward pass, with sizes
 
     def reducers(self, elements: int) -> tuple[dict[int, Communicator], Communicator | None]:
-        """The groups that reduced what is at an address; and the one that reduced just so many elements in all."""
+        """Return the group that reduced each address, and the group that reduced exactly `elements` elements in all."""
         total: dict[Communicator, int] = {}
         for _, count, group in self.sums:
             total[group] = total.get(group, 0) + count
@@ -72,12 +71,12 @@ class Filled:
 
 @dataclass(slots=True)
 class Row:
-    """The copies of one rank after one step."""
+    """The content of one rank after one step."""
 
     moment: Moment
     content: Content
     operations: int  # collectives and messages that the rank had called
-    before: Row | None = None  # after the step before, until this one has been compared
+    before: Row | None = None  # of the step before; kept until this row is compared
 
     @property
     def bits(self) -> list[Bits]:
@@ -85,13 +84,13 @@ class Row:
         return self.content.bits
 
     def is_like(self, other: Row) -> bool:
-        """True if the copies of both are the same."""
+        """True if both have equal content."""
         return self.content is other.content or self.bits == other.bits
 
 
 @dataclass(slots=True)
 class Optimized:
-    """One optimizer of one rank. `last` is the latest row; `places` says where the copy of a key is in `copies`."""
+    """One optimizer of one rank. `last` is the latest row; `places` has the index in `copies` of each key."""
 
     optimizer: Callable[[], Optimizer | None]
     moment: Moment
@@ -102,27 +101,27 @@ class Optimized:
     joins: bool = False  # in DDP's `join`, where ranks may take fewer steps
 
     def copy(self, key: Key) -> Copy | None:
-        """What the rank has at a place."""
+        """Return the rank's copy at a place, or None."""
         place = self.places.get(key)
         return None if place is None else self.copies[place]
 
 
 @dataclass(slots=True)
 class Table:
-    """The optimizers with one index, of all ranks that have one, and the rows of steps that some have still to take."""
+    """The optimizers with one index on all ranks, and the rows of steps that some ranks have still to take."""
 
-    of_leaves: bool = False  # of the first losses of ranks, and not of optimizers: rows are of backward passes
+    of_leaves: bool = False  # for parameters of first losses instead of optimizers: rows are of backward passes
     ranks: dict[int, Optimized] = field(default_factory=dict)
     rows: dict[int, dict[int, Row]] = field(default_factory=dict)
-    kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that a step changed, and kept equal
-    reunited: set[tuple[int, ...]] = field(default_factory=set)  # ranks whose copies differed, and were equal later
+    kept: set[tuple[int, ...]] = field(default_factory=set)  # ranks with copies that were equal after a changing step
+    reunited: set[tuple[int, ...]] = field(default_factory=set)  # ranks whose copies differed and were equal later
     latest: int = -1  # the latest step that a rank has taken
-    _content: Content | None = None  # of the first rank that took it
-    _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # for how many ranks, and their sets
-    _shared: tuple[object, dict[int, set[int]]] = (None, {})  # for which sets, and by rank the places in them
+    _content: Content | None = None  # content of the first rank that took the latest step
+    _known: tuple[int, list[tuple[Key, list[int]]]] = (0, [])  # cached `sets`, with the number of ranks
+    _shared: tuple[object, dict[int, set[int]]] = (None, {})  # cached `shared_places` by rank, with their sets
 
     def sets(self) -> list[tuple[Key, list[int]]]:
-        """For each place the ranks that are meant to be equal there, in sets of at least two."""
+        """Return for each place the ranks that are meant to be equal there, in sets of at least two."""
         count, found = self._known
         if count != len(self.ranks):
             keys = dict.fromkeys(key for rank in sorted(self.ranks) for key in self.ranks[rank].places)
@@ -131,7 +130,7 @@ class Table:
         return found
 
     def shared_places(self, rank: int) -> Set[int]:
-        """The places of a rank's copies that other ranks are meant to have as well."""
+        """Return the places of a rank's copies that must be equal on other ranks."""
         sets = self._known[1] if self._known[0] == len(self.ranks) else self.sets()  # hot
         if self._shared[0] is not sets:
             self._shared = sets, {}
@@ -142,11 +141,11 @@ class Table:
         return known[rank]
 
     def content_after(self, number: int, parameters: Sequence[Tensor | None], states: States) -> Content:
-        """What a rank holds after a step: the content of the first rank that took it, if it is the same."""
+        """Return a rank's content after a step; if it is equal, the object of the first rank that took the step."""
         first = self._content
         if number > self.latest:
             if first is not None and self.latest in self.rows:
-                first.settle()  # some ranks have still to take that step
+                first.settle()  # some ranks have not taken that step yet
             self.latest = number
             first = self._content = copied_content(parameters, states)
             if first is not None:
@@ -156,11 +155,11 @@ class Table:
         return summed_content(parameters, states)
 
     def bits(self, rank: int, row: Row, key: Key) -> Bits:
-        """The bits of one place in a row."""
+        """Return the bits of one place in a row."""
         return row.bits[self.ranks[rank].places[key]]
 
     def note_kept(self, key: Key, ranks: list[int], rows: Mapping[int, Row]) -> None:
-        """Remember ranks whose copies have changed since the first step, if they are equal."""
+        """Remember ranks whose copies are equal, and have changed since the first step."""
         if tuple(ranks) not in self.kept:
             bits = {self.bits(rank, rows[rank], key)[0] for rank in ranks}
             copies = [copy for rank in ranks if (copy := self.ranks[rank].copy(key)) is not None]
@@ -169,8 +168,8 @@ class Table:
                 self.kept.add(tuple(ranks))
 
     def are_replicas(self, key: Key, ranks: Sequence[int]) -> bool:
-        """True if something shows that the ranks were meant to hold the same there: copies of theirs stayed equal in a
-        step, collectives filled some before the first, or the gradient of this one."""
+        """True if something shows that the ranks were meant to be equal there: some of their copies stayed equal in a
+        step, or collectives filled some before the first step, or reduced the gradient of this one."""
         if any(set(ranks) <= set(kept) for kept in self.kept):
             return True
         here = [self.ranks[rank].copy(key) for rank in ranks]
@@ -207,7 +206,7 @@ class Table:
                 yield from self._whole_replicas(ranks_alike)
 
     def _whole_replicas(self, ranks: Sequence[int]) -> Iterator[list[int]]:
-        """Those of the ranks, in sets, where all parameters are the same, and some of them no constants."""
+        """Yield sets of the ranks with all parameters equal, at least one of which is not constant."""
         sets: dict[tuple[object, ...], list[int]] = {}
         for rank in ranks:
             copies = self.ranks[rank].copies
@@ -218,7 +217,7 @@ class Table:
 
 
 def copy_of(key: Key, name: str, parameter: Tensor, places: Set[int], reduced: Communicator | None = None) -> Copy:
-    """What stands at a place now; `places` are the addresses that collectives have filled."""
+    """Return the current copy at a place; `places` are the addresses that collectives have filled."""
     peers = mesh_peers(parameter)
     return Copy(
         key,
@@ -236,14 +235,14 @@ def copy_of(key: Key, name: str, parameter: Tensor, places: Set[int], reduced: C
 
 
 def note_first_gradients(copies: Sequence[Copy]) -> None:
-    """Note after the first step whose gradients are no constants."""
+    """Note after the first step which gradients are not constant."""
     for copy in copies:
         gradient = getattr(copy.tensor(), "grad", None)
         copy.reporting = gradient is not None and not is_constant(gradient)
 
 
 def mesh_peers(tensor: object) -> tuple[int, ...]:
-    """The ranks that have the same part of a DTensor as this one; none for other tensors, or if it is the only one."""
+    """Return the ranks with the same part of a DTensor as this rank; empty for other tensors, or for a single rank."""
     placements = getattr(tensor, "placements", None)
     mesh = getattr(tensor, "device_mesh", None)
     if placements is None or mesh is None or mesh.get_coordinate() is None:
@@ -257,7 +256,7 @@ def mesh_peers(tensor: object) -> tuple[int, ...]:
 
 
 def usual_and_blamed(values: Mapping[int, object], idle: Container[int] = ()) -> tuple[list[int], int]:
-    """The ranks that agree, and the first of the others: most decide; between equally many who did something."""
+    """Return the ranks of the majority, and the first other rank; between equally many, active ranks count as right."""
     counts = Counter(values.values())
     most = max(counts.values())
     leading = [value for value in dict.fromkeys(values.values()) if counts[value] == most]

@@ -1,25 +1,26 @@
-"""Replicas stay replicas: what ranks hold twice is the same, bit for bit, after each step of an optimizer.
+"""The judge of replicas: copies of the same tensor on several ranks stay equal, bit for bit, after each optimizer step.
 
-What DDP and DTensors say is replicated has to be equal from the first step on. What only looks like replicas (see
-`_replica_tables`) may be another design: ranks that average now and then, stages of a pipeline that begin with the same
-seed. So there a difference is a suspicion first. It is dropped if the copies are equal again, before a later step or at
-the end; and it counts only where something shows that they were meant to be equal: they, or others of the same ranks,
-were after an earlier step; a collective filled them, or their gradients, before the first; or the ranks exchange
-nothing at all that could be part of a model. Ranks whose copies differed once and were equal later are left alone then.
+Tensors that DDP or DTensors replicate must be equal from the first step on. Tensors that only look like replicas (see
+`_replica_tables`) may be another design: ranks that average from time to time, or pipeline stages that begin with the
+same seed. So a difference between them is first a suspicion. It is dropped if the copies are equal again, before a
+later step or at the end. It counts only if something shows that they were meant to be equal: they, or other copies of
+the same ranks, were equal after an earlier step; a collective filled them, or their gradients, before the first step;
+or the ranks exchange nothing that could be part of a model. Ranks whose copies differed and were equal again later are
+not suspected any more.
 
-What is trained without an optimizer is looked at when a rank goes backward (`_leaves`): if some parameters of the first
-loss on some rank are in no optimizer, those of all ranks.
+Parameters that are trained without an optimizer are compared in backward passes (`_leaves`): if some parameters of the
+first loss on some rank are in no optimizer, those of all ranks are compared.
 
 Invariants:
-- Ranks that run ahead wait for nobody: rows of bits are kept until all ranks have theirs, and compared then.
-- The rank to blame is the first that differs from the most; between equally many, one that left the step out, else the
-  later.
-- After the first finding nothing is looked at any more.
+- Ranks that run ahead do not wait: rows of bits are kept until all ranks have theirs, and are compared then.
+- The rank to blame is the first that differs from the majority. Between equally many, it is one that left the step out,
+  else the later one.
+- After the first finding, nothing is checked any more.
 
-Doubt: an optimizer is known by when a rank first used it. Ranks that use several in another order than others are not
-compared rightly; their parameters have other bits as a rule, and are no replicas then. On devices a step is looked at
-when its values are there, at the latest before the next step; of a program that never waits for its devices nothing is
-seen but what one rank does to itself.
+Doubt: optimizers of ranks are matched by the order of their first use. If ranks use several in different orders, they
+are not compared correctly; usually their parameters have different bits, and so are no replicas. On devices a step is
+checked when its values are there, at the latest before the next step. If a program never waits for its devices, only
+changes by a rank to its own copies are seen.
 """
 
 from __future__ import annotations
@@ -59,27 +60,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicas"]
 
-_MOST_ROWS = 512  # of steps that some ranks have still to take; who is so far behind takes no part
+_MOST_ROWS = 512  # steps that some ranks have still to take; a rank so far behind is left out
 _SMALL = 64  # bytes of a collective that carries a loss or a count, and no part of a model
 _FILLING = ("broadcast", "all_reduce", "all_gather", "all_gather_single", "scatter")
 _WHAT = ("parameter", "gradient", "optimizer state")
-_LEAVES = -1  # in place of an optimizer's index: what losses are made of
+_LEAVES = -1  # in place of an optimizer's index: the parameters of losses
 
 
 class Replicas(Judge):
     """Parameters, gradients and optimizer state that several ranks hold are equal, bit for bit, after each step.
 
-    Replicas are what DDP holds, what DTensors replicate, and, where nothing says so, parameters at the same place of an
-    optimizer, or of a loss, with the same shape on several ranks, if their bits are the same before the first step, or
-    the ranks reduce the gradient together. The modules of what DDP holds are in one mode, training or evaluation, on
-    all ranks.
+    Replicas are the parameters of DDP models, and the replicated parts of DTensors. Without these, they are parameters
+    at the same place of an optimizer, or of a loss, with the same shape on several ranks, if their bits are equal
+    before the first step, or the ranks reduce the gradient together. Also, the modules of a DDP model are in the same
+    mode, training or evaluation, on all ranks.
     """
 
     name: ClassVar[str] = "replicas"
     compares_values: ClassVar[bool] = True
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at every step of an optimizer."""
+        """Listen to every step of an optimizer."""
         watch = _Watch(hearing)
         hearing.listen(ModelWrapped, watch.on_model)
         hearing.listen(BackwardCalled, watch.on_backward)
@@ -92,7 +93,7 @@ class Replicas(Judge):
 
 @dataclass(slots=True)
 class _Difference:
-    """Copies that are not equal after a step, `part` of them: 0 the parameter, 1 its gradient, 2 its state."""
+    """Copies that differ after a step in one `part`: 0 the parameter, 1 its gradient, 2 its state."""
 
     table: Table
     key: Key
@@ -100,43 +101,43 @@ class _Difference:
     part: int
     values: dict[int, int]  # the bits by rank
     rows: dict[int, Row]
-    before: dict[int, Row | None]  # of the step before
+    before: dict[int, Row | None]  # rows of the step before
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    """Copies that are no longer equal where only their bits said that they should be."""
+    """A difference between copies that were replicas only by their bits."""
 
     table: Table
     difference: _Difference
-    held: dict[int, torch.Tensor | None]  # the copies as the program leaves them, by rank
+    held: dict[int, torch.Tensor | None]  # the tensors of the copies, by rank
 
 
 class _Watch:
-    """What the judge remembers of one world."""
+    """The judge's state for one world."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
         self._models: dict[tuple[int, int], list[WrappedModel]] = {}  # by life and rank
         self._filled: dict[tuple[int, int], Filled] = {}  # by life and rank, until the first step
-        self._leaves: dict[tuple[int, int], Leaves] = {}  # by life and rank, of the first loss
-        self._beside: set[int] = set()  # lives in which some rank trains what is in no optimizer
+        self._leaves: dict[tuple[int, int], Leaves] = {}  # parameters of the first loss, by life and rank
+        self._beside: set[int] = set()  # lives in which some rank trains parameters that are in no optimizer
         self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
-        # By life, rank and optimizer: a row whose bits are still to be computed; the arguments of `_complete`.
+        # By life, rank and optimizer: a row whose bits are still on a device; the arguments of `_complete`.
         self._late: dict[tuple[int, int, int], tuple[Table, int, Row, int]] = {}
         self._suspicion: _Suspicion | None = None
         self._done = False
 
-    # -- what the program says -----------------------------------------------------------------------------------
+    # -- what the program declares -------------------------------------------------------------------------------
 
     def on_model(self, event: ModelWrapped) -> None:
-        """A model in DDP: all of its parameters are replicas over its group."""
+        """Register a model in DDP: all its parameters are replicas over its group."""
         known = self._models.setdefault((event.process.life, event.process.rank), [])
         known.append(wrapped_model(event, len(known)))
 
     def on_work(self, event: WorkIssued) -> None:
-        """A collective that may fill parameters before the first step."""
+        """Note a collective that may fill parameters before the first step."""
         work = event.work
         process = work.process
         who = process.life, process.rank
@@ -149,10 +150,10 @@ class _Watch:
             if event.reduction in ("sum", "avg") and event.name == "all_reduce":
                 filled.sums.append((place, tensor.numel(), work.member.communicator))
 
-    # -- what losses are made of ---------------------------------------------------------------------------------
+    # -- parameters of losses ------------------------------------------------------------------------------------
 
     def on_backward(self, event: BackwardCalled) -> None:
-        """A rank goes backward: what its loss is made of is what its earlier passes, and all that came after, left."""
+        """Compare a loss's parameters at a backward pass, after the changes since the earlier passes."""
         process = event.process
         who = process.life, process.rank
         leaves = self._leaves.get(who)
@@ -173,7 +174,7 @@ class _Watch:
         filled.sums.clear()
 
     def _loss(self, event: BackwardCalled) -> Optimized:
-        """What a loss is made of. A pass is not a step: ranks that take several for one may take different numbers."""
+        """Return a loss's parameters. Never strict: ranks may take different numbers of passes for one step."""
         names = names_in_frames(sys._getframe(1))
         held = self._held(
             event.process,
@@ -202,7 +203,7 @@ class _Watch:
         self._put(table, leaves.passes - 1, held.last, process.rank)
 
     def _optimized(self, life: int, rank: int) -> set[int]:
-        """The ids of what the rank's optimizers have."""
+        """Return the ids of the parameters in the rank's optimizers."""
         return {
             id(copy.tensor())
             for (of_life, index), table in self._tables.items()
@@ -213,7 +214,7 @@ class _Watch:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def on_begin(self, event: OptimizerBegins) -> None:
-        """A step begins: the first one says what is a replica of what; a later one may find them equal again."""
+        """Register an optimizer before its first step; before later steps, check suspected copies again."""
         if self._done:
             return
         process = event.process
@@ -229,7 +230,7 @@ class _Watch:
             self._complete(*late)
 
     def on_step(self, event: OptimizerStepped) -> None:
-        """A step is done."""
+        """Keep the bits of a rank after a step."""
         process = event.process
         table = self._tables.get((process.life, event.index))
         if self._done or table is None or process.rank not in table.ranks:
@@ -244,7 +245,7 @@ class _Watch:
         process, optimizer = event.process, event.optimizer
         who = process.life, process.rank
         filled = self._filled.setdefault(who, Filled())
-        is_first = who not in self._stepped  # what was reduced is known until a rank's first step
+        is_first = who not in self._stepped  # reductions are only noted until a rank's first step
         self._stepped.add(who)
         names = names_in_frames(sys._getframe(1))
         found = [
@@ -268,7 +269,7 @@ class _Watch:
         optimizer: Callable[[], Optimizer | None],
         found: Sequence[tuple[Key, torch.Tensor, str]],
     ) -> Optimized:
-        """What stands at these places now, each with its name."""
+        """Return the parameters at these places now, with their names."""
         who = process.life, process.rank
         models, places = self._models.get(who, []), self._filled[who].places
         copies = []
@@ -286,9 +287,9 @@ class _Watch:
         return Optimized(optimizer, moment, copies, {copy.key: place for place, copy in enumerate(copies)})
 
     def _add(self, table: Table, number: int, process: SimProcess, event: OptimizerBegins | OptimizerStepped) -> None:
-        """Keep a rank's bits after a step; the last to have theirs compares."""
+        """Keep a rank's bits after a step; with the last rank's bits, compare."""
         optimized = table.ranks[process.rank]
-        # The places that are looked at: all, as long as ranks are missing.
+        # The places to read: all of them, while ranks are missing.
         wanted: Collection[int] = range(len(optimized.copies))
         if len(table.ranks) == self._hearing.world_size:
             wanted = table.shared_places(process.rank)
@@ -310,14 +311,14 @@ class _Watch:
         row = Row(self._hearing.moment(process, event.where), content, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
-        if not content.is_there(wanted):  # on a device, it is still to be computed
+        if not content.is_there(wanted):  # the device has not computed it yet
             index = next(index for (_, index), each in self._tables.items() if each is table)
             self._late[process.life, process.rank, index] = table, number, row, process.rank
         else:
             self._put(table, number, row, process.rank)
 
     def _complete(self, table: Table, number: int, row: Row, rank: int) -> None:
-        """Before the next step the parameters are as this one left them: see what could not be seen then."""
+        """Fill in bits that could not be read after the step; before the next step, parameters are still the same."""
         copies = table.ranks[rank].copies
         bits = [
             (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
@@ -341,7 +342,7 @@ class _Watch:
     # -- comparing -----------------------------------------------------------------------------------------------
 
     def _compare(self, table: Table, number: int, rows: dict[int, Row]) -> None:
-        """All ranks have taken a step: are those equal that should be?"""
+        """Compare copies that should be equal, after all ranks have taken a step."""
         first, *others = rows
         row, places = rows[first], table.ranks[first].places
         if all(rows[rank].is_like(row) and table.ranks[rank].places == places for rank in others):
@@ -366,7 +367,7 @@ class _Watch:
         if copy is None:
             return
         found = {rank: table.bits(rank, rows[rank], key) for rank in ranks}
-        # What is wrong first: a gradient, before the step; then the state, which is made from it; then the parameter.
+        # In the order of causes: the gradient, before the step; then the state, computed from it; then the parameter.
         for part in (1, 2, 0) if copy.strict else (0,):
             values = {rank: value for rank, bits in found.items() if (value := bits[part]) is not None}
             if len(set(values.values())) > 1 and (part != 2 or len(values) == len(ranks)):
@@ -389,14 +390,14 @@ class _Watch:
                 self._drop(suspicion)
 
     def _drop(self, suspicion: _Suspicion) -> None:
-        """The copies are equal again: their ranks are meant to differ at times."""
+        """Drop a suspicion, because the copies are equal again: their ranks are meant to differ at times."""
         suspicion.table.reunited.add(tuple(suspicion.difference.values))
         self._suspicion = None
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def on_end(self, ending: Ending) -> None:
-        """The world has ended: a suspicion that stands is a finding; so are steps that one rank never took."""
+        """Report a remaining suspicion at the end of the world, or steps that one rank never took."""
         for late in self._late.values():
             if not self._done:
                 self._complete(*late)
@@ -467,7 +468,7 @@ class _Watch:
 
 
 def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[str]:
-    """What explains that copies differ."""
+    """Return notes that explain why copies differ."""
     table, key = found.table, found.key
     mine, other = found.rows[blamed], found.rows[usual]
     lines = []
@@ -490,7 +491,7 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
 
 
 def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
-    """True if the ranks called collectives, but sent each other nothing that could be part of a model."""
+    """True if the ranks called collectives, but exchanged nothing that could be part of a model."""
     called = False
     for event in ending.events:
         if event.kind != "issue" or event.rank not in ranks:

@@ -1,4 +1,4 @@
-"""Lines of the program, found often and written once."""
+"""Lines of the program as text, cached because they are needed often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["calling_site", "forget_sites", "site_of"]
 
 
 def site_of(frame: FrameType | None) -> str:
-    """`train.py:12 in step`: the innermost line from `frame` outwards in a file of the user's; or nothing."""
+    """Return the innermost line from `frame` outwards in a user's file, as `train.py:12 in step`; or an empty text."""
     known = _of_the_program
     while frame is not None:
         code = frame.f_code
@@ -27,24 +27,24 @@ def site_of(frame: FrameType | None) -> str:
             if len(_sites) >= _MOST_SITES:
                 _sites.clear()
             site = f"{PurePath(filename).name}:{frame.f_lineno} in {code.co_name}"
-            _sites[id(code), frame.f_lasti] = code, site  # an identity is safe as long as its object is kept
+            _sites[id(code), frame.f_lasti] = code, site  # the id stays valid while the code is kept
             return site
         frame = frame.f_back
     return ""
 
 
-# Remembered, for torch is imported here: which files are torch's changes no more. Hot: a dictionary's own look-up.
+# A cache: torch is already imported, so a file's answer does not change. Hot: only a dictionary look-up.
 _of_the_program: dict[str, bool] = {}
-# Remembered for a world, with the code: a line's number is counted along it.
+# A cache for a world, with the code objects: computing a line number is slow.
 _sites: dict[tuple[int, int], tuple[CodeType, str]] = {}
 _MOST_SITES = 1024
 
 
 def forget_sites() -> None:
-    """Keep no code of a program any longer."""
+    """Release the code objects of the program."""
     _sites.clear()
 
 
 def calling_site() -> str:
-    """`site_of` the program that has called what reports an event."""
+    """Return `site_of` the program's call that led to the current event."""
     return site_of(sys._getframe(1))

@@ -1,13 +1,13 @@
 """Groups that several threads of a rank use in no order.
 
-The members of a group match its collectives by their order. Two threads of a rank that call them on one group, and of
-which neither waits for the other, call them in an order that depends on the moment, and that need not be the one of
-the other ranks. A vector clock for each thread says what is in order: a thread begins after what its parent had done,
-and goes on after what those did who gave back the lock, the item or the end of a thread that it takes.
+The members of a group match its collectives by their order. If two threads of a rank call collectives on one group, and
+neither waits for the other, their order depends on the schedule, and may differ from that of the other ranks. A vector
+clock for each thread defines the order: a thread begins after its parent's earlier actions, and goes on after the
+actions of the threads that released the lock, put the item or ended the thread that it waits for.
 
-Doubts: two threads that take turns with a lock count as in order, though which of them goes first is not said: that
-hides a race, and never makes one up. So does a thread that reads from any socket after another has written to one. One
-that asks a plain variable again and again learns nothing by it.
+Doubts: two threads that take turns with a lock count as in order, although the lock does not say which goes first. This
+may hide a race, but never invents one. The same holds for a thread that reads from any socket after another has written
+to one. A thread that polls a plain variable learns nothing from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadOrder"]
 
-_News = dict[Task, int]  # of each thread, up to which of its counts somebody knew
+_News = dict[Task, int]  # a clock: the count of each thread
 
 
 @dataclass(slots=True)
@@ -39,20 +39,20 @@ class _Use:
 
 
 class ThreadOrder:
-    """Looks on at one world; `on_call` is for each collective there."""
+    """Watches one world; `on_call` must be called for each collective."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
-        self._clocks: dict[Task, _News] = {}  # of threads beside the main one, and of those that started some
+        self._clocks: dict[Task, _News] = {}  # of threads that were started, and of threads that started some
         self._given: WeakKeyDictionary[object, _News] = WeakKeyDictionary()  # by lock
-        self._given_by_lasting: dict[object, _News] = {}  # likewise, by what can't be referred to weakly
+        self._given_by_lasting: dict[object, _News] = {}  # likewise, by objects without weak references
         self._uses: dict[object, dict[Task, _Use]] = {}  # by member and thread
         self._found = False
         hearing.listen(ThreadBegan, self._on_thread)
         hearing.listen(HandedOver, self._on_hand_over)
 
     def on_call(self, work: SimWork, moment: Moment) -> None:
-        """A thread of a rank issues a collective."""
+        """Check a collective that a thread of a rank issues."""
         task = work.process.simulation.current
         if self._found or task is None:
             return
@@ -95,7 +95,7 @@ class ThreadOrder:
         given: MutableMapping[object, _News] = self._given
         try:
             known = given.get(event.thing)
-        except TypeError:  # a lock of `multiprocessing`; the world keeps those anyway
+        except TypeError:  # a lock of `multiprocessing`; the world keeps these anyway
             given = self._given_by_lasting
             known = given.get(event.thing)
         if event.gives:

@@ -1,7 +1,7 @@
-"""What a training does at each step, on each rank and in each life: noted by a judge that finds nothing.
+"""Records of a training's steps on each rank and in each life, made by a judge without findings.
 
-A step is one of an optimizer; what is noted of it is what went into it since the one before. Tensors are kept as sums
-over their bits.
+A step is an optimizer step. Its record has everything that went into it since the step before. Tensors are kept as
+checksums.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Step", "Trails"]
 
 @dataclass(slots=True)
 class Step:
-    """One optimizer step of one rank: what it was taken with, and what it left. Bits are sums over elements."""
+    """One optimizer step of one rank: its inputs and results. Bits are checksums of elements."""
 
     where: str
     options: Mapping[str, object]  # of the optimizer's groups, by group and name
     state: Mapping[str, int | float | None]  # of the optimizer before the step: bits by parameter and name
-    before: Mapping[str, int | None]  # parameters: bits by name
-    batches: list[tuple[int | None, ...]]  # read since the last step
-    losses: list[tuple[int | None, ...]]  # gone backward from since the last step
+    before: Mapping[str, int | None]  # of parameters: bits by name
+    batches: list[tuple[int | None, ...]]  # batches read since the last step
+    losses: list[tuple[int | None, ...]]  # losses of backward passes since the last step
     said: list[float]  # the losses as numbers
     generators: Mapping[str, object]
     after: Mapping[str, int | None] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(slots=True)
 class _Since:
-    """What a rank has done since its last step."""
+    """A rank's batches and losses since its last step."""
 
     batches: list[tuple[int | None, ...]] = field(default_factory=list)
     losses: list[tuple[int | None, ...]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Since:
 
 
 class Trails(Judge):
-    """Notes the steps of one world; with `crash_at` rank 0 is killed before this step of its first life."""
+    """Records the steps of one world; with `crash_at`, kills rank 0 before this step of its first life."""
 
     name: ClassVar[str] = "trails"
     compares_values: ClassVar[bool] = True

@@ -1,11 +1,11 @@
-"""Gradients that are reduced twice: DDP has averaged them, and the program adds them up again.
+"""Gradients that are reduced twice: DDP has averaged them, and the program reduces them again.
 
-Between two backward passes each gradient is reduced once over a group. A second time changes nothing where it averages,
-and multiplies by the number of ranks where it adds up: the training goes on with another learning rate. Copies stay
-equal, so nothing else notices.
+Between two backward passes each gradient should be reduced once over a group. A second average changes nothing. A
+second sum multiplies by the number of ranks, so the training goes on with another learning rate. The copies stay equal,
+so no other judge notices.
 
-Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognised. In-place sums are
-known by their memory, so that one over a bucket of several gradients counts for each of them.
+Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognized. In-place reductions
+are identified by their memory, so a reduction of a bucket of several gradients counts for each of them.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _ADDS = ("sum", "avg", "premul_sum")
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """A sum over the ranks of a group that a program has asked for, of the bytes of a storage between two places."""
+    """A reduction by the program over the ranks of a group, of the bytes of a storage from `begin` to `end`."""
 
     storage: int
     begin: int
     end: int
-    group: Communicator  # its communicator
+    group: Communicator
     what: str
     moment: Moment
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What a rank has reduced since it last went backward."""
+    """The reductions of a rank since its last backward pass, and its models."""
 
     by_program: list[_Reduction] = field(default_factory=list)
     models: list[WrappedModel] = field(default_factory=list)
     averaged: list[WrappedModel] = field(
         default_factory=list
-    )  # those whose gradients DDP averages in this backward pass
+    )  # models whose gradients DDP averages in this backward pass
 
 
 class TwiceReduced:
-    """Looks on at one world; `on_reduction` is for each `all_reduce` of the program there."""
+    """Watches one world; `on_reduction` must be called for each `all_reduce` of the program."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
@@ -67,7 +67,7 @@ class TwiceReduced:
         hearing.listen(OptimizerBegins, self._on_step)
 
     def on_reduction(self, event: WorkIssued, moment: Moment) -> None:
-        """The program of a rank reduces a tensor in place."""
+        """Note that a rank's program reduces a tensor in place."""
         work = event.work
         if self._found or event.reduction not in _ADDS or work.member.communicator.size == 1:
             return
@@ -119,7 +119,7 @@ class TwiceReduced:
                     return
 
     def _earlier(self, rank: _Rank, parameter: Tensor, mine: list[_Reduction]) -> str:
-        """What has reduced the gradient before the last of `mine`, over the same group; "" for nothing."""
+        """Return what has reduced the gradient before the last of `mine`, over the same group; "" for nothing."""
         if not mine:
             return ""
         last = mine[-1]
@@ -144,7 +144,7 @@ class TwiceReduced:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """The storage of a tensor, and from where to where in it the tensor lies; None without memory."""
+    """Return the address of a tensor's storage, and the tensor's begin and end in bytes there; None without memory."""
     part: Any = local_part(tensor)
     storage = place_in_memory(part)
     if not storage or not part.numel():

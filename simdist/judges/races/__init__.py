@@ -1,4 +1,4 @@
-"""The judge of races: files, keys of stores and memory of devices that several ranks or streams use in no order."""
+"""The judge of races: files, keys of stores and device memory that several ranks or streams use in no order."""
 
 from simdist.judges.races._races import Races
 

@@ -1,12 +1,11 @@
 """Files that ranks use in no order.
 
-A file is written at the moment at which it is opened for that, or renamed to its name. A rank that looks whether it is
-there, finds it, and reads it then reads after it was made: that is how programs wait for files. One that was made by
-opening it may still be half written then, one that was renamed is whole. A lock on a file, taken by `fcntl` or by
-making it exclusively, puts in order those who take it.
+A file counts as written when it is opened for writing, or renamed to its name. If a rank checks that a file exists and
+then reads it, the read comes after the file was made: programs wait for files in this way. A file that was made by
+opening it may still be half written then; a file that was renamed is complete. A lock on a file, by `fcntl` or by
+exclusive creation, puts the ranks that take it in order.
 
-No race: files that several ranks append to, folders that several make, files that several rename to one name, and files
-that several remove.
+These are no races: several ranks append to a file, make a folder, rename files to one name, or remove a file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["FileRaces"]
 
 @dataclass(slots=True)
 class _Use:
-    """What a rank did to a file, where, and at which count of the rank."""
+    """A rank's use of a file, with its place and the count of the rank's clock."""
 
     verb: str
     moment: Moment
@@ -31,14 +30,14 @@ class _Use:
 
 @dataclass(slots=True)
 class _File:
-    """One path."""
+    """The state of one path."""
 
     written: _Use | None = None
-    reads: dict[int, _Use] = field(default_factory=dict)  # since it was written, by rank
-    shown: News | None = None  # of who made it be there
-    gone: News | None = None  # of who removed it
-    missed: set[int] = field(default_factory=set)  # ranks that looked for it in vain, or found it: they wait for it
-    holders: dict[int, None] = field(default_factory=dict)  # ranks that had a lock on it
+    reads: dict[int, _Use] = field(default_factory=dict)  # since the last write, by rank
+    shown: News | None = None  # clock of the rank that made it
+    gone: News | None = None  # clock of the rank that removed it
+    missed: set[int] = field(default_factory=set)  # ranks that have checked whether it exists: they wait for it
+    holders: dict[int, None] = field(default_factory=dict)  # ranks that have had a lock on it
 
 
 class FileRaces:
@@ -52,7 +51,7 @@ class FileRaces:
         self._reported: set[tuple[str, str]] = set()  # pairs of lines
 
     def on_use(self, event: FileUsed) -> None:
-        """A rank uses a file."""
+        """Check a rank's use of a file."""
         order = self._order
         rank = order.enter(event.process)
         if rank < 0:
@@ -91,14 +90,14 @@ class FileRaces:
             self._change(event, self._use(event, rank, verb), file)
             if file.shown is None or use == "write":
                 file.shown = order.publish(rank)
-            file.written = self._use(event, rank, verb)  # what is written now is not shown yet
+            file.written = self._use(event, rank, verb)  # this write is not visible to other ranks yet
         elif use == "remove":
             file.written = self._change(event, self._use(event, rank, "removes"), file)
             file.gone = order.publish(rank)
             file.shown = None
 
     def _rename(self, event: FileUsed, rank: int) -> None:
-        """A file, or a folder with all that is in it, has another name."""
+        """Rename a file, or a folder with its content."""
         below = event.path + "/"
         for path in [each for each in self._files if each == event.path or each.startswith(below)]:
             self._change(event, self._use(event, rank, "renames"), self._files.pop(path))
@@ -115,7 +114,7 @@ class FileRaces:
         return _Use(verb, self._hearing.moment(event.process, event.where), self._order.now(rank))
 
     def _change(self, event: FileUsed, mine: _Use, file: _File) -> _Use:
-        """A rank changes a file: no other may be reading it, or still be changing it."""
+        """Check that no other rank reads or changes a file at the same time as this change."""
         if file.written is not None and (mine.verb, file.written.verb) not in _NO_RACES:
             self._look(event, mine, file.written)
         for read in file.reads.values():
@@ -124,7 +123,7 @@ class FileRaces:
         return mine
 
     def _look(self, event: FileUsed, mine: _Use, other: _Use | None) -> None:
-        """Report two uses that nothing puts in order."""
+        """Report two uses without an order between them."""
         if other is None:
             return
         rank, before = mine.moment.rank, other.moment.rank
@@ -134,7 +133,7 @@ class FileRaces:
         if lines in self._reported or lines[::-1] in self._reported:
             return
         self._reported.add(lines)
-        # Who reads too early is to blame, whichever came first, or who takes a file away too early.
+        # Blame the rank that reads too early, even if it came first, or that takes a file away too early.
         blamed, against = mine, other
         if other.verb in ("removes", "renames") or (other.verb == "reads" and mine.verb not in ("removes", "renames")):
             blamed, against = other, mine
@@ -148,7 +147,7 @@ class FileRaces:
         )
 
 
-# What two ranks may do to one file in any order.
+# Pairs of changes that two ranks may make to one file in any order.
 _NO_RACES = {
     ("puts", "puts"),
     ("appends to", "appends to"),

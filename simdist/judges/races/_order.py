@@ -1,18 +1,18 @@
-"""What happened before what, over all ranks of a world: a vector clock for each of them.
+"""The happened-before order over all ranks of a world: a vector clock for each rank.
 
-A rank's clock says, of every rank, how much of its program is over for sure. It takes over what another knew where its
-program can't go on without that one: a collective whose data comes from it, a message, a key of a store that it waits
-for or reads, a counter, a group in whose making all members meet, a monitored barrier. Files are added by who knows
-them (`publish`, `learn`).
+A rank's clock has a count for every rank: how much of that rank's program is certainly over. A rank takes over another
+rank's clock where its program can't go on without that rank: a collective with data from it, a message, a key of a
+store that it waits for or reads, a counter, the making of a group, at which all members meet, and a monitored barrier.
+The module for files adds their order (`publish`, `learn`).
 
 Invariants:
-- A rank's own count rises each time that others may learn from it, so that `now` is learnt only by later news.
-- Clocks belong to one life: all that an earlier life did is over when the next begins.
+- A rank's own count rises each time that others may learn from it, so that only later news include `now`.
+- Clocks belong to one life: everything in an earlier life is over when the next life begins.
 
-Doubts, each on the side of too much order, which can hide a race and never makes one up: the threads of a rank and its
-child processes count as one; what a store is sent counts as there when it was sent; a rank that waits for a work on a
-device counts as if its host had waited; in a group on devices a receive counts as after all that its members had sent.
-On the other side: a rank that only asks `is_completed` learns nothing, nor does one that hears of another by a socket.
+Doubts that give too much order, which can hide a race but never invents one: the threads of a rank and its child
+processes count as one; a request to a store counts as served when it is sent; a rank that waits for a work on a device
+counts as if its host had waited; in a group on devices, a receive counts as after all earlier sends of the members.
+Doubts that give too little order: a rank learns nothing from `is_completed` alone, or through a socket.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["News", "Order", "rank_of"]
 
-News: TypeAlias = npt.NDArray[np.int64]  # of every rank, up to which of its counts somebody knew
+News: TypeAlias = npt.NDArray[np.int64]  # a clock: the count of every rank
 
 _ASKS = ("get", "wait", "check", "multi_get", "queue_pop", "add", "compare_set")
 _SETS = ("set", "append", "queue_push", "add", "compare_set")
 
 
 def rank_of(process: SimProcess) -> int:
-    """The rank that a process belongs to, its own or that of its parent; -1 for a launcher."""
+    """Return the rank of a process or of its parent; -1 for a launcher."""
     while process.parent is not None:
         process = process.parent
     return process.rank
@@ -49,16 +49,16 @@ def rank_of(process: SimProcess) -> int:
 
 @dataclass(slots=True)
 class _Meeting:
-    """One collective of one group, or one moment at which its members wait for each other."""
+    """One collective of one group, or another point at which its members wait for each other."""
 
-    root: int = -1  # of the world; -1: all hear of all
+    root: int = -1  # world rank of the root; -1: all ranks learn from all
     to_root: bool = False
     news: dict[int, News] = field(default_factory=dict)  # by rank
-    all_news: News | None = None  # of all members that have arrived
-    left: int = 0  # how many members have gone on
+    all_news: News | None = None  # the clocks of all arrived members together
+    left: int = 0  # how many members have left
 
     def arrive(self, rank: int, news: News) -> None:
-        """A member comes, and brings what it knows."""
+        """Add the clock of a member that arrives."""
         self.news[rank] = news
         if self.all_news is None:
             self.all_news = news.copy()
@@ -75,7 +75,7 @@ class Order:
         self._clocks: list[News] = []
         self._meetings: dict[tuple[Communicator, int], _Meeting] = {}
         self._sent: dict[object, News] = {}  # by send
-        self._on_devices: dict[Communicator, News] = {}  # by group: what its members knew at their last messages
+        self._on_devices: dict[Communicator, News] = {}  # by group: the clocks of its members at their last messages
         self._keys: dict[tuple[object, str], News] = {}
         hearing.listen(WorkIssued, self._on_issue)
         hearing.listen(WorkWaited, self._on_wait)
@@ -84,7 +84,7 @@ class Order:
         hearing.listen(StoreServed, self._on_store)
 
     def enter(self, process: SimProcess) -> int:
-        """The rank of a process, in whose life we are now; -1 if it has no say (an earlier life, a launcher)."""
+        """Return the rank of a process, and begin a new life with it; -1 for an earlier life or a launcher."""
         life = process.life
         if life != self.life:
             if life < self.life:
@@ -100,22 +100,22 @@ class Order:
         return process.rank if process.parent is None else rank_of(process)
 
     def now(self, rank: int) -> int:
-        """The count of a rank: who learns from it later knows what it does now."""
+        """Return the count of a rank: a rank that learns from it later knows its current action."""
         return int(self._clocks[rank][rank])
 
     def knows(self, rank: int, other: int, count: int) -> bool:
-        """True if what `other` did at its `count` is over before what `rank` does now."""
+        """True if the action of `other` at its `count` is over before the current action of `rank`."""
         return bool(self._clocks[rank][other] >= count)
 
     def publish(self, rank: int) -> News:
-        """What a rank knows, for others to learn."""
+        """Return a rank's clock, for others to learn."""
         clock = self._clocks[rank]
         news = clock.copy()
         clock[rank] += 1
         return news
 
     def learn(self, rank: int, news: News | None) -> None:
-        """A rank goes on after what somebody published."""
+        """Merge a published clock into a rank's clock."""
         if news is not None:
             np.maximum(self._clocks[rank], news, out=self._clocks[rank])
 

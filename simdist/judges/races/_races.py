@@ -1,9 +1,9 @@
-"""Two ranks that use the same thing, one of them to change it, and nothing puts the one before the other.
+"""Two ranks use the same thing, one of them changes it, and nothing puts one use before the other.
 
-Which of them comes first is then a matter of time: of the network, of disks, of how much one rank has to do. The run at
-hand may have come out well. A group that is made again at one store is such a race: what its members read there may be
-what those of the earlier one wrote. What is in order is what `Order` knows; what is looked at is in `_file_races.py`
-and `_store_races.py`. What streams of a device do to each other, `simdist.device` finds out.
+The order then depends on time: on the network, on disks, on the work of each rank. The current run may still have had
+the right order. A group that is made again at the same store is such a race: its members may read keys of the earlier
+group. `Order` has the order of events; `_file_races.py` and `_store_races.py` check files and keys. `simdist.device`
+finds races between streams of a device.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Races"]
 
 
 class Races(Judge):
-    """What one rank writes and another uses is put in order by something: a barrier, a collective, a message, a key."""
+    """A write by one rank and a use by another have an order: by a barrier, a collective, a message or a key."""
 
     name: ClassVar[str] = "races"
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at files and keys, with the order of all that ranks say to each other."""
+        """Listen to files and keys, and to all communication that orders ranks."""
         order = Order(hearing)
         hearing.listen(StoreServed, StoreRaces(hearing, order).on_use)
         hearing.listen(FileUsed, FileRaces(hearing, order).on_use)

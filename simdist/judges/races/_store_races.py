@@ -1,14 +1,14 @@
 """Keys of a store that ranks use in no order.
 
-A key that two ranks read, and that both then write, has lost what the first of them wrote: the second had not seen it.
-So has one that a rank reads, another adds to, and the first then writes. And a key that stands there from an earlier
-life is no news: a rank that reads it before somebody sets it anew has read what the world before wrote.
+If two ranks read a key and both then write it, the first update is lost: the second rank had not seen it. The same
+happens if a rank reads a key, another adds to it, and the first then writes it. A key may also be left from an earlier
+life: a rank that reads it before a rank sets it again has read a value of the earlier world.
 
-A `set` is reported when it is sent, and may arrive after the answer to a later `get`: which of the last values a rank
-has read is seen from the value itself.
+A `set` is reported when it is sent, and may arrive after the answer to a later `get`. So the value itself shows which
+of the last values a rank has read.
 
-In doubt: a value that two ranks write alike is a sign and no update, unless it is a number. Of equal values a rank has
-read the newest.
+In doubt: if two ranks write the same value, it counts as a flag, not as an update, unless it is a number. Among equal
+values, a rank has read the newest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from simdist.judges.races._order import Order
 __all__ = ["StoreRaces"]
 
 
-_MOST_VALUES = 64  # of a key, the last ones
+_MOST_VALUES = 64  # last values of a key that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A value that a key was given."""
+    """A value that was written to a key."""
 
     version: int
     life: int
@@ -38,20 +38,20 @@ class _Written:
     operation: str
     where: str
     value: bytes
-    read: int  # the version that the value comes of: what the rank had read before, and not written since; -1: none
+    read: int  # the version on which it is based: the rank's last read since its last write; -1: none
 
 
 @dataclass(slots=True)
 class _Key:
-    """One key."""
+    """The state of one key."""
 
     last: deque[_Written] = field(default_factory=lambda: deque(maxlen=_MOST_VALUES))
     version: int = 0
-    reads: dict[int, int] = field(default_factory=dict)  # by rank: the version that it has read, and not written since
-    stale: dict[int, tuple[Moment, int]] = field(default_factory=dict)  # who read it as an earlier life left it
+    reads: dict[int, int] = field(default_factory=dict)  # by rank: the version last read since its last write
+    stale: dict[int, tuple[Moment, int]] = field(default_factory=dict)  # ranks that read a value of an earlier life
 
     def version_of(self, value: bytes) -> int:
-        """The newest version that had this value."""
+        """Return the newest version with this value."""
         return next((each.version for each in reversed(self.last) if each.value == value), self.version)
 
 
@@ -65,7 +65,7 @@ class StoreRaces:
         self._keys: dict[tuple[object, str], _Key] = {}
 
     def on_use(self, event: StoreServed) -> None:
-        """A rank uses keys."""
+        """Check a rank's use of keys."""
         rank = self._order.enter(event.process)
         if rank < 0:
             return
@@ -107,7 +107,7 @@ class StoreRaces:
                     notes=["`add` and `compare_set` are one step of the store"],
                 )
         elif key.last and value == key.last[-1].value:
-            return  # nothing was added or exchanged
+            return  # the request changed nothing
         else:
             read = key.version or -1
         for reader, (moment, count) in key.stale.items():
@@ -122,11 +122,11 @@ class StoreRaces:
                 )
         key.stale.clear()
         key.version += 1
-        count = self._order.now(rank) - 1  # it has reported this already
+        count = self._order.now(rank) - 1  # `Order` has already counted this request
         key.last.append(_Written(key.version, self._life, rank, count, event.operation, where, value, read))
 
     def _lost(self, key: _Key, rank: int, read: int, value: bytes) -> _Written | None:
-        """The first update by another rank that `rank` undoes, which had read version `read`; None if there is none."""
+        """Return the first update by another rank that `rank`, which had read version `read`, undoes; or None."""
         for each in key.last if read >= 0 else ():
             if each.version <= read or each.read < 0 or each.rank == rank or each.life != self._life:
                 continue

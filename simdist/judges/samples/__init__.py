@@ -1,4 +1,4 @@
-"""The judge of samples: what the loaders of all ranks hand out in an epoch of training."""
+"""The judge of samples: the samples that the loaders of all ranks return in an epoch of training."""
 
 from simdist.judges.samples._samples import Samples
 

@@ -1,10 +1,10 @@
-"""Whether data sets of several ranks hold the same samples, whatever becomes of these when they are read.
+"""Whether data sets of several ranks hold the same samples, even if augmentation changes the samples at each read.
 
-Augmented samples differ each time they are read, so the batches of ranks say nothing of what is behind them. A data set
-that holds its samples, or their names, can be looked at itself: its tensors, arrays, numbers and texts are compared,
-and those of the data sets that it wraps. What is called (a transform) and what is drawn from (a generator) is left
-aside; a thing of any other kind may hide samples of the rank's own, so nothing is said then. Of what is large the two
-ends are compared.
+Augmented samples differ at each read, so the batches of ranks do not show whether the data sets are equal. A data set
+that holds its samples, or their names, can be compared itself: its tensors, arrays, numbers and texts, and those of the
+data sets that it wraps. Callables (transforms) and random generators are ignored. An object of any other type may hide
+samples of one rank only, so data sets with such an object count as different. For large values, the two ends are
+compared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["hold_the_same"]
 
 _PLAIN = (str, bytes, int, float, bool, type(None), range, PurePath, torch.dtype, torch.device)
 _SIZED = (list, tuple, Mapping, np.ndarray, torch.Tensor)
-_FEW = 16  # tensors or data sets that one is made of
-_MOST = 4_096  # elements at either end of what is large
+_FEW = 16  # parts of a data set that are searched: tensors or data sets
+_MOST = 4_096  # elements at either end of a large value
 _DRAWN_FROM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def hold_the_same(datasets: Sequence[Any]) -> bool:
-    """True if the data sets hold their samples, or the names of these, and all hold the same."""
+    """True if the data sets hold their samples, or the names of these, and all data sets are equal."""
     if not _holds_samples(datasets[0], ()):
         return False
     rows = itertools.zip_longest(*(_held(each, ()) for each in datasets), fillvalue=object())
@@ -40,7 +40,7 @@ def hold_the_same(datasets: Sequence[Any]) -> bool:
 
 
 def _holds_samples(dataset: Any, around: tuple[object, ...]) -> bool:
-    """True if something in it, or in a data set that it wraps, has an element for each sample."""
+    """True if a value in the data set, or in a data set that it wraps, has an element for each sample."""
     if any(dataset is each for each in around):
         return False
     size = _size(dataset)
@@ -57,7 +57,7 @@ def _holds_samples(dataset: Any, around: tuple[object, ...]) -> bool:
 def _size(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except Exception:  # the program's own code, which a judge may not fail for
+    except Exception:  # the program's own code, whose errors a judge must not raise
         return None
 
 
@@ -66,9 +66,9 @@ def _contents(dataset: object) -> Mapping[str, Any]:
 
 
 def _held(value: Any, around: tuple[object, ...]) -> Iterator[object]:
-    """What can be compared of a value, in order; what equals nothing where something else is in it.
+    """Yield the comparable parts of a value, in order; for any other part, an object that equals nothing.
 
-    `around` is what it is inside of: a thing that holds itself is not looked at again.
+    `around` are the values that contain it: a value inside itself is skipped.
     """
     if isinstance(value, _PLAIN):
         yield value
@@ -101,7 +101,7 @@ def _held(value: Any, around: tuple[object, ...]) -> Iterator[object]:
 
 
 def _ends(value: Any) -> Iterator[Any]:
-    """The parts to compare of something with a length."""
+    """Yield the parts of a sequence to compare: all of it, or its two ends."""
     if len(value) <= 2 * _MOST:
         yield value
     else:

@@ -1,7 +1,7 @@
 """Loaders over an `IterableDataset`, which has no indices: the bits of their tensors distinguish batches.
 
-The ranks of a model in DDP do not all read the same batches, and the workers of one loader do not either. Either means
-that the data set hands out everything to each of them. Batches that are all alike say nothing.
+The ranks of a model in DDP must not all read the same batches, nor must the workers of one loader. If they do, the data
+set returns all its samples to each of them. Batches that are all equal show nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simdist.process import SimProcess
 
 __all__ = ["IterableSamples"]
 
-_MOST_PASSES = 64  # that some ranks have still to make; a rank so far behind has no such loader
+_MOST_PASSES = 64  # passes that some ranks have still to make; a rank so far behind has no such loader
 _Batch: TypeAlias = tuple[int | None, ...]
 
 
@@ -30,7 +30,7 @@ class _Pass:
     moment: Moment
     subject: str  # the class of the data set
     workers: int
-    number: int  # which pass over loaders at this line
+    number: int  # counts the passes over loaders at this line
     batches: list[_Batch] = field(default_factory=list)
     trained: bool = False
 
@@ -41,7 +41,7 @@ class _Pass:
 
 
 class IterableSamples:
-    """What the judge of samples remembers of these loaders in one world."""
+    """The state of the judge of samples for these loaders in one world."""
 
     def __init__(self, hearing: Hearing, is_wrapped: Callable[[SimProcess], bool]) -> None:
         self._hearing = hearing
@@ -52,7 +52,7 @@ class IterableSamples:
         self._done: set[str] = set()
 
     def on_begin(self, event: LoaderBegan) -> None:
-        """A pass begins."""
+        """Note the begin of a pass."""
         dataset, process = event.loader.dataset, event.process
         if not isinstance(dataset, IterableDataset):
             return
@@ -63,18 +63,18 @@ class IterableSamples:
         )
 
     def on_read(self, event: BatchRead) -> None:
-        """A batch is there."""
+        """Keep the bits of a batch."""
         known = self._open.get((event.process.life, event.process.rank), {}).get(event.number)
         if known is not None:
             known.batches.append(tuple(bits_inside(event.batch)))
 
     def on_step(self, event: OptimizerStepped) -> None:
-        """The rank trains with what it iterates over."""
+        """Mark the rank's open passes as passes of training."""
         for each in self._open.get((event.process.life, event.process.rank), {}).values():
             each.trained = True
 
     def on_end(self, event: LoaderEnded) -> None:
-        """A pass is over."""
+        """Check a finished pass, and compare ranks when all have finished it."""
         process = event.process
         known = self._open.get((process.life, process.rank), {}).pop(event.number, None)
         if known is None or not known.trained or not known.says_something:

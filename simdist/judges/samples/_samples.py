@@ -1,19 +1,19 @@
-"""What the loaders of all ranks hand out in an epoch is what one loader would: each sample once, in a new order.
+"""The loaders of all ranks together return in an epoch what one loader would: each sample once, in a new order.
 
-A *pass* is one iteration over a loader, from `iter` to the batch after the last. Only passes of training count, those
-in which the rank's optimizer stepped: what is evaluated may be read by all, in the same order each time.
+A *pass* is one iteration over a loader, from `iter` to the request after the last batch. Only passes of training count,
+in which the rank's optimizer stepped: for evaluation, all ranks may read the same samples in the same order.
 
-Ranks that read the same in the same order are one *reader*, as the ranks of a tensor-parallel group are. Readers are
-meant to share the data set if together they draw about as many samples as it has. What a `DistributedSampler` adds to
-give all ranks the same number is allowed, and so is what is dropped at the end.
+Ranks that read the same samples in the same order are one *reader*, like the ranks of a tensor-parallel group. Readers
+are meant to share the data set if together they draw about as many samples as it has. A `DistributedSampler` may repeat
+samples, so that all ranks have the same number, and samples may be dropped at the end.
 
-What a loader draws from a `Subset` are samples of the data set that it is a part of: ranks that split one each for
-itself read some samples twice.
+Samples from a `Subset` count as samples of the whole data set: if each rank splits the data set for itself, some
+samples are read twice.
 
-Augmentation changes samples each time they are read: that ranks read the same then shows in what their data sets hold
+Augmentation changes samples at each read. Then the contents of the data sets show whether ranks read the same
 (`_held_data.py`).
 
-Doubt: loaders are distinguished by the data set and the line that iterates; two that share both are taken for one.
+Doubt: loaders are distinguished by the data set and the line that iterates; two loaders that share both count as one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["Samples"]
 
 _T = TypeVar("_T")
 
-_FEW = 4  # samples whose order says nothing
-_USUAL = ("RandomSampler", "SequentialSampler")  # another may repeat a sample on purpose, each time augmented
-_MOST_PASSES = 64  # that some ranks have still to make; who is so far behind has no such loader
+_FEW = 4  # fewer samples than this may have the same order by chance
+_USUAL = ("RandomSampler", "SequentialSampler")  # other samplers may repeat a sample on purpose, with augmentation
+_MOST_PASSES = 64  # passes that some ranks have still to make; a rank so far behind has no such loader
 
 
 class Samples(Judge):
@@ -49,7 +49,7 @@ class Samples(Judge):
     name: ClassVar[str] = "samples"
 
     def begin(self, hearing: Hearing) -> None:
-        """Look at what loaders hand out."""
+        """Listen to the batches of loaders."""
         watch = _Watch(hearing)
         without_indices = IterableSamples(hearing, watch.is_wrapped)
         hearing.listen(LoaderBegan, without_indices.on_begin)
@@ -69,15 +69,15 @@ class _Pass:
     """One iteration of one rank over a loader."""
 
     moment: Moment
-    line: int  # which loader of the rank
-    number: int  # which pass over it
+    line: int  # number of the loader on its rank
+    number: int  # number of the pass over this loader
     size: int  # of the data set
     batch: int  # samples in a batch
     shuffled: bool
-    replaces: bool  # it draws with replacement, or a part of the data set only
+    replaces: bool  # the sampler draws with replacement, or only a part of the data set
     sampler: str
     shares: int  # of a DistributedSampler
-    parts: Sequence[int]  # the samples of the whole data set that this one has, in its order
+    parts: Sequence[int]  # indices of the samples in the whole data set, in order
     first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
     indices: list[int] = field(default_factory=list)
     trained: bool = False
@@ -88,12 +88,12 @@ class _Rank:
 
     def __init__(self) -> None:
         self.lines: list[tuple[Callable[[], object], str]] = []  # data set and line of each loader
-        self.counts: list[int] = []  # passes over each
+        self.counts: list[int] = []  # passes over each loader
         self.open: dict[int, _Pass] = {}  # by the number of the iteration
         self.before: dict[int, _Pass] = {}  # the last pass of training over each loader
 
     def line_of(self, dataset: object, where: str) -> int:
-        """Which loader this is."""
+        """Return the number of a loader."""
         for place, (known, there) in enumerate(self.lines):
             if there == where and known() is dataset:
                 return place
@@ -103,7 +103,7 @@ class _Rank:
 
 
 class _Watch:
-    """What the judge remembers of one world."""
+    """The judge's state for one world."""
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
@@ -113,7 +113,7 @@ class _Watch:
         self._done: set[str] = set()
 
     def on_model(self, event: ModelWrapped) -> None:
-        """A model in DDP: its ranks are meant to read different samples."""
+        """Note a model in DDP over all ranks: they are meant to read different samples."""
         if event.model.process_group is not None and event.model.process_group.size() == self._hearing.world_size > 1:
             self._wrapped.add((event.process.life, event.process.rank))
 
@@ -122,7 +122,7 @@ class _Watch:
         return (process.life, process.rank) in self._wrapped
 
     def on_begin(self, event: LoaderBegan) -> None:
-        """A pass begins."""
+        """Note the begin of a pass."""
         loader, rank = event.loader, self._rank(event.process)
         dataset: Any = loader.dataset
         if isinstance(dataset, IterableDataset):
@@ -150,28 +150,28 @@ class _Watch:
         rank.counts[line] += 1
 
     def on_batch(self, event: BatchDrawn) -> None:
-        """A batch was drawn."""
+        """Note the samples of a drawn batch."""
         known = self._rank(event.process).open.get(event.number)
         if known is not None:
             if all(type(index) is int and -known.size <= index < known.size for index in event.indices):
                 known.indices += [known.parts[index] for index in event.indices]
             else:
-                known.replaces = True  # keys of another kind, of which no range can be said
+                known.replaces = True  # keys of another type, without a known range
 
     def on_read(self, event: BatchRead) -> None:
-        """A batch is there: data sets of ranks may be different ones under the same indices."""
+        """Keep the bits of the first batch: ranks may have different data sets with the same indices."""
         known = self._rank(event.process).open.get(event.number)
         if known is not None and known.first is None:
             known.first = tuple(bits_inside(event.batch))
 
     def on_step(self, event: OptimizerStepped) -> None:
-        """A step: what the rank iterates over now, it trains with."""
+        """Mark the rank's open passes as passes of training, at an optimizer step."""
         rank = self._ranks.get((event.process.life, event.process.rank))
         for each in () if rank is None else rank.open.values():
             each.trained = True
 
     def on_end(self, event: LoaderEnded) -> None:
-        """A pass is over."""
+        """Check a finished pass, and compare ranks when all have finished it."""
         process = event.process
         rank = self._rank(process)
         known = rank.open.pop(event.number, None)
@@ -220,7 +220,7 @@ class _Watch:
         one = passes[min(passes)]
         if len({each.size for each in passes.values()}) > 1 or len(passes) < 2:
             return
-        if len(readers) < one.shares:  # whatever the values: augmentation changes them
+        if len(readers) < one.shares:  # even if values differ: augmentation changes them
             self._report_unread(readers, passes, one)
             return
         firsts = {rank: each.first for rank, each in passes.items()}
@@ -231,18 +231,18 @@ class _Watch:
                 self._report_one_reader(passes, one, augmented=differs)
             return
         if differs:
-            return  # other data under the same indices: each rank has a data set of its own
+            return  # different data under the same indices: each rank has its own data set
         drawn = sum(map(len, readers))
         slack = len(readers) * one.batch
         if not one.size - slack <= drawn <= one.size + slack or max(map(len, readers)) >= one.size:
-            return  # they are not meant to share it
+            return  # they are not meant to share the data set
         counts = Counter(index for indices in readers for index in indices)
         padding = max(drawn - one.size, -one.size % len(readers))
         if drawn - len(counts) > padding:
             self._report_twice(readers, passes, counts)
 
     def _report_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
-        """There are more shares of the data set than ranks that read different ones."""
+        """Report that fewer shares of the data set are read than there are."""
         self._done.add("shares")
         never = sorted(set(one.parts) - {index for indices in readers for index in indices})
         twice = next((ranks[1] for ranks in readers.values() if len(ranks) > 1), min(passes))
@@ -260,7 +260,7 @@ class _Watch:
         return None not in datasets and hold_the_same(datasets)
 
     def _report_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, augmented: bool) -> None:
-        """All ranks of a model in DDP read the same."""
+        """Report that all ranks of a model in DDP read the same samples."""
         self._done.add("shares")
         gradients = "gradients of equal samples" if augmented else "equal gradients"
         self._hearing.find(
@@ -297,7 +297,7 @@ def _replaces(sampler: object, size: int) -> bool:
 
 
 def _parts(dataset: object, size: int) -> Sequence[int]:
-    """The samples of the whole data set that a part of it has; of one that is no part, all."""
+    """Return the indices of a data set's samples in the whole data set, of which it may be a `Subset`."""
     parts: Sequence[int] = range(size)
     while isinstance(dataset, Subset):
         indices = dataset.indices
@@ -311,7 +311,7 @@ def _some(indices: Sequence[int]) -> str:
 
 
 def _reference(thing: _T) -> Callable[[], _T | None]:
-    """Something that returns `thing` when it is called, and keeps it only if there is no other way."""
+    """Return a function that returns `thing`: a weak reference, if that is possible."""
     try:
         return weakref.ref(thing)
     except TypeError:
