@@ -1,13 +1,13 @@
 """The folds of collectives in C++: `simdist._native`, one extension for every torch and every Python from 3.11 on.
 
-It is optional. `pip install simdist` builds it where a C++ compiler is (`tools/native.py` is the hook), and a wheel
-holds it. Where it is not there, or under `SIMDIST_NATIVE=0`, the folds in Python do the same, slower: with the same
-bits, and so with the same digests. They are what it is compared with (`tests/native`).
+It is optional. `pip install simdist` builds it if there is a C++ compiler (`tools/native.py` is the hook), and a wheel
+contains it. Without it, or with `SIMDIST_NATIVE=0`, the folds in Python do the same more slowly, with the same bits and
+so the same digests. `tests/native` compares the two.
 
-`folds.cpp` goes through the memory of all ranks at once, `tiles.inc` has the arithmetic for each type, `_folds.py` asks
-for it. It is given addresses and an order of additions; which order that is, backends know. `memory.inc` copies,
-compares and searches memory for judges, compares and writes that of random generators, and `_memory.py` asks for that.
-`_build.py` compiles.
+`folds.cpp` processes the memory of all ranks at once, and `tiles.inc` has the arithmetic for each type. `_folds.py`
+calls them with addresses and an order of additions, which the backend defines. `memory.inc` copies, compares and
+searches memory for judges, and compares and writes the memory of random generators; `_memory.py` calls it. `_build.py`
+compiles.
 
 Open `_folds.py` first, then `folds.cpp`.
 """

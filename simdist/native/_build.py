@@ -1,6 +1,6 @@
-"""Compiles C++ on this machine: the extension `simdist._native`, and with the same words the kernels of devices.
+"""Compiles C++ on this machine: the extension `simdist._native`, and in the same way the kernels of devices.
 
-Needs nothing but the standard library: an installation runs this file before there is any simdist (`tools/native.py`).
+Needs only the standard library: an installation runs this file before simdist is there (`tools/native.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["EXTENSION", "build_extension", "compile_library", "compiler", "sourc
 EXTENSION = "_native.abi3.so"
 _HERE = Path(__file__).parent
 _SOURCES = ("folds.cpp", "tiles.inc", "memory.inc")
-_LIMITED_API = "0x030B0000"  # Python 3.11: every later one loads what is built for it
+_LIMITED_API = "0x030B0000"  # Python 3.11: every later version loads the extension
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
-    "-ffp-contract=off",  # a product and a sum are rounded apart, as torch rounds them
+    "-ffp-contract=off",  # round products and sums separately, as torch does
 )
 _SHARED = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared",)
 
 
 def compiler() -> str | None:
-    """The path of a C++ compiler: what CXX names, or one of the usual names; None where there is none."""
+    """Return the path of a C++ compiler: the one that CXX names, or one of the usual names; None if there is none."""
     wish = os.environ.get("CXX")
     return next(
         (found for name in ([wish] if wish else ["g++", "c++", "clang++"]) if (found := shutil.which(name))), None
@@ -36,18 +36,18 @@ def compiler() -> str | None:
 
 
 def source_number() -> int:
-    """A number of the source of the extension, which what is built of it holds too; 0 where there is no source."""
+    """Return a checksum of the extension's source, which the built extension also contains; 0 without source."""
     number = 0
     for name in _SOURCES:
         path = _HERE / name
         if not path.exists():
             return 0
         number = zlib.crc32(path.read_bytes(), number)
-    return number & 0x7FFFFFFF  # a `long` holds it everywhere
+    return number & 0x7FFFFFFF  # fits into a `long` everywhere
 
 
 def why_not_buildable() -> str:
-    """Why this Python on this machine can't have the extension, empty if it can."""
+    """Return why this Python on this machine can't have the extension; empty if it can."""
     if sys.implementation.name != "cpython":
         return f"it is for CPython, and this is {sys.implementation.name}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -67,7 +67,7 @@ def build_extension(target: Path, extra: Sequence[str] = ()) -> None:
     `extra` are more arguments of the compiler.
 
     Raises:
-        RuntimeError: this machine can't, or the compiler does not take the source.
+        RuntimeError: this machine can't build it, or the compiler rejects the source.
     """
     why = why_not_buildable()
     if why:
@@ -82,12 +82,12 @@ def build_extension(target: Path, extra: Sequence[str] = ()) -> None:
 
 
 def compile_library(command: Sequence[str], target: Path, waiting: Callable[[], None] = lambda: None) -> None:
-    """Run a compiler, and put what it makes at `target`, at once: others may be looking for it.
+    """Run a compiler, and move its result to `target` in one step, because others may be looking for it.
 
     `waiting` is called every half second meanwhile.
 
     Raises:
-        RuntimeError: the compiler does not take the source; what it said.
+        RuntimeError: the compiler rejects the source; with its messages.
     """
     made = target.with_name(f"{target.name}.{os.getpid()}")
     with subprocess.Popen([*command, "-o", str(made)], stderr=subprocess.PIPE, text=True) as running:

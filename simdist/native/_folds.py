@@ -1,7 +1,7 @@
-"""The extension, if it is there and wanted, and what the folds of backends ask it.
+"""The extension, if it is there and enabled, and the functions for the folds of backends.
 
-It is loaded once, when collectives are first needed. `module` is None where it is not built, where it was built of
-another source than the one beside it, and under `SIMDIST_NATIVE=0`; then every fold here does nothing, and says so.
+It is loaded once, when collectives are first needed. `module` is None if it is not built, if it was built from another
+source than the present one, and with `SIMDIST_NATIVE=0`. Then every fold here does nothing, and returns that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 VARIABLE = "SIMDIST_NATIVE"
 _BUILD = "pip install builds it"
 
-# As the enumerations of the source have them.
+# In the order of the enumerations in the C++ source.
 TYPES = {
     dtype: number
     for number, dtype in enumerate(
@@ -45,7 +45,7 @@ _CODES = {
 
 
 def _loaded() -> tuple[ModuleType | None, str]:
-    """The module, or why there is none."""
+    """Return the module, or the reason why there is none."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "0", "1"):
         raise UnsupportedError(f"{VARIABLE}: expected 0 (do without the native folds) or 1, got {wish!r}")
@@ -66,7 +66,7 @@ module, _why_off = _loaded()
 
 
 def why_off() -> str:
-    """Why the native folds are not used, empty if they are."""
+    """Return why the native folds are not used; empty if they are used."""
     return _why_off
 
 
@@ -85,18 +85,18 @@ def ring(
     each: bool = False,
     alike: bool = False,
 ) -> int:
-    """Fold flat tensors of all ranks around a ring, and return up to where that is done.
+    """Fold flat tensors of all ranks around a ring, and return the first element that is not done.
 
-    The elements from `first` to `last` are cut into chunks of so many, the first of which is of rank `owner`. A chunk
-    starts at the rank that is `step` (1 or -1) away from its own and goes on by steps, each rank putting its operand
-    first, until it has met its own. Totals go into all `targets`, by default the tensors themselves; with `each`, the
-    k-th target gets the k-th equal part. A `factor` multiplies each operand, rounded to its type; a `divisor` divides
-    the totals. `alike`: the caller knows that all `sources` have one type and size, and lie flat in the memory of this
-    process. `operation` is "sum", "product", "band", "bor", "bxor", "min" or "max" (the local operand stays unless
-    the other is strictly better), "fmin" or "fmax" (a number wins against a NaN).
+    The elements from `first` to `last` are cut into chunks of `chunk` elements; the first chunk belongs to rank
+    `owner`. A chunk starts at the rank that is `step` (1 or -1) away from its own rank and goes on by steps, until it
+    has reached its own rank; each rank puts its operand first. Totals go into all `targets`, by default the tensors
+    themselves; with `each`, the k-th target gets the k-th equal part. A `factor` multiplies each operand, rounded to
+    its type; a `divisor` divides the totals. `alike`: the caller knows that all `sources` have one type and size, and
+    lie flat in the memory of this process. `operation` is "sum", "product", "band", "bor", "bxor", "min" or "max" (the
+    local operand stays unless the other is strictly better), "fmin" or "fmax" (a number wins against a NaN).
 
-    What is not done is not touched: all of it if the extension is not there or can't do that, and from some element on
-    if what is made of a NaN there is torch's own affair. The caller does the rest in Python.
+    Elements that are not done stay untouched: all of them if the extension is not there or can't do the fold, and those
+    from some element on if only torch knows the result of a NaN there. The caller does the rest in Python.
     """
     dtype, length = sources[0].dtype, sources[0].numel()
     codes = _CODES.get((dtype, operation))
@@ -118,10 +118,10 @@ def ring(
 
 
 def partial_ring(operation: str, tensors: Sequence[Tensor], root: int, *, chunk: int) -> int:
-    """Fold flat tensors down a ring to one root, in place, and return up to where that is done.
+    """Fold flat tensors down a ring to one root, in place, and return the first element that is not done.
 
-    It goes as a `ring` of step -1 does, but each of the other ranks keeps what it has sent on: its own operand in the
-    chunk that starts with it, a partial result in others.
+    This is a `ring` with step -1, but each of the other ranks keeps the data that it has sent on: its own operand in
+    the chunk that starts with it, a partial result in the other chunks.
     """
     dtype, length = tensors[0].dtype, tensors[0].numel()
     codes = _CODES.get((dtype, operation))
@@ -144,9 +144,9 @@ def tree(
     last: int,
     factor: float = 0.0,
 ) -> int:
-    """Fold flat tensors up a tree to its root, in place on all ranks, and return up to where that is done.
+    """Fold flat tensors up a tree to its root, in place on all ranks, and return the first element that is not done.
 
-    A rank has its own operand meet the totals of its children, `children[rank]`, one after the other.
+    A rank combines its own operand with the totals of its children, `children[rank]`, one after the other.
     """
     dtype, length = tensors[0].dtype, tensors[0].numel()
     codes = _CODES.get((dtype, operation))
@@ -160,10 +160,10 @@ def tree(
 
 
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor], *, as_bytes: bool = False) -> bool:
-    """Copy flat tensors, in order; False if nothing is done: the caller does it in Python.
+    """Copy flat tensors, in order; False if nothing is done, and the caller has to copy in Python.
 
-    That is so if sizes differ, or types unless they are copied `as_bytes`, if a tensor does not lie flat in the memory
-    of this process, or if a target and its source overlap in part.
+    This is the case if sizes differ, if types differ (unless they are copied `as_bytes`), if a tensor does not lie flat
+    in the memory of this process, or if a target and its source overlap partly.
     """
     if module is None:
         return False
@@ -179,13 +179,13 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor], *, as_bytes:
     return fit and module.copy(list(map(_address, targets)), list(map(_address, sources)), sizes)
 
 
-_LOAD, _STEP, _MERGE = range(3)  # beside four times a rank
+_LOAD, _STEP, _MERGE = range(3)  # added to four times a rank
 
 
 def _program(children: Sequence[Sequence[int]], root: int) -> list[int]:
-    """What is done over a stack of tiles, children before their parents."""
+    """Return the instructions for a stack of tiles, children before their parents."""
     program: list[int] = []
-    open_ranks = [(root, 0)]  # with how many of their children are done
+    open_ranks = [(root, 0)]  # each with the number of its finished children
     while open_ranks:
         rank, done = open_ranks.pop()
         below = children[rank]
@@ -205,19 +205,19 @@ def _nowhere(_: object) -> None:
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """Types of tensors that the extension reads."""
 
-# Where tensors lie; None if one of them is not plain, dense and of the CPU. Hot: an address costs a fifth of what torch
-# takes to say it.
+# The addresses of tensors; None if one of them is not plain, dense and on the CPU. Hot: this takes a fifth of the time
+# of torch's `data_ptr`.
 addresses: Callable[[list[Tensor]], list[int] | None] = (
     _nowhere if module is None or TENSOR_TABLE is None else functools.partial(module.addresses, PLAIN, TENSOR_TABLE)
 )
 
 
 def _places(tensors: Sequence[Tensor]) -> list[int]:
-    """Where they lie, that are flat."""
+    """Return the addresses of flat tensors."""
     return (type(tensors) is list and addresses(tensors)) or list(map(_address, tensors))
 
 
-# Hot: mapped they take half the time of a loop.
+# Hot: with `map`, these take half the time of a loop.
 _address: Callable[[Tensor], int] = Tensor.data_ptr
 _is_flat: Callable[[Tensor], bool] = Tensor.is_contiguous
 _size: Callable[[Tensor], int] = operator.attrgetter("nbytes")
@@ -226,7 +226,7 @@ _is_here: Callable[[Tensor], bool] = operator.attrgetter("is_cpu")
 
 
 def _addresses(tensors: Sequence[Tensor], dtype: torch.dtype, length: int) -> list[int] | None:
-    """Where they lie; None unless all are alike, and in the memory of this process."""
+    """Return the addresses of tensors; None unless all have this type and length, and lie flat in this process."""
     found = [
         tensor.data_ptr()
         for tensor in tensors

@@ -1,6 +1,6 @@
-"""What judges read of memory: copies, comparisons, values that are no numbers; and the exchange of generators' states.
+"""Reads of memory for judges: copies, comparisons, values that are not finite; and the exchange of generator states.
 
-All of it is done in the extension where that is there.
+The extension does all of it, if it is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _row(tensor: object) -> tuple[int, int] | None:
             if number is not None and tensor.data_ptr() and tensor.stride() == (1,):
                 return number, tensor.nbytes
         except RuntimeError:
-            pass  # it has no address or strides
+            pass  # a tensor without address or strides
     return None
 
 
@@ -45,19 +45,19 @@ def _no_content(tensor: torch.Tensor, most: int) -> bytes | None:
     return None
 
 
-# Of a plain tensor of one dimension whose elements lie side by side: the number of its type, see `ROWS`, and its bytes.
-# None for any other thing. Hot: what torch is asked for one by one costs four times as much.
+# For a plain tensor of one dimension whose elements are adjacent: the number of its type (see `ROWS`), and its bytes.
+# None for anything else. Hot: reading these properties one by one from torch takes four times as long.
 row: Callable[[object], tuple[int, int] | None] = (
     functools.partial(_folds.module.row, _PLAIN, TENSOR_TABLE) if _folds.module is not None and _READS else _row
 )
-# True if all of a list are plain, dense tensors of the CPU with memory, of one type and shape. False: the caller has to
-# look. Hot: to ask torch takes twice as long for each of them.
+# True if all tensors of a list are plain and dense, on the CPU with memory, of one type and shape. False: the caller
+# has to check. Hot: torch takes twice as long for each of these checks.
 uniform: Callable[[list[torch.Tensor]], bool] = (
     functools.partial(_folds.module.uniform, _PLAIN, TENSOR_TABLE)
     if _folds.module is not None and _READS
     else _not_seen
 )
-# What a plain, dense tensor of a type in `ROWS` holds, if it has at most so many bytes. None: the caller has to look.
+# The bytes of a plain, dense tensor of a type in `ROWS`, if it has at most `most` bytes. None: the caller has to check.
 content: Callable[[torch.Tensor, int], bytes | None] = (
     functools.partial(_folds.module.content, _PLAIN, TENSOR_TABLE)
     if _folds.module is not None and _READS
@@ -66,9 +66,9 @@ content: Callable[[torch.Tensor, int], bytes | None] = (
 
 
 def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] | None:
-    """A copy of what each tensor has in memory, None for None.
+    """Return a copy of each tensor's memory, None for None.
 
-    None if one of them is no plain, dense tensor of the CPU, or has no memory, or all have more than `most` bytes.
+    None if one of them is no plain, dense CPU tensor, or has no memory, or all together have more than `most` bytes.
     """
     if _folds.module is not None and TENSOR_TABLE is not None:
         found: list[bytes | None] | None = _folds.module.copied(tensors, _PLAIN, TENSOR_TABLE, most)
@@ -82,7 +82,7 @@ def copied(tensors: list[torch.Tensor | None], most: int) -> list[bytes | None] 
 
 
 def holds(tensors: list[torch.Tensor | None], copies: list[bytes | None]) -> bool:
-    """True if each tensor has the bytes of its copy in memory, as `copied` would copy them."""
+    """True if each tensor's memory has the bytes of its copy, which `copied` made."""
     if _folds.module is not None and TENSOR_TABLE is not None:
         return bool(_folds.module.holds(tensors, _PLAIN, TENSOR_TABLE, copies))
     for tensor, copy in zip(tensors, copies, strict=True):
@@ -97,7 +97,7 @@ def holds(tensors: list[torch.Tensor | None], copies: list[bytes | None]) -> boo
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The address and the size in bytes of a plain, dense tensor of the CPU; None for any other."""
+    """Return the address and the size in bytes of a plain, dense CPU tensor; None for any other."""
     try:
         if type(tensor) not in _PLAIN or tensor.is_cuda or not tensor.is_contiguous() or tensor.is_neg():
             return None
@@ -108,10 +108,10 @@ def _place(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
-    """The place of the first tensor with an element that is infinite or no number; -1 if there is none.
+    """Return the index of the first tensor with an infinite element or a NaN; -1 if there is none.
 
-    None is passed over. `NOT_LOOKED`: the caller has to look, as the extension is not there, or does not know a type,
-    or a tensor is not plain, dense and of the CPU.
+    Entries that are None are skipped. `NOT_LOOKED`: the caller has to check, because the extension is not there or does
+    not know a type, or a tensor is not plain, dense and on the CPU.
     """
     if _folds.module is None or TENSOR_TABLE is None:
         return NOT_LOOKED
@@ -119,11 +119,11 @@ def place_not_finite(tensors: list[torch.Tensor | None]) -> int:
 
 
 def exchanging(watched: Sequence[tuple[int, int]], places: Sequence[tuple[int, int]]) -> Callable[[bytes, bytes], bool]:
-    """A function that writes to places, unless others hold something else than is expected; a place is an address and
-    a size in bytes.
+    """Return a function that writes to `places` if the `watched` places have the expected bytes.
 
-    It is given what those `watched` hold, and what to write, each as the bytes of all places one after the other, or
-    none: then it does not look, or does not write. False if they hold something else.
+    A place is an address and a size in bytes. The function's arguments are the expected bytes of `watched`, and the new
+    bytes of `places`, each concatenated. With empty bytes it does not compare, or does not write. It returns False, and
+    writes nothing, if the watched places have other bytes.
     """
     if _folds.module is not None:
         return functools.partial(_folds.module.exchange, _packed(watched), _packed(places))

@@ -1,8 +1,8 @@
-"""What ranks write in state that they share, and nobody sees a difference: each with the reason.
+"""Harmless writes of ranks to state that they share, each with the reason.
 
-Measured with the programs of `tools/shared_state.py` and of `scenarios/programs`, at the first time and the second. An
-entry is one attribute, or all of one class, or what has the same name everywhere. What is here is not reported by
-`simdist.shared_writes`; what is not is reported, once too often rather than never.
+Measured with the programs of `tools/shared_state.py` and of `scenarios/programs`, in their first and second run. An
+entry is one attribute, all attributes of one class, or a name in any module. `simdist.shared_writes` does not report
+these writes. It reports all others: one report too many is better than a missing one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 __all__ = ["is_harmless"]
 
-# Whole modules: nothing of theirs is a program's.
+# Whole modules: their state does not belong to programs.
 _MODULES = {
     r"(simdist|networkx|simpy)\.": "our own, and what we use",
     r"(_?pytest|pluggy|xdist|coverage|hypothesis)\b": "the test runner's",
     r"(debugpy|_?pydev\w*)\b": "the debugger's",
     r"_cython_\d\w*\.": "types that all extensions in Cython use, registered by the first",
 }
-# Names that mean the same wherever they stand.
+# Names with the same meaning in every module.
 _ANYWHERE = {
     r"__warningregistry__|__builtins__|__doc__|__path__": "Python's own, of each module",
     r"_abc_impl|_abc_\w+|__abstractmethods__|__annotations__|__annotat\w+|__match_args__": "Python's own, of a class",
@@ -200,5 +200,5 @@ _HARMLESS = re.compile("|".join(f"(?:{pattern})" for pattern in _patterns()), re
 
 @functools.lru_cache(maxsize=4096)
 def is_harmless(name: str) -> bool:
-    """True for a module, a variable or an attribute of a class of which nothing is to be reported."""
+    """True for a module, a variable or an attribute of a class whose changes are not reported."""
     return _HARMLESS.match(name) is not None

@@ -1,11 +1,11 @@
-"""What `shared_writes` sees inside the objects that modules hold: what is left there, no attribute of a module shows.
+"""Changes inside the objects of modules, which a comparison of the modules' attributes does not show.
 
-Looked at are the tables of classes (`pickle._Pickler.dispatch`, the members of an enumeration), what is registered with
-generic functions (`functools.singledispatch`), types of results and arguments of C functions (`ctypes`), settings in
-`torch`'s style of configuration modules, and plain values in attributes of a library's own objects (`library.config`):
-numbers, texts, functions, classes. An object that gets another object is an object at work.
+Compared are tables of classes (`pickle._Pickler.dispatch`, the members of an enumeration), registrations with generic
+functions (`functools.singledispatch`), types of results and arguments of C functions (`ctypes`), settings in `torch`'s
+style of configuration modules, and plain values in attributes of a library's own objects (`library.config`): numbers,
+texts, functions, classes. A change to or from any other kind of object counts as normal work of the object.
 
-In doubt: an object inside an object is not looked into.
+In doubt: objects inside objects are not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simdist.inside.python import PYTHON_LIBRARY, ForeignLibrary, function_types
 
 __all__ = ["CONTAINERS", "LARGE", "Insides", "change_of", "is_of_imports", "same_content", "same_entries"]
 
-LARGE = 2_000  # entries from which on only the number is compared
+LARGE = 2_000  # with more entries than this, only their number is compared
 CONTAINERS = frozenset((dict, list, set))
 _MISSING = object()
 _PLAIN = (
@@ -41,7 +41,7 @@ _Changes = Iterator[tuple[str, str]]
 
 
 class Insides:
-    """What was there, by name."""
+    """The contents of objects at one moment, by name."""
 
     def __init__(self) -> None:
         self._tables: list[tuple[str, Any, Any]] = []  # of classes, with a copy or their length
@@ -51,13 +51,13 @@ class Insides:
         self._seen: set[int] = set()
 
     def add_class(self, name: str, attributes: dict[str, Any]) -> None:
-        """Look at the tables in attributes of a class."""
+        """Remember the tables in attributes of a class."""
         for key, value in attributes.items():
             if type(value) in CONTAINERS and key[:2] != "__":
                 self._tables.append((f"{name}.{key}", value, value.copy() if len(value) <= LARGE else len(value)))
 
     def add(self, module: str, key: str, value: Any) -> None:
-        """Look into the value of a variable."""
+        """Remember the inside of a variable's value."""
         kind = type(value)
         name = f"{module}.{key}"
         if kind is types.FunctionType:
@@ -76,7 +76,7 @@ class Insides:
                 self._objects.append((name, value, attributes))
 
     def looks_into(self, kind: type) -> bool:
-        """False for types of which nothing is to be seen, whatever the variable."""
+        """False for types whose values are never compared inside."""
         return (
             kind is types.FunctionType
             or issubclass(kind, ForeignLibrary)
@@ -87,7 +87,7 @@ class Insides:
         )
 
     def changes(self, is_new: Callable[[object], bool]) -> _Changes:
-        """What is another now, but for what modules have registered that are `is_new`: imported since."""
+        """Yield the changes, without registrations by modules that are `is_new`: imported since then."""
         for name, table, before in self._tables:
             if not same_content(before, table) and not is_of_imports(before, table, is_new):
                 yield name, change_of(before, table)
@@ -120,7 +120,7 @@ def _attributes_of(value: object) -> dict[str, object] | None:
 
 
 def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bool:
-    """True if nothing but entries was added that modules imported since have registered."""
+    """True if the only change is added entries, registered by modules that were imported since then."""
     if isinstance(before, dict):
         added = [(key, value) for key, value in now.items() if key not in before]
         kept = all(key in now and now[key] is value for key, value in before.items())
@@ -134,7 +134,7 @@ def is_of_imports(before: Any, now: Any, is_new: Callable[[object], bool]) -> bo
 
 
 def same_entries(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """True where the very objects stand in the same order, which is found fast."""
+    """True if both have the same objects in the same order; a fast check."""
     return len(before) == len(now) and all(map(is_, before.values(), now.values())) and all(map(is_, before, now))
 
 

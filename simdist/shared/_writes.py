@@ -1,15 +1,15 @@
-"""What ranks leave in state that all of them, and the host, share: found by looking before and after a world.
+"""Writes of ranks to state that all ranks and the host share, found by a comparison before and after a world.
 
-Ranks live in one process. What is known to belong to one rank is each rank's own, or put back at the end; anything else
-that a rank writes, the next rank reads, and the next world too. `shared_writes` names it.
+Ranks live in one process. State that is known to belong to one rank is separate for each rank, or restored at the end.
+Anything else that a rank writes, the next rank reads, and so does the next world. `shared_writes` lists these writes.
 
-Looked at are the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
-loggers, and settings that a world does not put back itself. Not reported are what the import of a module leaves, in
-tables of others too (a filter for its own warnings, a way to pickle its own types), the public names that a module
-looks up when they are first asked for, and what makes no difference (`_harmless_writes`, each with its reason).
+It compares the variables of modules, the entries of their lists, dictionaries and sets, the attributes of classes,
+loggers, and settings that a world does not restore. It does not report the results of a module's import, also in tables
+of other modules (a filter for its own warnings, a way to pickle its own types), the public names that a module looks up
+at their first use, and writes that make no difference (`_harmless`, each with its reason).
 
-In doubt: a write that is taken back before the world ends is not seen, and neither is one inside an object that is no
-module, class or container of a module.
+In doubt: it does not see a write that is undone before the world ends, nor a write inside an object that is no module,
+class or container of a module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Variables = Mapping[str, Any]
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A collection amid so many new dictionaries walks all that there is."""
+    """Turn garbage collection off: with so many new dictionaries it would traverse all objects."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -49,17 +49,17 @@ def _without_collector() -> Iterator[None]:
 
 @dataclass(slots=True)
 class SharedWrites:
-    """What the worlds that were watched left behind: names such as "builtins.print", sorted, with what happened."""
+    """The writes of the watched worlds: names such as "builtins.print", sorted, each with its change."""
 
     found: dict[str, str] = field(default_factory=dict)
-    everything: bool = False  # what is known to be harmless as well
+    everything: bool = False  # report harmless writes as well
 
     def lines(self) -> list[str]:
-        """One line for each."""
+        """Return one line for each write."""
         return [f"{name}: {how}" for name, how in sorted(self.found.items())]
 
     def world_begins(self, bus: Bus) -> None:
-        """Look now, and when it has ended."""
+        """Record the state now, and compare it when the world has ended."""
         with _without_collector():
             before = _State(everything=self.everything)
 
@@ -72,7 +72,7 @@ class SharedWrites:
 
 @contextmanager
 def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
-    """Report what ranks of the worlds that run inside leave in state that they share; `everything`: caches too.
+    """Report writes to shared state by ranks of the worlds that run inside; `everything`: also harmless ones (caches).
 
     Example:
         >>> import json
@@ -87,11 +87,11 @@ def shared_writes(*, everything: bool = False) -> Iterator[SharedWrites]:
 
 
 class _State:
-    """Everything that is compared, as it was. Copies hold the objects, so that no other one takes an identity over."""
+    """The state at one moment. Its copies keep the objects alive, so that no other object gets the same id."""
 
     def __init__(self, *, everything: bool) -> None:
         self._quiet = (lambda name: False) if everything else is_harmless
-        self._dull: set[type] = set()  # types of variables in which nothing is looked at
+        self._dull: set[type] = set()  # types whose values are not compared inside
         self._modules: dict[str, dict[str, Any]] = {}
         self._containers: list[tuple[str, str, Any, Any]] = []  # a module, a variable, its value and that one's copy
         self._classes: list[tuple[type, dict[str, Any]]] = []  # some are equal to others: `typing._UnionGenericAlias`
@@ -124,7 +124,7 @@ class _State:
                 self._insides.add_class(f"{name}.{value.__qualname__}", attributes)
 
     def changes(self) -> dict[str, str]:
-        """What is another now, by name."""
+        """Return the changes since then, by name."""
         return {name: how for name, how in self._changes() if not self._quiet(name)}
 
     def _changes(self) -> Iterator[tuple[str, str]]:
@@ -150,7 +150,7 @@ class _State:
                 yield name, "set"
 
     def _is_harmless_elsewhere(self, container: object) -> bool:
-        """True if the very object is known to be harmless by another name: `from sys import modules`."""
+        """True if the same object is known to be harmless under another name: `from sys import modules`."""
         return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
 
     def _is_new(self, thing: object) -> bool:
@@ -159,20 +159,20 @@ class _State:
 
 
 def _found_late(variables: _Variables) -> frozenset[str]:
-    """The public names of a module that looks each up when it is first asked for (PEP 562), and keeps what it found."""
+    """Return the public names of a module that looks names up at their first use (PEP 562), and then keeps them."""
     return frozenset(map(str, variables.get("__all__", ()))) if "__getattr__" in variables else frozenset()
 
 
-# Of Python 3.15: what a name is until its first use, and its import.
+# Since Python 3.15: a name's value until its first use, which imports it.
 _LAZY = (types.LazyImportType,) if hasattr(types, "LazyImportType") else ()
 
 
 def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:
     if same_entries(before, now):
-        return  # as nearly always
+        return  # the usual case
     for key, value in list(now.items()):
         if key not in before:
-            if not isinstance(value, types.ModuleType):  # a part of a package, imported meanwhile
+            if not isinstance(value, types.ModuleType):  # a package's submodule that was imported meanwhile
                 yield prefix + key, "added"
         elif before[key] is not value and type(before[key]) not in _LAZY and not _alike(before[key], value):
             yield prefix + key, "set"
@@ -182,7 +182,7 @@ def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tup
 
 
 def _alike(one: object, other: object) -> bool:
-    """True for equal numbers and texts, and for what is bound anew at each look."""
+    """True for equal numbers, texts and tuples."""
     plain = (int, float, str, bytes, bool, tuple, frozenset, type(None))
     try:
         return type(one) is type(other) and isinstance(one, plain) and bool(one == other)
@@ -191,7 +191,7 @@ def _alike(one: object, other: object) -> bool:
 
 
 def _settings() -> Iterator[tuple[str, object]]:
-    """Those that a world neither keeps apart nor puts back where ranks share their modules."""
+    """Yield the settings that a world neither separates nor restores if ranks share their modules."""
     yield "warnings.filters", list(warnings.filters)
     yield "trace function", (sys.gettrace() is None, sys.getprofile() is None)
     decimal = sys.modules.get("decimal")
