@@ -123,10 +123,7 @@ def _making_light(function: FunctionType) -> CodeType:
 
 
 def _maker(light: type[_Options]) -> Callable[[], object]:
-    """Return a function that makes a light object inside a world, and torch's own one outside.
-
-    Outside, a thread of the host may pass the object to C++.
-    """
+    """Return a function that makes light objects in a world; afterwards torch's own, for host threads that call C++."""
 
     def make() -> object:
         return light.of() if current_runtime() is None else light()

@@ -121,7 +121,7 @@ class _Turn:
 
 
 class Monitor(Protocol):
-    """A background reader of a store, as NCCL's monitor."""
+    """A background reader of a store, such as NCCL's monitor."""
 
     def notice(self) -> None:
         """Look at the store: a key may have been set, or the store is gone."""

@@ -5,8 +5,8 @@ of frames, reasons for graph breaks, numbers of compilations. On a real cluster 
 from its own calls. From the first compiled call in a world on, each rank has its own copies, which begin in the state
 after an import. The host's values return when the world has ended.
 
-Still shared: counters that only make names unique, tables by code objects that dynamo itself has made, and attributes
-of a code object without a region (`skip_code`).
+Still shared: counters that only grow and make names unique, tables by code objects that dynamo itself has made, and
+attributes of a code object without a region (`skip_code`).
 """
 
 from __future__ import annotations

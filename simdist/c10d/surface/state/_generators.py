@@ -24,7 +24,7 @@ _SEED_BITS = 53  # as torch's seeds (c10::detail::getNonDeterministicRandom): a 
 
 
 def _without_modes(method: Callable[[*_Ts], _R]) -> Callable[[*_Ts], _R]:
-    """Decorate a method that handles states as tensors: a rank may park during tracing, where new tensors are fake."""
+    """Decorate a method that handles states as tensors: a rank may park while a compiler traces with fake tensors."""
 
     @functools.wraps(method)
     def do(*args: *_Ts) -> _R:

@@ -225,7 +225,7 @@ def _operators_of(runtime: Runtime) -> _Operators:
 
 
 def _of_ranks(original: Callable[..., object]) -> Callable[..., object]:
-    """Let a rank's kernel for fake tensors replace another rank's; the shared kernel still calls both."""
+    """Let a rank's kernel for fake tensors replace another rank's, which the dispatcher still calls on that rank."""
 
     @functools.wraps(original)
     def register(holder: Any, *args: object, allow_override: bool = False, **kwargs: object) -> object:

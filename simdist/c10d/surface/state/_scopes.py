@@ -1,8 +1,8 @@
 """Variables that torch sets temporarily: during a `with`, after which it restores the old value, or for a process.
 
-Dispatch modes set flags in Python and C++ that say whether any mode is active; torch then does not compile functions. A
-rank that enters a mode while another rank is inside one would save and later restore the other's flags. So each process
-has its own flags, from the first mode of a world on. Only dynamo reads which module's forward pass runs
+Dispatch modes set flags in Python and C++ that say whether any mode is active; compiled functions are then left alone.
+A rank that enters a mode while another rank is inside one would save and later restore the other's flags. So each
+process has its own flags, from the first mode of a world on. Only dynamo reads which module's forward pass runs
 (`DistributedDataParallel`): this is separate once something is compiled, and is restored at the end of every world.
 Worlds with and without devices must not see each other's cached kind of device. Tracing is also separate for each rank.
 """
@@ -52,7 +52,7 @@ def save_forward() -> object:
 
 
 def load_forward(module: Any) -> None:
-    """Set the module whose forward pass runs, if it differs: writing to a class is slow."""
+    """Set the module whose forward pass runs; the class is only written to if the module differs."""
     if save_forward() is not module:
         _ddp._active_ddp_module = module
 

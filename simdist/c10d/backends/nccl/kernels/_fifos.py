@@ -85,7 +85,7 @@ class Wire:
         if self.sent == self.taken:
             self.message_bytes = len(raw)
         if self.protocol.line:
-            if self.sent >= self.taken:  # else the receiver has already passed this step
+            if self.sent >= self.taken:  # else the receiver took this step as empty
                 self._lines[self.sent] = raw.clone()
         elif len(raw):
             self._at(self.sent, len(raw)).copy_(raw)
