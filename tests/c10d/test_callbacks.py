@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ def future_of(tensor: torch.Tensor) -> Any:
     return work.get_future()
 
 
-HERE = ("fail", "fail_with_notes", "fail_without_a_text", "leave", "fail_deeper", "fails_at_once", "train", "raised")
-HERE += ("stories",)
+HERE = ("fail", "fail_with_notes", "fail_without_a_text", "leave", "fail_deeper", "fails_at_once")
+_CALLERS = ("train", "raised", "stories")
 
 
 def raised(act: Callable[[], object]) -> str:
@@ -63,7 +64,7 @@ def raised(act: Callable[[], object]) -> str:
     except Exception as error:
         lines = str(error).splitlines()
         kept = (line.rpartition(": ")[2] for line in lines if line.startswith("  "))
-        inner = [name for name in kept if name in HERE]
+        inner = [name for name in kept if name in (*HERE, *_CALLERS)]
         return " | ".join([type(error).__name__, *(line for line in lines if line[:2] != "  " and line), *inner])
     return "nothing"
 
@@ -81,7 +82,7 @@ def stories() -> dict[str, str]:
     found["wait_all"] = raised(lambda: torch.futures.wait_all([done.then(fail)]))
     found["add_done_callback"] = raised(lambda: done.add_done_callback(fail))
     for hook in (fails_later, fails_when_chained, fails_at_once):
-        found[hook.__name__] = raised(lambda hook=hook: train(hook))
+        found[hook.__name__] = raised(partial(train, hook))
     dist.barrier()
     return found
 
