@@ -1,22 +1,22 @@
 """Virtual devices: tensors that say `cuda:N`, in C++ too, over the memory of the host.
 
-What a program does with CUDA it does here with torch's own code. A tensor of a device is a plain `torch.Tensor` whose
-C++ object has the device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of torch
-has no kernels for those keys: ours (`kernels`) give the CPU's kernels CPU tensors over the same memory. What C++ asks
-about devices is answered at three places inside torch (`_torch_core` switches them), and `torch.cuda`, which stays as
-it is, finds the functions that a CUDA build has (`_bindings`). Sparse tensors are C++ objects over two of those. So
-what torch decides by device it decides right: autograd, autocast, DDP's reducer, views, printing, pickling.
+Programs use CUDA through torch's own code. A tensor of a device is a plain `torch.Tensor` whose C++ object has the
+device and the dispatch keys of CUDA, and a pointer to host memory (`_aliases`). A CPU build of torch has no kernels for
+those keys: ours (`kernels`) call the CPU's kernels with CPU tensors over the same memory. Three places inside torch
+answer C++'s questions about devices (`_torch_core` switches them), and `torch.cuda`, which stays as it is, finds the
+functions that a CUDA build has (`_bindings`). Sparse tensors are C++ objects over two of those. So everything that
+torch decides by device comes out right: autograd, autocast, DDP's reducer, views, printing, pickling.
 
 Each host of the cluster has `devices_per_host` devices with `device_memory_bytes` each; a process sees those of its
-host, or what CUDA_VISIBLE_DEVICES leaves of them (`_state`). Memory is accounted by process and device (`_memory`),
-generators have CUDA's state and other numbers (`_generators`), streams and events are virtual time (`_streams`, of
-`_marks`). What an operation on a stream will read or write is claimed until it has (`_claims`); kernels that need it
-are kept until then (`kernels/_deferred`). Computing takes no time unless the cluster has a `device_model` (`_compute`);
-`_races` finds what streams do to each other, in strict worlds; `_history` is what was allocated, while a program
-records it. `_failure` breaks devices, and `kernels/_wrong` lets them compute wrongly. `_absent` refuses what only a GPU
-can do, and runs what `torch.compile` makes without Triton. `_legacy` has the names that older programs use. Kernels in
-C++ (`kernels/native/kernels.cpp`) can go before those in Python, with the same results: `build_kernels` builds them,
-`kernels/_compiled` finds them.
+host, or the ones that CUDA_VISIBLE_DEVICES leaves (`_state`). Memory is accounted by process and device (`_memory`),
+generators have CUDA's state but other numbers (`_generators`), streams and events are virtual time (`_streams`, of
+`_marks`). An operation on a stream claims the memory that it will read or write, until it has done so (`_claims`);
+kernels that need this memory are deferred until then (`kernels/_deferred`). Computing takes no time unless the cluster
+has a `device_model` (`_compute`); `_races` finds memory that streams use without order, in strict worlds; `_history`
+keeps the allocations, while a program records them. `_failure` breaks devices, and `kernels/_wrong` lets them compute
+wrongly. `_absent` refuses features that only a GPU has, and runs the code of `torch.compile` without Triton. `_legacy`
+has the names that older programs use. Kernels in C++ (`kernels/native/kernels.cpp`) can replace those in Python, with
+the same results: `build_kernels` builds them, `kernels/_compiled` finds them.
 
 A world that has no devices pays nothing and changes nothing. A world with devices leaves nothing behind: only the
 kernels stay registered, for a key that no tensor has then. Tensors that outlive it can still be read.

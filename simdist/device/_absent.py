@@ -1,7 +1,7 @@
-"""What a GPU has and a virtual device has not: errors that name another way; and what stands in for Triton's code.
+"""Refuses what only a GPU has, with errors that name another way; and replaces Triton's code.
 
-Code that Inductor makes for a GPU is Triton's. What `torch.compile` compiles for a virtual device goes as far as that
-would be given it, partitioner included, and is run by torch's own kernels ("aot_eager"), without CUDA graphs.
+Inductor makes Triton code for a GPU. For a virtual device, `torch.compile` compiles up to the code that Inductor would
+be given, partitioner included; torch's own kernels run that code ("aot_eager"), without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op:
 
 
 def _unique_id() -> bytes:
-    """As `ncclGetUniqueId`: 128 bytes that no other call gives."""
+    """Return 128 bytes that no other call returns, as `ncclGetUniqueId` does."""
     process = current_process()
     assert process is not None
     made = present().made_ids = present().made_ids + 1
@@ -150,7 +150,7 @@ def _unique_id() -> bytes:
 
 
 def _only_off(enabled: bool = True) -> None:
-    """TunableOp, of which nothing is there.
+    """Refuses to enable TunableOp, which does not exist here.
 
     Raises:
         UnsupportedError: it is to be there.
@@ -160,7 +160,7 @@ def _only_off(enabled: bool = True) -> None:
 
 
 def refuse_symmetric_memory(*_: object, **__: object) -> NoReturn:
-    """The kernel of operators that work on it.
+    """The kernel of operators that work on symmetric memory.
 
     Raises:
         UnsupportedError: always.
@@ -243,14 +243,14 @@ def _has_devices(model: object, inputs: Iterable[torch.Tensor]) -> bool:
     held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     if any(each.is_cuda for each in (*inputs, *held) if isinstance(each, torch.Tensor)):
         return True
-    # What a graph makes itself says so: torch.zeros(3, device="cuda").
+    # A graph names the devices of the tensors that it makes: torch.zeros(3, device="cuda").
     nodes = getattr(getattr(model, "graph", None), "nodes", ())
     devices = [str(node.kwargs.get("device", "")) for node in nodes]
     return any(device.startswith("cuda") for device in devices)
 
 
 def install(patches: Patches) -> None:
-    """Put it all where ranks find it."""
+    """Install everything where ranks find it."""
     graph: Any = torch.cuda.CUDAGraph
     if not is_built_for_cuda():
         graph = compiled_base(graph)  # a dummy, which refuses to be made

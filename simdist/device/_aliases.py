@@ -1,12 +1,13 @@
-"""Tensors that say `cuda:N` over host memory, and CPU tensors over the memory of those.
+"""Tensors that say `cuda:N` over host memory, and CPU tensors over the same memory.
 
 Both share the memory and keep it alive (`simdist.inside` makes them, by a DLPack capsule).
 
-The Python object of a storage lives as long as the C++ storage does, attributes included: it has the `Block` in which
-its memory is accounted. A tensor would be the wrong place, for the attributes of tensors are pickled and copied.
+The Python object of a storage lives as long as the C++ storage, attributes included: its attribute `block` is the
+`Block` that accounts its memory. A tensor would be the wrong place, because attributes of tensors are pickled and
+copied.
 
-Kernels in C++ make such tensors themselves, and have what a `Block` has in the C++ storage; `use` lets what is here go
-by them. A storage of theirs gets a `Block` when somebody asks for it, which takes its account over.
+Kernels in C++ make such tensors themselves, and keep the data of a `Block` in the C++ storage; `use` lets the functions
+here call those kernels. Such a storage gets a `Block` when it is first asked for; the block takes over its account.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Compiled(Protocol):
     raised: Callable[[Tensor, Account], Tensor]
 
 
-class NotYet(Exception):  # no error: what is asked for comes later
-    """Memory of a device has no values yet that could be read or changed; `wait` parks until it has."""
+class NotYet(Exception):  # no error: the values come later
+    """Memory of a device has no values yet to read or change; `wait` parks until it has."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ _known: Compiled | None = None  # the same in all later worlds, for tensors that
 
 
 def use(compiled: Compiled | None) -> None:
-    """From now on tensors are made by the module with kernels in C++; or, None, by Python."""
+    """From now on the module with kernels in C++ makes tensors; if None, Python does."""
     global _compiled, _known
     _compiled = compiled
     _known = compiled or _known
@@ -93,7 +94,7 @@ def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
 
 
 def account_holding(tensor: Tensor) -> Account | None:
-    """The account that the memory of a tensor is in; None where torch made it itself."""
+    """The account that holds the memory of a tensor; None where torch made the memory itself."""
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None:
         return block.account  # type: ignore[no-any-return]  # an attribute that we gave it
@@ -102,7 +103,7 @@ def account_holding(tensor: Tensor) -> Account | None:
 
 
 def host(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the memory of one on a device, as soon as its values are there."""
+    """Return a CPU tensor over the memory of a device's tensor, after its values are there."""
     try:
         return lowered(tensor)
     except NotYet as later:
@@ -124,7 +125,7 @@ def lowered(tensor: Tensor) -> Tensor:
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None:
         known = block.host
-        # Hot: most tensors are as the kernel left them, and to look costs less than to make another.
+        # Hot: most tensors are as the kernel left them, and comparing costs less than making another.
         if (
             known.shape == tensor.shape
             and known.dtype is tensor.dtype
@@ -142,9 +143,9 @@ def lowered(tensor: Tensor) -> Tensor:
 
 
 def in_its_storage(tensor: Tensor) -> Tensor:
-    """As `lowered`, in one storage with all that lies there: torch looks there if what is read and written overlap.
+    """As `lowered`, but in the one storage of all tensors there: torch compares storages to find out what overlaps.
 
-    Not for what the kernel may give other memory.
+    Not for tensors to which the kernel may give other memory.
 
     Raises:
         NotYet: an operation has still to fill the memory.
@@ -168,7 +169,7 @@ def memory(tensor: Tensor) -> Tensor:
 
 
 def raised(tensor: Tensor, account: Account) -> Tensor:
-    """A CPU tensor as one of a device, and accounted there.
+    """Turn a CPU tensor into one of a device, and account it there.
 
     Raises:
         OutOfMemoryError: the device has not so much.
@@ -201,7 +202,7 @@ def raised(tensor: Tensor, account: Account) -> Tensor:
 
 
 def refuse(tensor: Tensor, cause: BaseException | None = None) -> NoReturn:
-    """Say that a device has no tensors of this kind.
+    """Refuses a tensor of a kind that devices do not have.
 
     Raises:
         UnsupportedError: always.

@@ -1,7 +1,7 @@
 """The functions that a CUDA build has in `torch._C` and a CPU build lacks; torch's own Python code calls them.
 
-So `torch.cuda` and `torch.accelerator` stay as they are: initialisation on first use, queued seeds, checks of
-arguments and their words are torch's. A thread that is no rank finds no device.
+So `torch.cuda` and `torch.accelerator` stay as they are: initialisation on first use, queued seeds, checks of arguments
+and error texts are torch's. A thread that is no rank finds no device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CUDA = 1
 
 
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` returns: those of a large GPU, with the memory that this one has."""
+    """The result of `torch.cuda.get_device_properties`: those of a large GPU, with the memory size of this device."""
 
     name = NAME
     major, minor = _CAPABILITY
@@ -103,7 +103,7 @@ def _exchange_device(index: int) -> int:
 
 
 def exchanging(original: Callable[[int], int]) -> Callable[[int], int]:
-    """What `torch.cuda.device` calls when it is entered and left. Hot, hence not `_exchange_device` alone."""
+    """Wrap the function that `torch.cuda.device` calls on entry and exit. Hot, hence not `_exchange_device` alone."""
 
     @functools.wraps(original)
     def exchange(index: int) -> int:
@@ -116,7 +116,7 @@ def exchanging(original: Callable[[int], int]) -> Callable[[int], int]:
 
 
 def finding(original: Callable[[], bool]) -> Callable[[], bool]:
-    """`torch.cuda.is_available`. Hot: torch asks whenever it looks for the current device."""
+    """Wrap `torch.cuda.is_available`. Hot: torch calls it whenever it looks for the current device."""
 
     @functools.wraps(original)
     def is_available() -> bool:
@@ -238,22 +238,22 @@ def _counted(index: int) -> Account:
 
 
 class Markers:
-    """What `torch._C._nvtx` is: marks for a profiler that nobody runs."""
+    """Replaces `torch._C._nvtx`: marks for a profiler that does not run."""
 
     def rangePushA(self, message: str) -> int:
-        """Begin a range, which nobody sees."""
+        """Begin a range."""
         return _UNSEEN
 
     def rangePop(self) -> int:
-        """End it."""
+        """End the innermost range."""
         return _UNSEEN
 
     def rangeStartA(self, message: str) -> int:
-        """Begin a range that ends by its number."""
+        """Begin a range; returns its number."""
         return 0
 
     def rangeEnd(self, number: int) -> None:
-        """End it."""
+        """End the range with that number."""
 
     def markA(self, message: str) -> None:
         """Mark an instant."""
@@ -269,7 +269,7 @@ class _Error(int):
 
 
 def runtime_library() -> object:
-    """What `torch.cuda.cudart()` returns."""
+    """Return the result of `torch.cuda.cudart()`."""
     return types.SimpleNamespace(
         cudaError=_Error,
         cudaGetErrorString=lambda code: "no error" if code == 0 else "unrecognized error code",
@@ -300,7 +300,7 @@ def _reset_workspace(kind: str) -> None:
 
 
 def _attach_observer(observer: Callable[[int, int, int, int], object]) -> None:
-    """Call it when an allocation fails, with the device, the bytes asked for, what there is and what is free."""
+    """Call `observer` when an allocation fails, with the device, the bytes asked for, the limit and the free bytes."""
     for account in present().accounts:
         account.observers = (*account.observers, observer)
 
@@ -364,7 +364,7 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_hasPrimaryContext": lambda index: bool(present().generators),
-        # What C++ answers for accelerators of any kind, as far as the guard of torch's tests can't.
+        # Functions for accelerators of any kind that C++ can't answer with the guard of torch's tests.
         "_accelerator_setDeviceIndex": _set_device,
         "_accelerator_exchangeDevice": _exchange_device,
         "_accelerator_maybeExchangeDevice": _exchange_device,

@@ -1,11 +1,13 @@
-"""Memory that an operation on a stream is going to read or write, and that the program touches before it has.
+"""Memory that an operation on a stream will read or write later, and that the program may touch before.
 
 The bytes of a collective move when all of its ranks are there. Until then the memory that it fills has no values: a
-kernel that touches it is kept until it has (`_deferred`), and claims in turn what it will read and write; what brings
-values to the host waits. Memory that is only read is copied when it is touched: the operation reads what was there.
+kernel that touches this memory is deferred (`_deferred`), and claims in turn the memory that it will read and write; a
+call that brings values to the host waits. Memory that is only read is copied when the program touches it, so the
+operation reads the old values.
 
-While a block is claimed, an `Outstanding` stands where the block has its CPU tensor. Kernels look at that anyway, so
-claims cost nothing where there are none. It does not keep the block: memory that the program gives up is free at once.
+While a block is claimed, its `host` is an `Outstanding` instead of a CPU tensor. Kernels look at `host` anyway, so
+claims cost nothing where there are none. An `Outstanding` does not keep the block: memory that the program gives up is
+free at once.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ __all__ = ["Claimant", "Follower", "Outstanding", "abandon_claims", "claim", "me
 
 Tensor = torch.Tensor
 
-_claimed: dict[Outstanding, None] = {}  # of the world that lives
+_claimed: dict[Outstanding, None] = {}  # of the running world
 
 
 class Claimant(Protocol):
     """An operation that has not begun."""
 
     def wait_until_begun(self) -> None:
-        """Park until it has read what it reads and written what it writes; called on a thread of its rank, or not."""
+        """Park until it has read its inputs and written its outputs; called on threads of its rank and on others."""
         ...
 
     def copy_inputs(self, block: Block) -> None:
-        """Keep what a block that it reads holds now."""
+        """Copy the present values of a block that it reads."""
         ...
 
 
 class Follower(Protocol):
-    """What comes after claimants."""
+    """Something that waits for claims."""
 
     def look(self) -> None:
-        """A claim that it may have waited for is gone."""
+        """Called when a claim that it may have waited for is gone."""
         ...
 
 
@@ -54,8 +56,8 @@ class Outstanding:
     def __init__(self, block: Block) -> None:
         self._block = weakref.ref(block)
         self.host = block.host
-        self.claims: dict[Claimant, bool] = {}  # in the order of the calls: whether they write
-        self.followers: list[Follower] = []  # that look again when a claim is gone
+        self.claims: dict[Claimant, bool] = {}  # whether each claimant writes, in the order of the calls
+        self.followers: list[Follower] = []  # they look again when a claim is gone
 
     @property
     def shape(self) -> None:
@@ -69,17 +71,17 @@ class Outstanding:
         self.leave_copies()
 
     def leave_copies(self) -> None:
-        """Let those who read, up to the first that writes, keep what is there now: it may change."""
+        """Let the claimants that read, up to the first that writes, copy the present values, which may change."""
         block = self._block()
         for claimant, writes in list(self.claims.items()):
-            if writes or block is None:  # nobody else can touch it any more
+            if writes or block is None:  # without a block nothing else can touch the memory
                 break
             claimant.copy_inputs(block)
             self.drop(claimant)
 
     def wait(self) -> None:
-        """Park until nobody will write the memory any more."""
-        # In order: who reads what another is still to write copies nothing before that is there.
+        """Park until no claimant will write the memory any more."""
+        # In order: a claimant that reads what another has still to write copies nothing before that is there.
         for claimant, writes in list(self.claims.items()):
             if claimant not in self.claims:
                 continue  # it has begun meanwhile
@@ -91,7 +93,7 @@ class Outstanding:
                 self.drop(claimant)
 
     def drop(self, claimant: Claimant) -> None:
-        """The claimant needs the memory no longer."""
+        """Drop the claim of a claimant that no longer needs the memory."""
         self.claims.pop(claimant, None)
         block = self._block()
         if not self.claims:
@@ -101,7 +103,7 @@ class Outstanding:
 
 
 def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
-    """Say that an operation will read a device's tensor, or write it; for `release`."""
+    """Claim a device's tensor for an operation that will read or write it; `release` drops the claim."""
     block = block_of(tensor)
     if block is None:  # torch made the storage itself
         block = account_of(tensor.get_device()).take(0)
@@ -116,7 +118,7 @@ def claim(tensor: Tensor, claimant: Claimant, *, writes: bool) -> Outstanding:
 
 
 def abandon_claims() -> None:
-    """A world ends: what is claimed refers to no claimant, for each holds tensors that the collector sees no way to."""
+    """Drop all claims when a world ends: claimants hold tensors that the garbage collector can't find through them."""
     for each in list(_claimed):
         each.claims.clear()
         each.followers.clear()
@@ -124,10 +126,10 @@ def abandon_claims() -> None:
 
 
 def release(claims: list[Outstanding], claimant: Claimant) -> None:
-    """An operation has begun, or never will."""
+    """Drop the claims of an operation that has begun, or never will."""
     for each in claims:
         each.drop(claimant)
-    for each in claims:  # after all are gone
+    for each in claims:  # after all claims are gone
         if each.followers:
             followers, each.followers = each.followers, []
             for follower in followers:
@@ -136,9 +138,10 @@ def release(claims: list[Outstanding], claimant: Claimant) -> None:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the memory of one of a device, no matter who has claimed it: for what orders itself on streams.
+    """Return a CPU tensor over a device's tensor, claimed or not, for operations that order themselves on streams.
 
-    It does not keep the device's storage: what the program gives up is free, though its bytes are still used.
+    The result does not keep the device's storage: memory that the program gives up is free, though its bytes are still
+    used.
     """
     if not tensor.is_cuda:
         return tensor
@@ -158,9 +161,9 @@ def memory_of(tensor: Tensor) -> Tensor:
 
 
 def values_now(tensor: Tensor) -> Tensor | None:
-    """A CPU tensor over the memory of one on a device, for who looks on; None while an operation has still to fill it.
+    """Return a CPU tensor over a device's tensor, for observers; None while an operation has still to fill it.
 
-    Unlike the program's own reading it waits for nothing, and leaves claims as they are.
+    Unlike the program's own reading this waits for nothing, and leaves claims as they are.
     """
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None and type(block.host) is Outstanding and True in block.host.claims.values():

@@ -1,10 +1,10 @@
-"""What kernels take on their streams, by the model of a device: arithmetic as torch counts it, and bytes.
+"""The time that kernels take on their streams, by the model of a device: arithmetic as torch counts it, and bytes.
 
 Matrix products, convolutions and attention have the floating-point operations that `torch.utils.flop_counter` counts;
-every kernel reads its tensors once and writes its results once. Views, allocations and what only asks take nothing.
+every kernel reads its tensors once and writes its results once. Views, allocations and questions take no time.
 
-In doubt: kernels that torch fuses on a GPU, and here computes one by one, cost more; nothing overlaps on one stream;
-what the host takes to launch is not modelled.
+In doubt: kernels that torch fuses on a GPU are computed one by one here, and cost more; nothing overlaps on one stream;
+the host's time to launch kernels is not modelled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_de
 
 
 def timed(model: DeviceModel, varies: float = 0.0) -> Callable[[Operator, Kernel], Kernel]:
-    """A wrapper for `_kernels.wrap_kernels`: kernels take time on their stream, and up to so much more of it."""
+    """Return a wrapper for `_kernels.wrap_kernels`: kernels take time, and up to `varies` of it more."""
     from torch.utils.flop_counter import flop_registry  # which nobody else needs
 
     def wrap(op: Operator, kernel: Kernel) -> Kernel:
@@ -67,7 +67,7 @@ def timed(model: DeviceModel, varies: float = 0.0) -> Callable[[Operator, Kernel
 
 
 def _copy(kernel: Kernel, model: DeviceModel, varies: float, *, reads_value: bool) -> Kernel:
-    """A copy takes its time before the values are there: to wait for them is to wait for it."""
+    """Wrap a copy. Its time passes before the values are there, so a wait for them waits for the copy."""
 
     def call(*args: object, **kwargs: Any) -> object:
         (source, *more) = reversed([each for each in args[:2] if isinstance(each, Tensor)])
@@ -87,7 +87,7 @@ def _copy(kernel: Kernel, model: DeviceModel, varies: float, *, reads_value: boo
 
 
 def _take(index: int, name: str, duration_ns: int, varies: float, and_then: int | None = None) -> None:
-    """Let the current stream of a device be busy for so long, or longer if it varies; and that of another wait."""
+    """Keep the current stream of a device busy for so long, or longer if it varies; that of `and_then` waits for it."""
     devices = present_or_none()
     if devices is None or not duration_ns:
         return
@@ -118,7 +118,7 @@ def _on_device(values: Iterable[object]) -> Iterable[Tensor]:
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    """What there is of tensors; of one that is expanded, what lies in memory."""
+    """The bytes of tensors; of an expanded one, the bytes that lie in memory."""
     return sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
 
 

@@ -1,20 +1,20 @@
-"""What is different where torch is built for CUDA: its own kernels, guard, hooks and bindings make room, and come back.
+"""Support for a torch built for CUDA: its own kernels, guard, hooks and bindings are replaced, and put back.
 
-A CPU build leaves the places empty that virtual devices take. A CUDA build has something in each of them that ends in
-the driver, so what is there is replaced for as long as there are virtual devices, and put back afterwards:
+A CPU build leaves the places empty that virtual devices take. A CUDA build has something in each of them that calls the
+driver, so it is replaced for as long as there are virtual devices, and put back afterwards:
 
 - *Kernels.* `others` has one for every operator that only a CUDA build has kernels for. Where the CPU's kernel calls
-  operators one by one, that one is called with the tensors of the device, as a CPU build does it; where torch's
-  compiler knows how to take the operator apart, its parts are called. What is left is refused by its name.
-- *Hooks and DDP's timer*, see `simdist.inside.torch`: C++ takes the same ways in both builds.
+  operators one by one, it is called with the tensors of the device, as in a CPU build; where torch's compiler can
+  decompose the operator, its parts are called. All other operators are refused by their names.
+- *Hooks and DDP's timer*, see `simdist.inside.torch`: C++ takes the same paths in both builds.
 - *Functions of `torch._C`* that no virtual device has are refused by their names.
 
 Tensors can outlive their world, and are read with the kernels and the guard of virtual devices. `Tenancy` keeps both
-until the last of these tensors has gone; CUDA can't begin before.
+until the last of these tensors is gone; CUDA can't begin before.
 
-In doubt: a GPU that is there is never asked anything. How many there are is read from /dev, for autograd's engine
-counts devices once per process, and a program that uses its GPU after a world needs it to have counted right. In WSL,
-where GPUs are not found there, such a program must run one backward pass before its first world.
+In doubt: real GPUs are never asked anything. Their number is read from /dev, because autograd's engine counts devices
+once per process, and a program that uses its GPU after a world needs the right count. In WSL, /dev does not show GPUs:
+such a program must run one backward pass before its first world.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def require_unused() -> None:
     """Refuse a torch for other GPUs, and one that has begun to use a GPU. Called outside worlds.
 
     Raises:
-        UnsupportedError: it is, or it has.
+        UnsupportedError: either is the case.
     """
     if torch.version.hip is not None:
         raise UnsupportedError(
@@ -95,12 +95,12 @@ _TENSORS = {  # of dispatch keys of tensors that no virtual device has
     "QuantizedCUDA": "quantized tensors; quantize on the CPU",
     "NestedTensorCUDA": "nested tensors in torch.strided; make them with layout=torch.jagged, or on the CPU",
 }
-# Of these a CPU build has the same kernels.
+# A CPU build has the same kernels of these.
 _AS_ELSEWHERE = ("c10d",)
 
 
 def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
-    """What only a CUDA build has kernels for and is not among `ours`: dispatch key, operator, kernel in its place."""
+    """Yield dispatch key, operator and replacement, where only a CUDA build has a kernel and `ours` has none."""
     for name in operators_with_kernel("CUDA"):
         space, _, inside = name.partition("::")
         if name in ours or space in _AS_ELSEWHERE:
@@ -118,7 +118,7 @@ def others(ours: set[str]) -> Iterator[tuple[str, str, Kernel]]:
 
 
 def _by_composite(name: str) -> Kernel:
-    """The CPU's kernel, which calls operators one by one: of the tensors as they are."""
+    """Return the CPU's kernel, which calls operators one by one, for the device's tensors as they are."""
     calls: list[Kernel] = []
 
     def kernel(*args: object, **kwargs: object) -> object:
@@ -130,17 +130,17 @@ def _by_composite(name: str) -> Kernel:
 
 
 def _decomposed(name: str) -> Kernel | None:
-    """What torch's compiler makes of an operator, of operators that are there on a device; None if it has nothing."""
+    """Return the operator as torch's compiler takes it apart, into operators that a device has; None if it can't."""
     try:
         operator = find_operator(name)
     except AttributeError:
-        return None  # of a name that Python does not know
+        return None  # Python does not know the name
     found: Kernel | None = decompositions.global_decomposition_table["post_autograd"].get(operator)
     return found
 
 
 def refusing(what: str, hint: str = "use operators that run on the CPU too, or run this part there") -> Kernel:
-    """A function that refuses whatever it is given."""
+    """Return a function that refuses any arguments."""
     text = f"{what}; {hint}" if hint else f"{what}; use operators that run on the CPU too, or run this part there"
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -153,7 +153,7 @@ def refusing(what: str, hint: str = "use operators that run on the CPU too, or r
 
 
 def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
-    """The functions of `torch._C` that would ask the driver, for which there is nothing among `ours`: they refuse."""
+    """Return refusing functions for those of `torch._C` that would ask the driver and are not among `ours`."""
     return {
         name: refusing(f"torch._C.{name} is not simulated", "virtual devices do without what it is for")
         for name in functions_of_driver(ours)
@@ -161,7 +161,7 @@ def refused_bindings(ours: set[str]) -> dict[str, Kernel]:
 
 
 def early(make: Callable[..., object], real: type, is_inside: Callable[[], bool]) -> object:
-    """A `__new__` for a class of torch's that a module took early: inside it makes one of ours, elsewhere torch's own.
+    """A `__new__` for a class of torch's that a module took early: makes one of ours if `is_inside`, else torch's own.
 
     The base of these classes is a C type here, which can't be changed.
     """
@@ -176,9 +176,9 @@ def early(make: Callable[..., object], real: type, is_inside: Callable[[], bool]
 
 @functools.cache
 def cudnn_versions() -> dict[str, Callable[[], object]]:
-    """What `torch._C._cudnn` says of the library that lies there; inside, where C++ finds no cuDNN, it can't be asked.
+    """Return what `torch._C._cudnn` says of the installed library; in a world C++ finds no cuDNN, and can't be asked.
 
-    Asked outside worlds.
+    Called outside worlds.
     """
     cudnn = cudnn_bindings()
     if cudnn is None:
@@ -195,10 +195,10 @@ def _same(value: object) -> object:
 
 
 class Tenancy:
-    """Whether the places of CUDA in torch are those of virtual devices.
+    """Knows whether virtual devices hold the places of CUDA in torch.
 
-    They are from the start of a world until it has ended and all that lay on its devices has gone. What is still there
-    at its end is looked for again when CUDA is to begin, when garbage was collected, and when another world ends.
+    They do from the start of a world until it has ended and everything on its devices is gone. If something is left at
+    its end, `Tenancy` looks again when CUDA is to begin, after a garbage collection, and when another world ends.
 
     Example:
         >>> tenancy = Tenancy()
@@ -228,9 +228,9 @@ class Tenancy:
             _Garbage(self)
 
     def _leave(self) -> bool:
-        """Give everything back, if nothing is there any more."""
+        """Give everything back if no tensor of a device is left; False if one is."""
         if self._is_inhabited():
-            gc.collect()  # what ended a rank is often in a cycle with its frames
+            gc.collect()  # the error that ended a rank is often in a cycle with its frames
             if self._is_inhabited():
                 return False
         give_back, self._give_back = self._give_back, None
@@ -243,7 +243,7 @@ class Tenancy:
         return any(account.allocations > 0 for account in self.accounts)
 
     def look_again(self) -> None:
-        """Garbage was collected: the last tensor may have gone."""
+        """Called after a garbage collection: the last tensor may be gone."""
         if self._begin_cuda is None:
             return
         if self._is_inhabited() or not self._leave():
@@ -267,9 +267,9 @@ class Tenancy:
 
 
 class _Garbage:
-    """An object that nobody refers to but itself: it goes when garbage is next collected, and then looks again.
+    """An object that only refers to itself: the next garbage collection deletes it, and it then looks again.
 
-    `gc.callbacks` would be the way, but a world puts back what was in there when it began.
+    `gc.callbacks` would be the way, but a world restores the callbacks that it found when it began.
     """
 
     def __init__(self, tenancy: Tenancy) -> None:

@@ -12,10 +12,10 @@ __all__ = ["StreamRaced"]
 
 @dataclass(frozen=True, slots=True)
 class StreamRaced:
-    """Reported: a stream uses memory while another may still be at work on it; only in worlds that look for it.
+    """Reported: a stream uses memory on which another may still work; only in worlds that look for it.
 
     `use` and `other` are what the two do ("mul writes it on stream 7 of cuda:0"), the other first; `where` and
-    `against` are their lines, empty if they are not the program's; `cure` is what puts them in order.
+    `against` are their lines, empty outside the program; `cure` says how to order the two.
     """
 
     process: SimProcess

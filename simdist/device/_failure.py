@@ -1,12 +1,12 @@
-"""Devices that break: what CUDA says from then on, in the words of torch's check around it.
+"""Devices that break: calls raise CUDA's errors from then on, in the words of torch's check around it.
 
 An error that corrupts a context is sticky: every call of the process that launches, copies or waits returns it from
-then on, until the process ends. So kernels are wrapped by one that looks, from the first failure of a world on; waits
-find the error in `Streams.error`; what only asks for a size, or makes a view, goes on. All devices of a process break
-at once: it rarely uses two.
+then on, until the process ends. So all kernels are wrapped by a check from the first failure of a world on; waits find
+the error in `Streams.error`; calls that only ask for a size, or make a view, go on. All devices of a process break at
+once, because a process rarely uses two.
 
-Memory that is not there is an error of one call: the next kernel that makes a tensor fails as if another process held
-all that is free, and the one after it does not.
+Running out of memory is an error of one call: the next kernel that makes a tensor fails as if another process held all
+free memory, and the one after it does not.
 
 (CUDA's numbers and texts are those of its runtime, 13.0; the rest is c10/cuda/CUDAException.cpp of torch 2.13. NCCL is
 not asked: torch looks whether a stream is being captured before it calls NCCL, and that fails first.)
@@ -57,7 +57,8 @@ def cuda_error(kind: str) -> torch.AcceleratorError:
 def break_devices(process: SimProcess, kind: str) -> BaseException | None:
     """Break the devices of a process: "ecc" and "lost" for good, "oom" for its next allocation.
 
-    Returns what its calls raise from now on; None for "oom", for devices that are broken already, and without any.
+    Returns the error that calls raise from now on; None for "oom", for devices that are broken already, and without
+    any.
     """
     devices = devices_of(process)
     if devices is None or devices.streams.failure is not None:
@@ -71,7 +72,7 @@ def break_devices(process: SimProcess, kind: str) -> BaseException | None:
 
 
 def _looking(op: Operator, kernel: Kernel) -> Kernel:
-    """A wrapper for `_kernels.also_wrap`: a kernel raises what its process's devices have."""
+    """A wrapper for `_kernels.also_wrap`: a kernel raises the failure of its process's devices."""
     idle = is_idle(op)
     makes = any(each.alias_info is None for each in schema_of(op).returns)
 
@@ -101,7 +102,7 @@ def _largest(made: object) -> Tensor | None:
 
 
 def _held_by_another(account: Account, size: int) -> torch.OutOfMemoryError:
-    """The error of an allocation while a process that is no rank's holds all that is free."""
+    """Return the error of an allocation while a process that is no rank holds all free memory."""
     other = type(account)(account.device, account.index, account.pid + _FAR)
     try:
         other.reserved = account.device.free
@@ -110,4 +111,4 @@ def _held_by_another(account: Account, size: int) -> torch.OutOfMemoryError:
         other.close()
 
 
-_FAR = 1_000_000  # from the process ids of a world
+_FAR = 1_000_000  # distance from the process ids of a world

@@ -1,8 +1,8 @@
-"""Generators of devices: a seed and an offset, as CUDA's have, and numbers that are not CUDA's.
+"""Generators of devices: with a seed and an offset, as CUDA's have, but other numbers.
 
 A CUDA generator counts blocks of Philox numbers: its state is a seed and an offset, 16 bytes, which DTensor reads and
-advances. The same here; each operation that draws takes the next offset, and a CPU generator seeded from both. So what
-an operation draws depends on seed and offset only, as on a GPU, and has the same law; the bits are others.
+advances. The same here: each operation that draws takes the next offset, and a CPU generator seeded from both. So the
+numbers of an operation depend on seed and offset only, as on a GPU, and have the same distribution; the bits differ.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _WORD = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What one operation draws, whenever it runs."""
+    """The random numbers of one operation, the same whenever it runs."""
 
     seed: int
 
     def generator(self) -> torch.Generator:
-        """A CPU generator that gives them from the first on."""
+        """Return a CPU generator that begins with the first of them."""
         return _Generator().manual_seed(self.seed)
 
 
 @dataclass(slots=True)
 class _Count:
-    """How far a generator has counted, which several may share."""
+    """The seed and the offset of a generator; several generators may share them."""
 
     seed: int
     offset: int
@@ -57,7 +57,7 @@ class DeviceGenerator(torch.Generator):
     _engine: torch.Generator
 
     def __new__(cls, index: int | None) -> DeviceGenerator:
-        """A generator of the device with that index; None is any, as where a program names "cuda" alone."""
+        """A generator of the device with that index; None means any, as where a program names "cuda" alone."""
         self = super().__new__(cls)
         self._count = _Count(_DEFAULT_SEED, 0)
         self._engine = _Generator()
@@ -68,11 +68,11 @@ class DeviceGenerator(torch.Generator):
     def __init__(self, index: int | None) -> None: ...
 
     def draw(self) -> torch.Generator:
-        """A CPU generator for one operation, up to the next call."""
+        """Return a CPU generator for one operation, valid until the next call."""
         return self._engine.manual_seed(self.draw_later().seed)
 
     def draw_later(self) -> Numbers:
-        """The numbers of one operation."""
+        """Take the next offset, and return the numbers of one operation."""
         self._count.offset += _STEP
         return Numbers((self._count.seed * _MIX + self._count.offset) % _WORD)
 
@@ -86,7 +86,7 @@ class DeviceGenerator(torch.Generator):
         return self._count.seed
 
     def get_offset(self) -> int:
-        """How far it has counted."""
+        """The offset."""
         return self._count.offset
 
     def set_offset(self, offset: int) -> DeviceGenerator:
@@ -125,11 +125,11 @@ class DeviceGenerator(torch.Generator):
         return DeviceGenerator(self.device.index).set_state(self.get_state())
 
     def graphsafe_get_state(self) -> DeviceGenerator:
-        """Another one that counts on together with this one, as CUDA's do."""
+        """Return another generator that shares the state of this one, as CUDA's do."""
         return DeviceGenerator(self.device.index).graphsafe_set_state(self)
 
     def graphsafe_set_state(self, state: torch.Generator) -> DeviceGenerator:
-        """Count on together with another one.
+        """Share the state of another generator from now on.
 
         Raises:
             RuntimeError: it is no generator of a device.
@@ -148,7 +148,7 @@ class DeviceGenerator(torch.Generator):
 
 
 def device_generator(generator: torch.Generator) -> DeviceGenerator | None:
-    """The generator that a kernel was given, which has another Python object there; None if it is the CPU's."""
+    """Return the generator that a kernel was given, where its Python object is another one; None if it is the CPU's."""
     return _by_address.get(address_of_generator(generator))
 
 

@@ -1,8 +1,8 @@
 """The history of a process's memory, while it is recorded: `torch.cuda.memory._record_memory_history`.
 
-A kernel's results are looked at for memory that is new; a block that is recorded says when it goes. Addresses are
-made up, the same in each run: places in the one segment of a device, behind what was there before. Memory that a kernel
-needs only while it runs is not seen.
+A wrapper looks for new memory in a kernel's results; a recorded block reports when it is freed. Addresses are made up,
+the same in each run: places in the one segment of a device, behind the memory that was there before. Memory that a
+kernel needs only while it runs is not seen.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Place:
 
 
 class _RecordedBlock(Block):
-    """A block that reports to the history when it goes."""
+    """A block that reports to the history when it is freed."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ class _RecordedBlock(Block):
 
 
 class History:
-    """What one process records."""
+    """The recorded history of one process."""
 
     def __init__(self, accounts: Sequence[Account], context: str | None, most: int, skipped: Sequence[str]) -> None:
         self._context = _CONTEXTS.index(context)
@@ -96,7 +96,7 @@ class History:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def taken(self, account: Account, size: int, pointer: int) -> Place:
-        """Memory was allocated."""
+        """Record an allocation."""
         index = account.index
         if account.reserved > self._reserved[index]:
             grown = account.reserved - self._reserved[index]
@@ -111,7 +111,7 @@ class History:
         return place
 
     def freed(self, place: Place) -> None:
-        """Memory was given back."""
+        """Record that memory was given back."""
         places = self._places[place.account.index]
         if place not in places:
             return
@@ -121,11 +121,11 @@ class History:
             self._note(action, place.account.index, place.address, place.size, place.stream, frames)
 
     def failed(self, account: Account, size: int) -> None:
-        """Memory was not there."""
+        """Record an allocation that failed."""
         self._note("oom", account.index, account.device.free, size, current_stream(account.index), _frames())
 
     def released(self, account: Account) -> None:
-        """The device may have got back what no tensor holds."""
+        """Record the unused memory that the device may have got back."""
         index = account.index
         if account.reserved < self._reserved[index]:
             size = self._reserved[index] - account.reserved
@@ -160,11 +160,11 @@ class History:
     # -- what is shown ---------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, index: int) -> None:
-        """Somebody looks."""
+        """Record that a snapshot is taken."""
         self._note("snapshot", index, 0, 0, 0, _frames())
 
     def blocks(self, account: Account) -> list[tuple[int, int, bool, Frames]]:
-        """Address, size, whether a tensor has it, and frames, of all that there is in the segment of a device."""
+        """Return address, size, whether a tensor has it, and frames, of all blocks in the segment of a device."""
         places = self._places[account.index]
         base = base_of(account.index)
         before = account.used - sum(place.size for place in places)  # what was there already
@@ -179,7 +179,7 @@ class History:
         return [*found, (end, rest, False, [])] if rest > 0 else found
 
     def frames_of(self, pointer: int) -> Frames | None:
-        """The frames of what has that address for a program, if it is recorded."""
+        """Return the frames of the recorded memory that has that address for a program; None if there is none."""
         places = itertools.chain.from_iterable(self._places)
         return next((place.frames for place in places if place.pointer == pointer), None)
 
@@ -200,10 +200,10 @@ def _frames() -> Frames:
 def record(
     enabled: str | None, context: str | None, stacks: str, most: int, clear: bool, *more: Sequence[str]
 ) -> History | None:
-    """Begin to record, or end it; what `_cuda_record_memory_history` does.
+    """Begin or end recording, as `_cuda_record_memory_history` does.
 
     Raises:
-        RuntimeError: a word that is none of torch's.
+        RuntimeError: a word is none of torch's.
     """
     for word, (known, text) in ((enabled, _ENABLED), (context, _CONTEXT), (stacks, _STACKS)):
         if word is not None and word not in known:
@@ -229,13 +229,13 @@ def record(
 
 
 def allocation_traceback(pointer: int) -> Frames | None:
-    """What `_cuda_allocationTraceback` returns."""
+    """Return the result of `_cuda_allocationTraceback`."""
     history = present().history
     return None if history is None else history.frames_of(pointer)
 
 
 def recorded(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:
-    """A kernel whose results are recorded; a wrapper for `_kernels.wrap_kernels`."""
+    """Wrap a kernel to record its results; a wrapper for `_kernels.wrap_kernels`."""
     if is_view(op):
         return kernel
 

@@ -1,4 +1,4 @@
-"""Tensors of devices handed to something that works on host memory: copied there, and what it made copied back."""
+"""Copies of devices' tensors for code that works on host memory; its results are copied back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        self.sparse = False  # one of the tensors is
+        self.sparse = False  # one of the tensors is sparse
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the tensor, which is kept with it
         self._originals: dict[int, Tensor] = {}
 
@@ -40,9 +40,9 @@ class HostCopies:
         return bool(self._copies)
 
     def lower(self, value: _T) -> _T:
-        """The value, with copies in place of tensors of devices, lists inside included.
+        """Return the value with copies in place of tensors of devices, also inside lists.
 
-        Parks until what the current stream of their device has is done: the copies are on it.
+        Parks until the current stream of their device is done with its present work: the copies are on it.
         """
         if isinstance(value, Tensor):
             return cast("_T", self._copy_of(value)) if value.is_cuda else value
@@ -53,7 +53,7 @@ class HostCopies:
         return value
 
     def originals(self, value: _T) -> _T:
-        """The value, with the tensors of devices in place of their copies."""
+        """Return the value with the tensors of devices in place of their copies."""
         if isinstance(value, Tensor):
             return cast("_T", self._originals.get(id(value), value))
         if isinstance(value, (list, tuple)):
@@ -61,9 +61,10 @@ class HostCopies:
         return value
 
     def copy_back(self) -> None:
-        """Give the tensors of devices what their copies have.
+        """Copy the values of the copies back to the tensors of devices.
 
-        On any thread, for it touches host memory only; with sparse tensors, which are made anew, on their process's.
+        Runs on any thread, for it touches host memory only; with sparse tensors, which are made anew, on one of their
+        process.
         """
         for tensor, copy in self._copies.values():
             if is_sparse(tensor):

@@ -1,10 +1,10 @@
-"""Races between a copy that does not block and the host: pinned memory that is changed, or read, before it is over.
+"""Races between a non-blocking copy and the host: pinned memory that the host changes or reads before the copy is over.
 
-A stream that copies from or to pinned memory is at work on it until the host has waited for the stream. The storage
+A stream that copies from or to pinned memory works on it until the host has waited for the stream. The storage
 remembers such copies; from the first of them on, a function mode of torch at the very bottom of the thread's stack sees
-what the program calls with tensors of the host, and refuses what touches one that a copy may still be at work on.
+the program's calls with tensors of the host, and refuses those that touch a tensor that a copy may still use.
 
-In doubt: what goes around torch, such as an array of numpy over the same memory, is not seen.
+In doubt: accesses around torch, such as by a numpy array over the same memory, are not seen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["copied"]
 Tensor = torch.Tensor
 _Copy = tuple[tuple[int, int], int, str, str, bool]  # on which stream, its count then, what, where, and if it writes
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__")
-# Calls that ask about a tensor, and not for what is in it.
+# Calls that ask about a tensor, and not for its values.
 _QUESTIONS = frozenset(
     (
         *("__get__", "size", "stride", "dim", "numel", "nelement", "element_size", "is_pinned", "is_contiguous"),
@@ -38,7 +38,7 @@ _QUESTIONS = frozenset(
 
 
 class _HostWatch(TorchFunctionMode):
-    """Looks at what a rank's thread calls with tensors of the host."""
+    """Checks a rank's calls with tensors of the host."""
 
     def __init__(self, known: Callable[[], dict[tuple[int, int], int]]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _HostWatch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in _QUESTIONS:
             changes = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-            # A copy to a device that does not block is work of a stream, and comes after what that was given before.
+            # A non-blocking copy to a device is work of a stream, and runs after the stream's earlier work.
             queued = _queued(name, args, kwargs)
             if not queued:
                 self._look(name, args[:1] if changes else (), (*(args[1:] if changes else args), *kwargs.values()))
@@ -93,7 +93,7 @@ def copied(
     writes: bool,
     known: Callable[[], dict[tuple[int, int], int]],
 ) -> None:
-    """A stream was given a copy, as its `count`-th kernel, that reads a pinned tensor, or writes it."""
+    """Record that a stream was given a copy, as its `count`-th kernel, that reads a pinned tensor, or writes it."""
     storage: Any = tensor.untyped_storage()
     if not hasattr(storage, "copies"):
         storage.copies = []
@@ -102,7 +102,7 @@ def copied(
 
 
 def _watch_this_thread(known: Callable[[], dict[tuple[int, int], int]]) -> None:
-    """Put the mode below all modes that the program has, once per thread."""
+    """Put the mode below all modes of the program, once per thread."""
     above = []
     while count_function_modes():
         above.append(pop_function_mode())

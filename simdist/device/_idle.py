@@ -22,7 +22,7 @@ _IDLE = frozenset(
 
 
 def is_view(op: Operator) -> bool:
-    """True if what it returns lies in the memory of its arguments, which it does not touch."""
+    """True if its results lie in the memory of its arguments, which it does not touch."""
     schema = schema_of(op)
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return True
@@ -30,5 +30,5 @@ def is_view(op: Operator) -> bool:
 
 
 def is_idle(op: Operator) -> bool:
-    """True if it uses no memory of a tensor."""
+    """True if it touches no memory of a tensor."""
     return str(op) in _IDLE or is_view(op)

@@ -1,4 +1,4 @@
-"""Everything that is different while a world with devices lives, and back again."""
+"""Installs everything that is different while a world with devices runs, and removes it again."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class DeviceState:
         self._hardware = Hardware(cluster)
         self._strict = strict  # races between streams are errors
         self._judged = judged  # they are reported
-        self._model = cluster.device_model  # what computing takes
+        self._model = cluster.device_model  # the time that computing takes
         self._varies = 0.0 if cluster.jitter is None else cluster.jitter.compute
         self._patches = Patches()
         self._host: dict[str, object] = {}
 
     def install(self, stops: list[Callable[[], None]]) -> None:
-        """Let ranks find devices, and wait for them before a debugger stops one: what `stops` holds is called then."""
+        """Let ranks find devices. `stops` holds functions that run before a debugger stops a rank: it gets `settle`."""
         from simdist.device.kernels._compiled import chosen  # which worlds without devices do not need
 
         if is_built_for_cuda():
@@ -129,10 +129,10 @@ class DeviceState:
         core().switch(on=True)
 
     def uninstall(self) -> None:
-        """Put everything back, after an `install` that failed too.
+        """Put everything back, also after an `install` that failed.
 
         Raises:
-            BaseException: what the first step raised that failed; all others are taken.
+            BaseException: the error of the first step that failed; all other steps are taken.
         """
         call_all(
             _kernels.unwrap_kernels,
@@ -147,7 +147,7 @@ class DeviceState:
         )
 
     def settle(self) -> None:
-        """Park until the devices of the calling process are done with what they have now."""
+        """Park until the devices of the calling process are done with their present work."""
         devices = present_or_none()
         if devices is not None:
             devices.streams.settle()
@@ -171,7 +171,7 @@ class DeviceState:
 
 
 def _give_back() -> None:
-    """In a CUDA build: its own kernels and its guard are in their places again."""
+    """Put the kernels and the guard of a CUDA build in their places again."""
     call_all(_kernels.uninstall, core().give_back_guard)
 
 
@@ -200,13 +200,13 @@ def _is_on_a_rank() -> bool:
 
 
 def _with_the_current_device(original: Callable[..., object]) -> object:
-    """A fake "cuda" tensor is of the current device, and what is known of it is kept for all ranks in one place."""
+    """Add the current device to the cache key of fake tensors: "cuda" alone means it, and all ranks share the cache."""
 
     @functools.wraps(original)
     def prepare(mode: object, key: list[object], *args: object) -> None:
         original(mode, key, *args)
         if current_process() is not None:
-            key.append(core().device().index)  # at the end, for sizes without a number are found in it by their places
+            key.append(core().device().index)  # at the end, because symbolic sizes are found in it by their places
 
     return prepare
 
@@ -215,7 +215,7 @@ def _with_the_current_device(original: Callable[..., object]) -> object:
 def _generator_class(real: type) -> type:
     def make(device: torch.device | str | int = "cpu") -> object:
         device = torch.device(device)
-        # Of a device that is not there, too, as in torch.
+        # Also for a device that does not exist, as in torch.
         return DeviceGenerator(device.index) if device.type == "cuda" else real(device)
 
     return class_on_ranks(real, make)
@@ -223,7 +223,7 @@ def _generator_class(real: type) -> type:
 
 @functools.cache
 def _early(refuse: Callable[..., object], ours: type) -> object:
-    """What makes an object of a class that has a dummy for its base: on a rank, one of ours."""
+    """Return a `__new__` for a class with a dummy base: on a rank, it makes one of ours."""
     make = compiled_base(ours).__new__
 
     def new(cls: type, *args: object, **kwargs: object) -> object:

@@ -1,8 +1,8 @@
 """Names that older programs use: `torch.cuda.FloatTensor` and its like, `set_default_tensor_type`; and `torch.Stream`.
 
-`torch.Stream` and `torch.Event` are those of any accelerator. In torch all these are static C types, which a CPU build
-refuses to make objects of. Ranks find classes in their place that make those of devices; for `isinstance`, and all else
-that is asked of them, they are torch's.
+`torch.Stream` and `torch.Event` are those of any accelerator. In torch all these are static C types, of which a CPU
+build refuses to make objects. Ranks find classes in their place that make objects of devices; for `isinstance`, and in
+all other respects, they are torch's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _of_default_type(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def install(patches: Patches) -> None:
-    """Put them where ranks find them."""
+    """Put the classes where ranks find them."""
     for name in _NAMES:
         patches.replace(torch.cuda, name, _tensor_class(name, getattr(torch.cuda, name)))
     patches.replace(torch, "Stream", _stream_class(torch.Stream))

@@ -1,4 +1,4 @@
-"""Moments on the time line of a stream, which may depend on what others do, and so are not known yet."""
+"""Moments on the time line of a stream, which may depend on other ranks, and so may not be known yet."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from simdist.kernel import Task
 
 __all__ = ["Cause", "Mark", "after", "latest"]
 
-_due: list[list[Callable[[], None]]] = []  # callbacks of what is being settled, the next one last
+_due: list[list[Callable[[], None]]] = []  # callbacks of the marks that are being settled, the next one last
 
 
 class Cause(Protocol):
-    """What a moment depends on, for reports."""
+    """The reason why a moment is not known yet, for reports."""
 
     def describe(self) -> str:
-        """In words that a user knows."""
+        """Describe it in words that a user knows."""
         ...
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks that could bring it about."""
+        """The tasks that could make the moment known."""
         ...
 
 
 class Mark:
-    """When something on a stream ends: `at_ns`, which is None until it is known, and may lie ahead then.
+    """The moment at which something on a stream ends: `at_ns`, None until it is known. It may lie in the future.
 
     Example:
         >>> mark, seen = Mark(), []
@@ -40,32 +40,32 @@ class Mark:
     def __init__(self, at_ns: int | None = None, cause: Cause | None = None) -> None:
         self.at_ns = at_ns
         self.cause = cause  # why it is not known
-        self.clock: dict[tuple[int, int], int] | None = None  # what is over by then, in a world that looks for races
+        self.clock: dict[tuple[int, int], int] | None = None  # kernels over by then, in a world that looks for races
         self.callbacks: list[Callable[[], None]] = []  # for when it is known; see `when_known`
 
     # -- for a task that parks until it is known -----------------------------------------------------------------
 
     def describe(self) -> str:
-        """What the task does, and what that depends on."""
+        """Describe what the task does, and what that depends on."""
         return "synchronize with a stream" + ("" if self.cause is None else f" that waits for {self.cause.describe()}")
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks that could bring it about."""
+        """The tasks that could make the moment known."""
         return () if self.cause is None else self.cause.waits_for()
 
     # -- the moment ----------------------------------------------------------------------------------------------
 
     def settle(self, at_ns: int) -> None:
-        """It is known now. Does nothing the second time."""
+        """Set the moment. Does nothing the second time."""
         if self.at_ns is not None:
             return
         self.at_ns = at_ns
         self.cause = None  # streams keep marks, and what caused them would be kept with its tensors
         callbacks, self.callbacks = self.callbacks, []
-        if _due:  # a callback has settled this one: what waits for it is next
+        if _due:  # a callback of another mark settles this one: its callbacks are next
             _due.append(callbacks[::-1])
             return
-        # Thousands of kernels may wait for one another: not by recursion.
+        # Without recursion: thousands of kernels may wait for one another.
         _due.append(callbacks[::-1])
         try:
             while _due:
@@ -77,7 +77,7 @@ class Mark:
             _due.clear()
 
     def when_known(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when it is known; at once if it is."""
+        """Call `callback` when the moment is known; at once if it is."""
         if self.at_ns is None:
             self.callbacks.append(callback)
         else:
@@ -85,7 +85,7 @@ class Mark:
 
 
 def latest(marks: Sequence[Mark]) -> Mark:
-    """The last of some moments."""
+    """Return the last of some moments."""
     if len(marks) == 1:
         only = marks[0]
         return only if only.at_ns is None else Mark(only.at_ns)
@@ -107,7 +107,7 @@ def latest(marks: Sequence[Mark]) -> Mark:
 
 
 def after(mark: Mark, duration_ns: int) -> Mark:
-    """A moment so much later than another."""
+    """Return the moment `duration_ns` after another."""
     if mark.at_ns is not None:
         return Mark(mark.at_ns + duration_ns)
     result = Mark(cause=mark.cause)

@@ -1,12 +1,12 @@
-"""What is allocated on devices: by process, against what a device has.
+"""Memory that is allocated on devices: by process, against the memory that a device has.
 
 Sizes are those of torch's caching allocator: blocks of 512 bytes, memory asked of the device 2 MiB at a time and kept
-until `empty_cache` or until there is no more. What is not modelled is fragmentation (what is freed fits whatever comes
-next), the memory that a CUDA context takes, and what a kernel needs only while it runs.
+until `empty_cache` or until there is no more. Three things are not modelled: fragmentation (freed memory fits any later
+request), the memory of a CUDA context, and memory that a kernel needs only while it runs.
 
-Tensors in cycles of objects are given back when Python's collector comes by, after so many hand-overs, and before
-memory is refused. In doubt: in a world of one rank it comes by itself, at a moment that depends on all that the process
-has made before, and so may a peak; `gc.collect()` in the program settles it.
+Tensors in cycles of objects are freed when Python's garbage collector runs: after a fixed number of hand-overs, and
+before memory is refused. In doubt: in a world of one rank it runs at a moment that depends on all objects that the
+process has made before, and so may a peak; `gc.collect()` in the program settles it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Device:
 
     @property
     def free(self) -> int:
-        """What no process has."""
+        """Bytes that no process has."""
         return self.capacity - sum(account.reserved for account in self.accounts)
 
 
 class Account:
-    """What one process has on a device, which it calls number `index`.
+    """The memory of one process on a device, which the process calls number `index`.
 
-    `reserved` is what the process has of the device; `used` the part of it that tensors hold. Where the figures are
-    is a matter of the class below, for kernels in C++ keep them themselves.
+    `reserved` is the process's share of the device; `used` is the part of it that tensors hold. `account_class` decides
+    where the figures are, because kernels in C++ keep them themselves.
     """
 
     device: Device
@@ -64,7 +64,7 @@ class Account:
     since: tuple[int, int, int, int]  # bytes and blocks, allocated and freed, at the last `reset_totals`
     retries: int
     ooms: int
-    asked: int  # by the last that was refused
+    asked: int  # bytes of the last request that was refused
     fraction: float  # of the device, that the process allows itself
     limit: int
     observers: Sequence[Callable[[int, int, int, int], object]]  # called when there is no more memory
@@ -105,7 +105,7 @@ class Account:
         return Block(self, size)
 
     def require(self, size: int) -> None:
-        """See that so much could be allocated, before host memory is asked for it.
+        """Check that so much could be allocated, before host memory is asked for it.
 
         Raises:
             OutOfMemoryError: as `take`.
@@ -115,11 +115,11 @@ class Account:
             self._reserve(self.used + size, size)
 
     def release_unused(self) -> None:
-        """Give the device back what no tensor holds."""
+        """Give the memory that no tensor holds back to the device."""
         self.reserved = -(-self.used // _SEGMENT) * _SEGMENT
 
     def close(self) -> None:
-        """The process is gone, and all that it had; what its tensors hold is nobody's from now on."""
+        """Remove a process that is gone, with its memory; no process is charged for its tensors from now on."""
         if self in self.device.accounts:
             self.device.accounts.remove(self)
 
@@ -129,7 +129,7 @@ class Account:
         self.limit = int(self.device.capacity * fraction)
 
     def out_of_memory(self, size: int) -> torch.OutOfMemoryError:
-        """The error for what is not there."""
+        """Return the error of an allocation that failed, and call the observers."""
         self.ooms += 1
         self.asked = size
         asked = _SEGMENT if size <= _SMALL else _MEDIUM_SEGMENT if size < _MEDIUM else -(-size // _SEGMENT) * _SEGMENT
@@ -174,12 +174,12 @@ class Account:
     # -- statistics ----------------------------------------------------------------------------------------------
 
     def reset_peaks(self) -> None:
-        """The peaks are what there is now."""
+        """Set the peaks to the present figures."""
         self.peak, self.peak_reserved = self.used, self.reserved
         self.most_allocations = self.allocations
 
     def reset_totals(self) -> None:
-        """Count what was ever allocated from here on."""
+        """Count allocations from here on."""
         self.since = self.total, self.total - self.used, self.allocated, self.allocated - self.allocations
         self.retries = self.ooms = 0
 
@@ -224,7 +224,7 @@ class _PlainAccount(Account):
 
 @functools.cache
 def account_class(figures: Any = None) -> type[Account]:
-    """The class of accounts: with figures of its own, or on a base class that has those that kernels in C++ keep."""
+    """Return the class of accounts: with figures of its own, or on a base class where kernels in C++ keep them."""
     if figures is None:
         return _PlainAccount
 
@@ -238,8 +238,8 @@ def account_class(figures: Any = None) -> type[Account]:
 class Block:
     """The memory of one storage; it is given back when the storage is gone.
 
-    `host` is the CPU tensor that a kernel made there, `size_said` the size that the storage says it has, if that is not
-    what there is.
+    `host` is the CPU tensor that a kernel made there; `size_said` is the size that the storage reports, if that is not
+    the real one.
     """
 
     __slots__ = ("__weakref__", "account", "host", "place", "size", "size_said", "uses")
@@ -274,7 +274,7 @@ def _segments(size: int) -> int:
 
 
 def _said(size: int) -> str:
-    """As the allocator writes sizes."""
+    """Return a size as the allocator writes it."""
     if size <= 1024:
         return f"{size} bytes"
     for unit, bound in (("KiB", 1 << 20), ("MiB", 1 << 30)):

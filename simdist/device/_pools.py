@@ -1,9 +1,9 @@
-"""Memory pools of programs, and what a snapshot of the memory shows.
+"""Memory pools of programs, and snapshots of the memory.
 
-A pool is a name here: what it gives is accounted as all else is, and nothing is fragmented that it would keep
-together. A snapshot has one segment for each device, as large as what is reserved, with one block for what tensors
-hold and one for the rest: its sums are those of the statistics, its addresses are nobody's. While the history of the
-memory is recorded (`_history`), what is allocated since then is a block of its own.
+A pool is only a name here: its memory is accounted as all other memory, and there is no fragmentation that it would
+avoid. A snapshot has one segment for each device, as large as the reserved memory, with one block for the memory of
+tensors and one for the rest: its sums are those of the statistics, its addresses are made up. While the history of the
+memory is recorded (`_history`), each allocation since then is a block of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _uses() -> dict[Id, int]:
 
 
 class _Pool:
-    """What `torch.cuda.MemPool` has in a CUDA build: its identity, and how many use it."""
+    """The parts of `torch.cuda.MemPool` that a CUDA build has: its identity, and the number of its users."""
 
     def __init__(self, allocator: object = None, is_user_created: bool = True, *_: bool) -> None:
         uses = _uses()
@@ -39,7 +39,7 @@ class _Pool:
 
     @property
     def allocator(self) -> object:
-        """The one that the program gave, if any."""
+        """The allocator that the program gave, if any."""
         return self.__dict__["_simulated"][0]
 
     @property
@@ -54,18 +54,18 @@ class _Pool:
         return int(torch.cuda.current_device())
 
     def use_count(self) -> int:
-        """How many use it, itself included."""
+        """The number of users, itself included."""
         return _uses()[self.id]
 
 
 class _PoolOfPrograms(_Pool):
-    """What stands for `torch.cuda.MemPool` itself, where that is a class over a C type."""
+    """Replaces `torch.cuda.MemPool` itself, where that is a class over a C type."""
 
     def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         super().__init__(allocator, True, use_on_oom, no_split)
 
     def snapshot(self, include_traces: bool = True) -> object:
-        """What it holds."""
+        """Return a snapshot of its memory."""
         show: Any = torch.cuda.memory_snapshot
         return show(self.id) if include_traces else show(self.id, include_traces=False)
 
@@ -103,7 +103,7 @@ def install(patches: Patches) -> None:
 
 
 def snapshot(which: bool | Id | None = None) -> dict[str, object]:
-    """What `torch._C._cuda_memorySnapshot` returns, of all memory or of a pool."""
+    """Return the result of `torch._C._cuda_memorySnapshot`, for all memory or for a pool."""
     accounts, history = present().accounts, present().history
     if history is not None:
         for account in accounts:

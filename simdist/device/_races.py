@@ -1,20 +1,20 @@
 """Races between streams: memory that one stream uses while another may still work on it.
 
-Each stream of a process has a vector clock: of every stream, how many of its kernels are surely over. Waiting for an
-event, for a stream or for a work takes over what the other knew; to synchronise gives it to the host, and so to all
-that the host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since;
-one that uses it without being ordered after them is refused in a strict world, with both lines, and reported in another
-(`StreamRaced`), where a judge looks for races.
+Each stream of a process has a vector clock: how many kernels of every stream are surely over. Waiting for an event, a
+stream or a work takes over the clock of the other; synchronising gives it to the host, and so to everything that the
+host launches from then on. A storage remembers the last kernel that wrote it, and those that read it since; a kernel
+that uses it without being ordered after them is refused in a strict world, with both lines. In another world where a
+judge looks for races it is reported (`StreamRaced`).
 
-Memory that is freed goes to what its own stream allocates next, as torch's caching allocator does it (torch 2.13, the
-docstring of `record_stream`). A storage that dies while another stream may still use it is remembered; what its stream
-then allocates in its place is a race, unless that stream has waited meanwhile. What collectives use, ProcessGroupNCCL
-keeps until they are over (`stashed_for_allocator_safety_`).
+Freed memory goes to the next allocation of its own stream, as in torch's caching allocator (torch 2.13, the docstring
+of `record_stream`). `Races` remembers a storage that dies while another stream may still use it; an allocation of its
+own stream in its place is a race, unless that stream has waited meanwhile. ProcessGroupNCCL keeps the tensors of
+collectives until they are over (`stashed_for_allocator_safety_`).
 
-What is copied from or to pinned memory without waiting is the host's to leave alone meanwhile (`_host_races`); that is
-looked at in strict worlds only.
+The host must leave pinned memory alone while a non-blocking copy reads or writes it (`_host_races`); only strict worlds
+check that.
 
-In doubt: what torch orders inside C++ while it runs backward is taken to be in order.
+In doubt: everything that torch orders inside C++ while it runs backward is taken to be in order.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _SMALL = 1 << 20  # bytes: torch's allocator keeps blocks up to this in a pool o
 
 
 class Uses:
-    """What streams do with the memory of one storage; it goes with the storage's block."""
+    """The uses of one storage's memory by streams; it goes with the storage's block."""
 
     __slots__ = ("home", "kept_by", "races", "read", "size", "written")
 
     def __init__(self, races: Races, size: int, home: Key | None) -> None:
         self.races, self.size = weakref.ref(races), size  # a tensor may outlive its world
-        self.home = home  # the stream that was given the memory; None: not known
+        self.home = home  # the stream for which the memory was allocated; None: not known
         self.written: _Use | None = None
         self.read: list[_Use] = []
         self.kept_by: dict[Key, None] = {}  # streams that must be done before the memory is used again
@@ -71,39 +71,39 @@ class Uses:
 
 
 class Races:
-    """The clocks of one process. `refuses` a race, or reports it."""
+    """The clocks of one process. It refuses a race if `refuses`, else it reports the race."""
 
     def __init__(self, process: SimProcess, *, refuses: bool) -> None:
         self._process = process
         self._refuses = refuses
         self._clocks: dict[Key, Clock] = {}
         self._host: Clock = {}
-        self._freed: dict[Key, list[tuple[int, list[_Use]]]] = {}  # by stream: bytes, and what may not be over
+        self._freed: dict[Key, list[tuple[int, list[_Use]]]] = {}  # by stream: bytes, and the uses that may not be over
 
     def known_to(self, key: Key) -> Clock:
-        """What is over before whatever a stream is given from now on."""
+        """Return the clock of the kernels that are over before the next work of a stream begins."""
         return dict(self._clock(key))
 
     def order(self, key: Key, before: Clock | None) -> None:
-        """A stream waits for what is known in `before`."""
+        """Let a stream wait for the kernels in `before`."""
         _merge(self._clock(key), before or {})
 
     def order_host(self, before: Clock | None) -> None:
-        """The host waits for it."""
+        """Let the host wait for the kernels in `before`."""
         _merge(self._host, before or {})
 
     def order_host_after_all(self, index: int) -> None:
-        """The host waits for all streams of a device."""
+        """Let the host wait for all streams of a device."""
         for key, clock in self._clocks.items():
             if key[0] == index:
                 _merge(self._host, clock)
 
     def known_to_host(self) -> Clock:
-        """What the host has waited for."""
+        """Return the clock of the kernels that the host has waited for."""
         return self._host
 
     def use_of_host(self, key: Key, tensor: Tensor, what: str, site: str, *, writes: bool) -> None:
-        """The kernel that a stream was given last reads pinned memory of the host, or writes it."""
+        """Record that the last kernel that a stream was given reads pinned memory of the host, or writes it."""
         if not self._refuses:
             return
         count = self._clock(key).get(key, 0)
@@ -112,10 +112,10 @@ class Races:
     def use(
         self, key: Key, reads: Sequence[Tensor], writes: Sequence[Tensor], what: str, site: str, *, keeps: bool = False
     ) -> None:
-        """A stream is given something that uses tensors. With `keeps` no memory of theirs is freed before it is over.
+        """Record work of a stream that uses tensors. With `keeps` no memory of theirs is freed before it is over.
 
         Raises:
-            StrictError: something may still be at work on one of them, in a world that refuses it.
+            StrictError: other work may still use one of them, in a world that refuses it.
         """
         clock = self._clock(key)
         _merge(clock, self._host)
@@ -130,10 +130,10 @@ class Races:
             self._look(tensor, clock, use, writing=True, keeps=keeps)
 
     def allocated(self, key: Key, tensor: Tensor, what: str, site: str) -> None:
-        """A stream was given memory, which may be that of a tensor that is gone.
+        """Record that a stream was given memory, which may be that of a freed tensor.
 
         Raises:
-            StrictError: something may still be at work there, in a world that refuses it.
+            StrictError: other work may still use the memory, in a world that refuses it.
         """
         block = block_of(tensor)
         if block is not None and block.uses is None:
@@ -141,13 +141,13 @@ class Races:
             self._hand_out(key, tensor, block.size, (key, 0, what, site))
 
     def keep(self, tensor: Tensor, key: Key) -> None:
-        """`record_stream`: the memory is not used again before the stream is done with what it has then."""
+        """`record_stream`: the memory is not used again before the stream is done with its present work."""
         block = block_of(tensor)
         if block is not None and block.uses is not None:
             block.uses.kept_by[key] = None
 
     def freed(self, uses: Uses) -> None:
-        """The storage is gone."""
+        """Remember the uses of a freed storage that may not be over."""
         home = uses.home
         if home is None or backward_task() != -1:
             return
@@ -175,7 +175,7 @@ class Races:
                 return
 
     def _is_over(self, key: Key, use: _Use) -> bool:
-        """True if whatever the stream is given now comes after this."""
+        """True if everything that the stream is given from now on runs after this use."""
         return max(self._clock(key).get(use[0], 0), self._host.get(use[0], 0)) >= use[1]
 
     def _clock(self, key: Key) -> Clock:
@@ -234,7 +234,7 @@ def _races_here() -> Races | None:
 
 
 def _used(what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], made: Sequence[Tensor] = ()) -> None:
-    """The current stream reads and writes tensors, and was given the memory of those that it has made."""
+    """Record that the current stream reads and writes tensors, and got the memory of those in `made`."""
     races = _races_here()
     if races is None:
         return
@@ -252,7 +252,7 @@ def _used(what: str, reads: Sequence[Tensor], writes: Sequence[Tensor], made: Se
 
 
 def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object]:
-    """A kernel that also reports what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
+    """Wrap a kernel to report what it reads and writes; a wrapper for `_kernels.wrap_kernels`."""
     schema = schema_of(op)
     if schema.name == "aten::record_stream":
         return _keeping
@@ -289,7 +289,7 @@ def watched(op: Operator, kernel: Callable[..., object]) -> Callable[..., object
 
 
 def _order_across(firsts: Sequence[Tensor], thens: Sequence[Tensor]) -> None:
-    """A copy to another device runs on the source's, whose stream and the target's wait for each other around it."""
+    """Order a copy to another device: it runs on the source's; both current streams wait for each other around it."""
     races = _races_here()
     if races is None or not firsts or not thens or not (firsts[0].is_cuda and thens[0].is_cuda):
         return
@@ -317,7 +317,7 @@ def _allocating(what: str, kernel: Callable[..., object]) -> Callable[..., objec
 
 
 def _copied(what: str, args: tuple[Any, ...], kwargs: dict[str, object], result: Any) -> None:
-    """A copy was launched: if it does not block, pinned memory of the host is in use until the host waits for it."""
+    """Record a launched copy: if it does not block, it uses pinned memory of the host until the host waits for it."""
     to_copy = what == "_to_copy"
     source, target = (args[0], result) if to_copy else (args[1], args[0])
     blocks = not (kwargs.get("non_blocking") or (not to_copy and len(args) > 2 and args[2]))

@@ -1,7 +1,7 @@
-"""Whose devices: what each process has, and the hosts' devices under it, for the length of a world.
+"""The devices of each process, and under them the devices of the hosts, while a world runs.
 
 Circle of imports: the devices of a process own its accounts, streams, history and races, and each of these asks for the
-devices of the process that calls.
+devices of the calling process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _account_class = account_class()
 class ProcessDevices:
     """The devices of one process: those of its host that CUDA_VISIBLE_DEVICES lets it see, numbered from 0.
 
-    `variables` is what `torch.cuda` keeps for it, while another process has the baton.
+    `variables` holds the variables of `torch.cuda` for this process, while another process has the baton.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ProcessDevices:
 
     @property
     def accounts(self) -> list[Account]:
-        """One for each device. The first to ask fixes which devices there are, as the first call of the driver does."""
+        """One for each device. The first access fixes which devices there are, as the first call of the driver does."""
         accounts = self._accounts
         if accounts is None:
             seen = self._visible()
@@ -69,14 +69,14 @@ class ProcessDevices:
         return accounts
 
     def start(self) -> None:
-        """What `torch.cuda` asks of the driver when it is first used.
+        """Begin CUDA for the process, when `torch.cuda` is first used.
 
         Raises:
             RuntimeError: there is no device.
         """
         if not self.accounts:
             raise RuntimeError("No CUDA GPUs are available")
-        # As `at::cuda::detail::getDefaultCUDAGenerator` they get their seeds by chance, of 53 bits.
+        # As in `at::cuda::detail::getDefaultCUDAGenerator`, their seeds are random, of 53 bits.
         self.generators = tuple(
             DeviceGenerator(index).manual_seed(int.from_bytes(drawn_from(self._process, "cuda", 8), "little") >> 11)
             for index in range(len(self.accounts))
@@ -88,7 +88,7 @@ class ProcessDevices:
 
     def _visible(self) -> list[int]:
         seen: list[int] = []
-        for place in visible_devices():  # the first that is none ends the list
+        for place in visible_devices():  # the first entry that is no device ends the list
             if not isinstance(place, int) or not 0 <= place < len(self._devices):
                 break
             seen.append(place)
@@ -100,7 +100,7 @@ class ProcessDevices:
 
 
 class Hardware(dict[SimProcess, ProcessDevices]):
-    """The devices of every host of a world; by process, what each has of them, made when first asked for."""
+    """The devices of every host of a world; by process, its share of them, made when first asked for."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -130,14 +130,14 @@ class Hardware(dict[SimProcess, ProcessDevices]):
 
 
 def enter(hardware: Hardware | None) -> None:
-    """From now on the devices are these; None: there are none any more."""
+    """Make these the devices from now on; None: there are none."""
     global _present
     _present = hardware
     core().count_by(count if hardware is not None else lambda: 0)
 
 
 def keep_figures_in(figures: type | None) -> None:
-    """Make accounts on that base class from now on, in which kernels in C++ keep the figures; None: in Python."""
+    """From now on, put accounts on the base class in which kernels in C++ keep the figures; None: Python keeps them."""
     global _account_class
     if _account_class is not account_class(figures):
         _account_class = account_class(figures)
@@ -153,7 +153,7 @@ def present() -> ProcessDevices:
     """The devices of the calling process.
 
     Raises:
-        AssertionError: the caller is no process of a world with devices; in the words of a torch that has none.
+        AssertionError: the caller is no process of a world with devices; in the words of a torch without CUDA.
     """
     process = current_process()
     if process is None or _present is None:
@@ -167,18 +167,18 @@ def devices_of(process: SimProcess) -> ProcessDevices | None:
 
 
 def kernel_changes() -> list[Callable[[int, str, int], tuple[int, float] | None]]:
-    """What changes the results of kernels; see `kernels/_wrong`. Nothing in a world without devices."""
+    """The functions that change the results of kernels; see `kernels/_wrong`. Empty in a world without devices."""
     return [] if _present is None else _present.changes
 
 
 def present_or_none() -> ProcessDevices | None:
-    """The devices of the calling process; None if it has none: a tensor outlived its world."""
+    """The devices of the calling process; None if it has none, as for a tensor that outlived its world."""
     process = current_process()
     return None if process is None or _present is None else _present[process]
 
 
 def count() -> int:
-    """How many devices the caller sees; none outside simulated ranks."""
+    """The number of devices that the caller sees; 0 outside simulated ranks."""
     process = current_process()
     return 0 if process is None or _present is None else len(_present[process].accounts)
 
@@ -205,7 +205,7 @@ def account_of(index: int | None) -> Account:
 
 @functools.cache
 def _stray(index: int) -> Account:
-    """Where what is made of a tensor that outlived its world is accounted."""
+    """The account of tensors that are made of one that outlived its world."""
     account = _account_class(Device(1 << 62), index, 0)
     if is_built_for_cuda():
         tenancy.accounts.append(account)
@@ -213,7 +213,7 @@ def _stray(index: int) -> Account:
 
 
 def invalid_device() -> Exception:
-    """The error for a device that is not there, in the words of the CUDA runtime and of torch's check around it."""
+    """The error for a device that does not exist, in the words of the CUDA runtime and of torch's check around it."""
     return torch.AcceleratorError(
         "CUDA error: invalid device ordinal\n"
         "GPU device may be out of range, do you have enough GPUs?\n"

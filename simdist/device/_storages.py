@@ -1,4 +1,4 @@
-"""What `UntypedStorage` does in C++ for devices that are compiled in."""
+"""Methods of `UntypedStorage` whose C++ knows only devices that are compiled in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _clone(original: Callable[..., object]) -> Callable[..., object]:
 
 def _resize(original: Callable[..., object]) -> Callable[..., object]:
     def resize_(self: torch.UntypedStorage, size: int) -> object:
-        """The bytes stay, since what a capsule holds can't be resized; the account and the size follow."""
+        """Change the account and the size; the bytes stay, since memory in a capsule can't be resized."""
         block = block_of_storage(self)
         if block is None:
             return original(self, size)
@@ -72,7 +72,7 @@ def _size(original: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.Un
 
 
 def _making(original: Callable[..., Any]) -> object:
-    """Make `__new__`, whose C++ knows devices by what is compiled in."""
+    """Make `__new__`, whose C++ knows only devices that are compiled in."""
 
     def new(cls: type, *args: object, **kwargs: Any) -> object:
         device = kwargs.get("device")
@@ -90,7 +90,7 @@ def _new(size: int, index: int) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
-# What each method is replaced by, made from the original.
+# The replacement of each method, made from the original.
 METHODS: dict[str, Callable[[Callable[..., Never]], object]] = {
     "__new__": _making,
     "to": _to,

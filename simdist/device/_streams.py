@@ -1,9 +1,9 @@
-"""Streams and events: what is enqueued on a stream ends there, in virtual time, and only who asks waits for it.
+"""Streams and events: work that is enqueued on a stream ends in virtual time, and only a caller that asks waits for it.
 
 An operation computes at once, or as soon as its data is there (`_deferred`); its *time* does not pass for the rank that
-enqueues it. Each stream of a process has the moment at which the last of what it was given ends: a virtual time, or a
-`Mark` while that depends on other ranks. Waiting for an event or for another stream moves it on, without anybody
-parking; `synchronize`, and whatever brings values to the host, parks until then.
+enqueues it. Each stream of a process has the moment at which its last work ends: a virtual time, or a `Mark` while that
+depends on other ranks. Waiting for an event or for another stream moves the moment on, without parking; `synchronize`,
+and every call that brings values to the host, parks until it.
 
 Operations that state a duration take time (`torch.cuda._sleep`), and collectives that are ordered on streams do, by
 `Streams.mark` and `Streams.end_with`. Where there is a model of computing, each kernel is given to `Streams.enqueue`.
@@ -45,8 +45,8 @@ CYCLES_PER_SECOND = 1_755_000_000  # of the clock that `_sleep` counts
 class Streams:
     """The streams of one process, each with when it will be done.
 
-    What is enqueued is known to end at a time, in `_ready_ns`; or it depends on others, and `_tails` has its mark until
-    that is known.
+    The end of a stream's work is a time in `_ready_ns`; or it depends on others, and `_tails` has its mark until it is
+    known.
     """
 
     def __init__(self, process: SimProcess) -> None:
@@ -55,7 +55,7 @@ class Streams:
         """The number of the calling thread's current stream of a device."""
         self._ready_ns: dict[tuple[int, int], int] = {}  # by device and number
         self._tails: dict[tuple[int, int], Mark] = {}  # likewise
-        self._made: dict[int, int] = {}  # how many beside the default one, by device
+        self._made: dict[int, int] = {}  # how many apart from the default one, by device
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
         self.sync_debug_mode = 0  # of `torch.cuda.set_sync_debug_mode`
@@ -65,13 +65,13 @@ class Streams:
         self.of_backward: tuple[int, list[Callable[[], None]]] | None = (
             None  # number of a backward pass, what it ends with
         )
-        self._backwards: dict[int, dict[tuple[int, int], None]] = {}  # by pass under way: the streams that it ran on
+        self._backwards: dict[int, dict[tuple[int, int], None]] = {}  # by running pass: the streams that it ran on
         self._node: tuple[object, dict[int, int]] | None = None  # one that selects streams, and those it began on
         self.kept: dict[Deferred, None] = {}  # kernels that wait for their data, see `_deferred`
 
     @property
     def process(self) -> SimProcess:
-        """Whose streams they are."""
+        """The process that owns the streams."""
         return self._process
 
     @property
@@ -80,9 +80,9 @@ class Streams:
         return self._process.simulation.now_ns
 
     def fail(self, failure: Callable[[], BaseException], devices: Iterable[int]) -> None:
-        """The devices are broken: every call that looks, and every wait, raises what `failure` makes from now on."""
+        """Break the devices: every call that looks, and every wait, raises what `failure` makes from now on."""
         self.failure, self.error = failure, failure()
-        for index in devices:  # where there is nothing to wait for, a wait would not look
+        for index in devices:  # a wait on a stream without work would not look
             self._ready_ns.setdefault((index, 0), self.now_ns)
         self._process.wake()
 
@@ -99,21 +99,21 @@ class Streams:
         return known
 
     def mark(self, index: int, number: int) -> Mark:
-        """When a stream will be done with what it was given; now, if it is."""
+        """Return when a stream will be done with its present work; now, if it is."""
         tail = self._tails.get((index, number))
         if tail is None:
             tail = Mark(max(self._process.simulation.now_ns, self._ready_ns.get((index, number), 0)))
         if self.races is not None:
-            tail = after(tail, 0)  # of its own: more may come to the stream that takes no time
+            tail = after(tail, 0)  # a mark of its own: the stream may get more work that takes no time
             tail.clock = self.races.known_to((index, number))
         return tail
 
     def enqueue(self, index: int, number: int, duration_ns: int) -> None:
-        """Give a stream something that takes so long."""
+        """Give a stream work that takes so long."""
         self.end_with(index, number, after(self.mark(index, number), duration_ns))
 
     def wait(self, index: int, number: int, until: Mark) -> None:
-        """Let what a stream is given from now on begin at `until` at the earliest."""
+        """Let the next work of a stream begin at `until` at the earliest."""
         now_ns = self._process.simulation.now_ns
         if self.races is not None:
             self.races.order((index, number), until.clock)
@@ -122,7 +122,7 @@ class Streams:
         self.end_with(index, number, latest([self.mark(index, number), until]))
 
     def end_with(self, index: int, number: int, mark: Mark) -> None:
-        """Give a stream something that begins after all that it has, and ends at `mark`."""
+        """Give a stream work that begins after all its present work, and ends at `mark`."""
         key = index, number
         if mark.at_ns is not None:
             self._tails.pop(key, None)
@@ -140,8 +140,8 @@ class Streams:
     def run_backward_on(self, index: int, number: int) -> None:
         """A stream is given a kernel; if a backward pass gives it, the stream of its caller waits for it at the end.
 
-        So torch does it in C++ (its notes on CUDA, "Stream semantics of backward passes"), before it calls what was
-        queued for the end.
+        Torch does so in C++ (its notes on CUDA, "Stream semantics of backward passes"), before it calls the callbacks
+        that were queued for the end.
         """
         graph, node = backward_task(), backward_node()
         if graph == -1 or node is None:
@@ -156,7 +156,7 @@ class Streams:
         known[index, number] = None
 
     def select(self, index: int, number: int) -> None:
-        """Make a stream the current one, as a program wishes; for one of a hook, backward's caller does not wait."""
+        """Make a stream the current one for a program; backward's caller does not wait for one that a hook selects."""
         node = backward_node()
         if node is not None:
             if self._node is None or self._node[0] is not node:
@@ -173,16 +173,16 @@ class Streams:
                 self.wait(index, self.current(index), self.mark(index, number))
 
     def is_ready(self, index: int, number: int) -> bool:
-        """True if a stream is done with everything."""
+        """True if a stream is done with all its work."""
         key = index, number
         return key not in self._tails and self._ready_ns.get(key, 0) <= self._process.simulation.now_ns
 
     def synchronize(self, index: int, number: int) -> None:
-        """Park until a stream is done with what it has now."""
+        """Park until a stream is done with its present work."""
         self.wait_for(self.mark(index, number))
 
     def synchronize_device(self, index: int) -> None:
-        """Park until all streams of a device are done with what they have now."""
+        """Park until all streams of a device are done with their present work."""
         if self.races is not None:
             self.races.order_host_after_all(index)
         if self._ready_ns or self._tails:
@@ -193,12 +193,12 @@ class Streams:
             self.wait_for(marks[0] if len(marks) == 1 else latest(marks))
 
     def synchronize_current(self, index: int) -> None:
-        """Park until the current stream of a device is done: a value is wanted on the host. Hot."""
+        """Park until the current stream of a device is done, because a value is wanted on the host. Hot."""
         if self._ready_ns or self._tails or self.races is not None:
             self.synchronize(index, self.current(index))
 
     def report_wait(self) -> None:
-        """Warn that the host waits, or raise, as `torch.cuda.set_sync_debug_mode` wants it.
+        """Warn that the host waits, or raise, as `torch.cuda.set_sync_debug_mode` demands.
 
         Raises:
             RuntimeError: the mode is "error".
@@ -212,7 +212,7 @@ class Streams:
         """Park until a moment has come.
 
         Raises:
-            BaseException: what came of it concerns the program.
+            BaseException: the error of broken devices, if `heeds_errors`; or one that concerns the program meanwhile.
         """
         process = self._process
         if self.races is not None:
@@ -229,18 +229,18 @@ class Streams:
             raise self.error
 
     def settle(self) -> None:
-        """Park until all devices are done with what they have now, which orders nothing; errors stay where they are."""
+        """Park until all devices are done with their present work. This orders nothing; errors stay where they are."""
         races, self.races = self.races, None
         try:
             for index, number in {**self._ready_ns, **self._tails}:
                 self.wait_for(self.mark(index, number))
-        except Exception:  # the program's, when it asks
+        except Exception:  # the program gets it when it asks
             pass
         finally:
             self.races = races
 
     def sleep_until(self, time_ns: int) -> None:
-        """Park until then; does nothing if it has passed."""
+        """Park until a time; does nothing if it has passed."""
         simulation = self._process.simulation
         if time_ns > simulation.now_ns:
             simulation.sleep(time_ns - simulation.now_ns)
@@ -293,7 +293,7 @@ class StreamBase(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority that torch has streams of."""
+        """The least and the greatest priority for which torch has streams."""
         return 0, _GREATEST_PRIORITY
 
     def is_capturing(self) -> bool:
@@ -301,11 +301,11 @@ class StreamBase(torch.Stream):
         return False
 
     def query(self) -> bool:
-        """True if it is done with everything."""
+        """True if the stream is done with all its work."""
         return of_this_process().is_ready(self.device_index, self.stream_id)
 
     def synchronize(self) -> None:
-        """Park until it is done."""
+        """Park until the stream is done with its present work."""
         of_this_process().report_wait()
         of_this_process().synchronize(self.device_index, self.stream_id)
 
@@ -329,7 +329,7 @@ class EventBase(torch.Event):
         interprocess: bool = False,
         external: bool = False,
     ) -> EventBase:
-        """An event that nobody has recorded."""
+        """An event that is not recorded yet."""
         made: EventBase = super().__new__(cls, device="cuda", enable_timing=enable_timing)
         made._timed = enable_timing
         made._mark = None
@@ -344,7 +344,7 @@ class EventBase(torch.Event):
 
     @property
     def device(self) -> torch.device | None:  # type: ignore[override]
-        """That of the stream on which it was recorded."""
+        """The device of the stream on which it was recorded."""
         return None if self._index < 0 else torch.device("cuda", self._index)
 
     @property
@@ -353,7 +353,7 @@ class EventBase(torch.Event):
         return 0 if self._mark is None else 1
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Mark what a stream has been given up to now."""
+        """Mark the work that a stream has been given up to now."""
         stream = torch.cuda.current_stream() if stream is None else stream
         if self._index >= 0 and self._index != stream.device_index:
             raise RuntimeError(
@@ -363,27 +363,27 @@ class EventBase(torch.Event):
         self._mark = of_this_process().mark(stream.device_index, stream.stream_id)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let a stream wait for what it marks; nobody parks."""
+        """Let a stream wait for the marked work; does not park."""
         stream = torch.cuda.current_stream() if stream is None else stream
         if self._mark is not None:
             of_this_process().wait(stream.device_index, stream.stream_id, self._mark)
 
     def query(self) -> bool:
-        """True if what it marks is done."""
+        """True if the marked work is done."""
         mark = self._mark
         return mark is None or (mark.at_ns is not None and mark.at_ns <= of_this_process().now_ns)
 
     def synchronize(self) -> None:
-        """Park until what it marks is done."""
+        """Park until the marked work is done."""
         if self._mark is not None:
             of_this_process().wait_for(self._mark)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from what this one marks to what the other marks.
+        """Milliseconds from the end of this event's work to the end of the other's.
 
         Raises:
-            ValueError: they have no time.
-            RuntimeError: they have not passed.
+            ValueError: one of them was made without timing, or is not recorded.
+            RuntimeError: the work of one of them is not done.
         """
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -394,7 +394,7 @@ class EventBase(torch.Event):
         return float(end_event._mark.at_ns - self._mark.at_ns) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """There is none.
+        """Refuses: there is none.
 
         Raises:
             UnsupportedError: always.

@@ -1,7 +1,7 @@
 """The few places inside torch's C++ that decide whether there are CUDA devices: switched on and off.
 
-A CPU build of torch has all that CUDA tensors need but three objects, and takes them as soon as they are there; in a
-CUDA build they stand in the place of its own. What they are like inside is `simdist.inside`'s to know:
+A CPU build of torch has all that CUDA tensors need but three objects, and accepts them at any time; in a CUDA build
+they replace its own. `simdist.inside` knows their layout:
 
 - The *device guard* knows the current device and the current streams of each thread. It is the one that torch has for
   its own tests (for eight devices; a host of a cluster may have no more).
@@ -13,8 +13,8 @@ where it is from the first such world on: tensors that outlive theirs are read w
 devices there are but autograd's engine, when it starts, for which it comes too late. In a CUDA build it stays as long
 as there are such tensors.
 
-In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13, 2.14). Each is tried out when it is
-first installed, and a world is refused where something else answers.
+In doubt: places in tables and the layout of a `DataPtr` are torch's own (2.13, 2.14). Each is tested when it is first
+installed, and a world is refused where the test fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Core", "core", "current_device", "current_stream", "select_stream", 
 
 
 class Core:
-    """The devices as C++ sees them. Everything about "the current" one is the calling thread's."""
+    """The devices as C++ sees them. "Current" always means: of the calling thread."""
 
     def __init__(self) -> None:
         guard, hooks = device_guard(), device_hooks()
@@ -50,20 +50,20 @@ class Core:
         """Inside, torch takes it that CUDA has begun, and does not begin it."""
 
     def count_by(self, count: Callable[[], int]) -> None:
-        """From now on there are as many devices as `count` says, on whatever thread it is asked."""
+        """Let `count` decide how many devices there are, on all threads."""
         self._hooks.count = count
 
     def switch(self, *, on: bool) -> None:
-        """Let C++ find devices, or what it found before."""
+        """Let C++ find devices, or restore what it found before."""
         self._hooks.switch(on=on)
 
 
 @functools.cache
 def core() -> Core:
-    """The one of this interpreter, made on first use.
+    """The `Core` of this interpreter, made on first use.
 
     Raises:
-        UnsupportedError: this torch keeps what is looked for in another way.
+        UnsupportedError: this torch keeps one of these objects in another way.
     """
     return Core()
 

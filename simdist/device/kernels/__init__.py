@@ -1,5 +1,5 @@
-"""Kernels of virtual devices: down to the CPU's and up again, and what exists on GPUs alone.
+"""Kernels of virtual devices: the CPU's kernels between a step down and a step up, and those that only GPUs have.
 
-`_kernels.py` registers all of them; each other file is a family of operators. `_deferred.py` keeps those whose inputs
-are not there yet, `_compiled.py` takes those in C++ (`native/kernels.cpp`) where they are built.
+`_kernels.py` registers all of them; each other file is a family of operators. `_deferred.py` keeps kernels whose inputs
+are not there yet, `_compiled.py` loads the kernels in C++ (`native/kernels.cpp`) where they are built.
 """

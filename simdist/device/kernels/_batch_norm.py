@@ -1,7 +1,7 @@
-"""Batch norm: the kernels of `torch.nn.SyncBatchNorm`, which exist on devices only, and what the usual ones take.
+"""Batch norm: the kernels of `torch.nn.SyncBatchNorm`, which only devices have, and the types that the usual ones take.
 
 GPUs take halves with parameters and statistics of either type, where the CPU wants these to be alike; in backward they
-refuse some of that, in words of their own (native/cuda/Normalization.cu and .cuh, torch 2.13).
+refuse some combinations, in words of their own (native/cuda/Normalization.cu and .cuh, torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Tensor = torch.Tensor
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Half precision is added up in single."""
+    """Return half precision as single, in which it is added up."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """One value for each channel, in the shape of a batch."""
+    """Return one value for each channel, in the shape of a batch."""
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -128,7 +128,7 @@ def _single(tensor: Tensor | None) -> Tensor | None:
 
 
 def _is_mixed(input: Tensor, others: list[Tensor | None]) -> bool:
-    """True for what a GPU takes and the CPU does not: halves with others that are not of one type."""
+    """True for inputs that a GPU takes and the CPU does not: halves with other tensors that are not of one type."""
     kinds = {each.dtype for each in others if each is not None}
     return input.dtype in _HALVES and len(kinds) > 1
 

@@ -1,8 +1,8 @@
-"""The kernels in C++: built once on this machine, kept per version of torch, and taken when they are there.
+"""The kernels in C++: built once on this machine, kept per version of torch, and used where they are built.
 
-`build_kernels` compiles `native/kernels.cpp` with g++ into the user's cache folder. A world with devices takes what it
-finds there for its torch, its Python and this very source; `SIMDIST_DEVICE_KERNELS=python` in the environment of the
-host does without, `=compiled` insists. Results, accounts and digests are the same in both forms.
+`build_kernels` compiles `native/kernels.cpp` with g++ into the user's cache folder. A world with devices uses the build
+that it finds there for its torch, its Python and this very source. `SIMDIST_DEVICE_KERNELS=python` in the environment
+of the host turns this off, `=compiled` requires it. Results, accounts and digests are the same in both forms.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CHOICES = ("auto", "python", "compiled")
 _MODULE = "_simdist_devices"
 _SOURCE = Path(__file__).parent / "native" / "kernels.cpp"
 _BUILD = re.compile(r"devices-torch(?P<torch>.+)-(?P<tag>[^-]+-\d+)-(?P<machine>[^-]+)-(?P<source>[0-9a-f]{12})\.so")
-_ABANDONED_S = 3600  # a build that has not been finished for so long never will be
+_ABANDONED_S = 3600  # a build that is unfinished for so long never will be finished
 _HOW = "simdist build-devices builds them, with g++"
 
 
 def built_kernels() -> Path:
-    """Where the compiled kernels are, or would be: of this torch, this Python and this source."""
+    """Return where the compiled kernels of this torch, this Python and this source are, or would be."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     source = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
     name = f"devices-torch{torch.__version__}-{sys.implementation.cache_tag}-{platform.machine()}-{source}.so"
@@ -46,10 +46,10 @@ def built_kernels() -> Path:
 
 
 def remove_old_builds() -> list[Path]:
-    """Delete what nothing here takes any more, once there is a build; returns what it was.
+    """Delete the builds that nothing here uses any more, once there is a build; returns what it deleted.
 
-    That is what was built of another source, or for an older torch, by this Python; newer ones may be another
-    environment's. And files of builds that were interrupted.
+    These are builds of another source, or for an older torch, by this Python; newer ones may be another environment's.
+    And files of builds that were interrupted.
     """
     present = built_kernels()
     if not present.exists():
@@ -90,7 +90,7 @@ def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
     `waiting` is called every half second meanwhile.
 
     Raises:
-        UnsupportedError: there is no g++, or it does not take the source.
+        UnsupportedError: there is no g++, or it can't compile the source.
     """
     found = compiler()
     if found is None:
@@ -117,10 +117,10 @@ def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
 
 
 def chosen() -> Compiled | None:
-    """The module with the compiled kernels, or None: what the environment asks for, by default what there is.
+    """Return the compiled kernels' module, or None: as the environment asks, by default the module if it is built.
 
     Raises:
-        UnsupportedError: they are asked for and not there, or the environment asks for something else.
+        UnsupportedError: they are asked for and not built, or the environment asks for something else.
     """
     wish = os.environ.get(VARIABLE, "auto")
     if wish not in _CHOICES:

@@ -1,21 +1,21 @@
-"""Kernels whose inputs are not there: kept, in the order of their data, and run when they are.
+"""Kernels whose inputs are not there yet: kept, in the order of their data, and run when they are.
 
-On a GPU a kernel waits on its stream, and the host goes on. Here kernels compute at once, so one that touches memory
-that a collective has still to fill is kept instead: its results are allocated, in the shapes that the CPU's kernel
-gives for zeros, and claimed until it has run. It runs as soon as what it reads is there, on whichever thread brings
-that about; the time that it takes passes on its stream, as if it had run at once, and never before its data is there.
+On a GPU a kernel waits on its stream, and the host goes on. Here kernels compute at once, so a kernel that touches
+memory that a collective has still to fill is kept instead: its results are allocated, in the shapes that the CPU's
+kernel gives for zeros, and claimed until it has run. It runs as soon as its inputs are there, on whichever thread
+brings the last of them; its time passes on its stream, as if it had run at once, and never before its data is there.
 
 Invariants:
-- It runs after all claims that stood on its memory when it was called: after those that write what it reads, and after
-  those that read or write what it writes, unless these keep a copy.
-- It holds host memory, and no storage of a device: what the program gives up meanwhile is free, as with a GPU.
-- A process has at most as many as a GPU's launch queue takes; then the host waits for the oldest.
+- It runs after all claims that stood on its memory when it was called: after the claims that write its inputs, and
+  after those that read or write its outputs, unless these keep a copy.
+- It holds host memory, and no storage of a device: memory that the program gives up meanwhile is free, as with a GPU.
+- A process keeps at most as many as a GPU's launch queue takes; then the host waits for the oldest.
 
 A kernel that draws numbers takes its place in their order when it is called. The host waits for kernels that need
 values to know the shape of their results, that refuse zeros, or that take tensors of several devices or of odd kinds.
 
-In doubt: what such a kernel raises, because of its values, is an error of the device, as on a GPU. The first call of
-its kind is computed twice.
+In doubt: an exception that such a kernel raises because of its values is an error of the device, as on a GPU. The first
+call of its kind is computed twice.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = ["Deferred", "copy_later", "defer", "launching"]
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 _MOST = 1024  # kept by one process
-_ready: deque[Deferred] = deque()  # those that can run; the one that began to run them goes on with all
+_ready: deque[Deferred] = deque()  # those that can run; the call that runs the first goes on with all of them
 
 
 class _Facts(NamedTuple):
-    """What the schema of an operator says. It is read once: torch makes objects of its parts anew each time."""
+    """What the schema of an operator says. It is read once: torch makes objects of a schema's parts anew each time."""
 
-    can_be_kept: bool  # what it makes is known without values
+    can_be_kept: bool  # the shapes of its results are known without values
     written: tuple[tuple[int, str], ...]  # the arguments that it writes, by place and name
     in_place: tuple[bool, ...]  # of each result, whether it lies in the memory of an argument
     name: str
@@ -83,7 +83,7 @@ _BY_INDICES = (find_operator("aten::index.Tensor"), find_operator("aten::_unsafe
 
 
 class Deferred:
-    """A kernel that is kept."""
+    """A kernel that waits for its inputs."""
 
     def __init__(self, streams: Streams, name: str, inputs: _Inputs, run: Callable[[], object]) -> None:
         self.data = Mark(cause=self)  # when it has run
@@ -97,7 +97,7 @@ class Deferred:
         self._before: list[tuple[Outstanding, Claimant]] = []  # claims that it comes after
 
     def come_after(self, tensor: Tensor, *, writes: bool) -> None:
-        """Note what stands on memory that it reads, or writes."""
+        """Note the claims on memory that it reads, or writes."""
         block = block_of(tensor)
         known = None if block is None else block.host
         if type(known) is not Outstanding:
@@ -111,7 +111,7 @@ class Deferred:
         self._claims.append(claim(tensor, self, writes=writes))
 
     def look(self) -> None:
-        """Run if nothing that it comes after is left; else be called for the next claim that goes."""
+        """Run if no claim that it comes after is left; else follow the first of them, which calls this again."""
         if self._run is None:
             return
         for outstanding in {id(each): each for each, _ in self._before}.values():  # thousands may claim the same
@@ -121,7 +121,7 @@ class Deferred:
             self._before[0][0].followers.append(self)
             return
         _ready.append(self)
-        if len(_ready) > 1:  # somebody runs the first of them: not by recursion, for thousands may follow each other
+        if len(_ready) > 1:  # another call runs the first: not by recursion, for thousands may follow each other
             return
         while _ready:
             try:
@@ -146,7 +146,7 @@ class Deferred:
     # -- for memory that is touched ----------------------------------------------------------------------------------
 
     def copy_inputs(self, block: Block) -> None:
-        """The program is about to read, or change, what this only reads: keep it as it is."""
+        """Copy a block that it only reads, which the program is about to read or change."""
         self._inputs.copy(block)
 
     def wait_until_begun(self) -> None:
@@ -166,12 +166,12 @@ class Deferred:
     # -- for reports -------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """The kernel, and what it waits for."""
+        """Describe the kernel, and what it waits for."""
         name, root = self._name, self._first_cause()
         return name if root is None else f"{name}, which waits for {root.describe()}"
 
     def waits_for(self) -> Iterable[Task]:
-        """Those who hold up what it waits for."""
+        """The tasks that hold up what it waits for."""
         root = self._first_cause()
         return () if root is None else root.waits_for()
 
@@ -184,7 +184,7 @@ class Deferred:
 
 
 class _Inputs:
-    """The CPU tensors that a kernel is kept with, each in its place."""
+    """The CPU tensors with which a kernel is kept, each in its place."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
@@ -200,14 +200,14 @@ class _Inputs:
         return _Place(len(self._tensors) - 1)
 
     def copy(self, block: Block) -> None:
-        """Keep what is in there now, and leave the memory to others."""
+        """Keep a copy of the block's present values, and leave the memory to others."""
         for place, reference in enumerate(self._blocks):
             if reference is not None and reference() is block:
                 self._tensors[place] = self._tensors[place].clone()
                 self._blocks[place] = None
 
     def given(self, value: object) -> Any:
-        """Arguments with the tensors in their places."""
+        """Return arguments with the tensors in their places."""
         if type(value) is _Place:
             return self._tensors[value.number]
         if isinstance(value, (list, tuple)):
@@ -232,10 +232,10 @@ def defer(
     *,
     writes: tuple[int, ...] = (),
 ) -> object:
-    """Keep a kernel that has met memory without values; or, if it can't be kept, wait and do it `again`.
+    """Keep a kernel that has met memory without values; if it can't be kept, wait and call `again`.
 
-    `call` is what computes it, of CPU tensors; an argument that is `Numbers` is for it. `writes` are the places of
-    arguments that it writes although the operator's schema does not say so.
+    `call` computes it on CPU tensors, and makes a generator of an argument that is `Numbers`. `writes` are the places
+    of arguments that it writes although the operator's schema does not say so.
     """
     devices = present_or_none()
     kept = None if devices is None else _kept(op, call, args, kwargs, devices.streams, writes)
@@ -249,9 +249,9 @@ def defer(
 
 
 def launching(op: Operator, call: Kernel, *, writes: tuple[int, ...] = ()) -> Kernel:
-    """The kernel of an operator that `call` computes, of CPU tensors: at once, or as soon as its data is there.
+    """Return the kernel of an operator that `call` computes on CPU tensors: at once, or as soon as its data is there.
 
-    What it makes, a tensor or several, or None among them, goes where the first tensor of a device is. `writes` as
+    Its result is a tensor, or several with None among them, on the device of the first tensor of a device. `writes` as
     with `defer`.
     """
 
@@ -288,7 +288,7 @@ def _kept(
     streams: Streams,
     writes: tuple[int, ...],
 ) -> tuple[object] | None:
-    """The results of a kernel that is kept from now on; None if it can't be."""
+    """Keep a kernel, and return its results; None if it can't be kept."""
     facts = _facts(op)
     if not facts.can_be_kept:
         return None
@@ -336,7 +336,7 @@ def _kept(
 def _keep(
     deferred: Deferred, streams: Streams, index: int, given: list[Tensor], changed: list[Tensor], new: list[Tensor]
 ) -> None:
-    """Let it run on the current stream of a device, after what it is given is there; it writes some of that."""
+    """Let it run on the current stream of a device, once its inputs are there; it writes those in `changed`."""
     while len(streams.kept) >= _MOST:
         next(iter(streams.kept)).wait_until_begun()
     changing = {id(each) for each in changed}
@@ -354,7 +354,7 @@ def _keep(
 
 
 def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
-    """Copy memory of a device to the host when its values are there; the host's memory stays as it is till then.
+    """Copy memory of a device to the host when its values are there; the host's memory stays as it is until then.
 
     Waits for them if the caller is no task of a rank.
     """
@@ -371,7 +371,7 @@ def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
 
 
 def _written(facts: _Facts, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
-    """What an operator writes of its arguments."""
+    """Return the arguments that an operator writes."""
     return [args[place] if place < len(args) else kwargs.get(name) for place, name in facts.written]
 
 
@@ -397,23 +397,23 @@ def _each(value: object, change: Callable[[Tensor], object]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Like:
-    """What a tensor is like."""
+    """Shape, stride and type of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
 
-_known: dict[object, tuple[object, ...] | None] = {}  # what calls make, by what they are given
+_known: dict[object, tuple[object, ...] | None] = {}  # the results of calls, by their arguments
 _MOST_KNOWN = 10_000
 
 
 def _results_of(
     op: Operator, call: Kernel, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[object, ...] | None:
-    """What the results of a call are like, with None for what it writes in place; None if only values can say.
+    """Return shapes and types of a call's results, None for those in place; None alone if they depend on values.
 
-    The CPU's kernel says it, of zeros: torch's kernels for meta tensors differ from it in types and shapes.
+    The CPU's kernel gives them, for zeros: torch's kernels for meta tensors differ from it in types and shapes.
     """
     key = op, _said(args), _said(tuple(kwargs.items()))
     try:
@@ -440,7 +440,7 @@ def _said(value: object) -> object:
 def _tried(
     op: Operator, call: Kernel, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[object, ...] | None:
-    if op is _ASSERT:  # of zeros it fails
+    if op is _ASSERT:  # it fails for zeros
         return ()
     given = _each(args, _zeros), {name: _each(value, _zeros) for name, value in kwargs.items()}
     try:
@@ -479,7 +479,7 @@ def _like(tensor: Tensor) -> _Like:
 
 
 def _made(like: object, account: Account) -> object:
-    """Memory of a device for results."""
+    """Allocate memory of a device for results."""
     if isinstance(like, _Like):
         return raised(torch.empty_strided(like.shape, like.stride, dtype=like.dtype), account)
     if isinstance(like, (list, tuple)):

@@ -1,15 +1,15 @@
-"""Kernels of the dispatch key CUDA, which a CPU build leaves empty: down to the CPU's kernels and up again.
+"""Kernels of the dispatch key CUDA, which a CPU build leaves empty: they call the CPU's kernels over the same memory.
 
-An operator that has a kernel for the CPU gets one for CUDA: it looks whether its tensors are on one device, gives the
-CPU's kernel CPU tensors over the same memory, and makes tensors of the device of what that returns. A view only needs
-the storage: the CPU's kernel makes it of the tensor itself.
+An operator that has a kernel for the CPU gets one for CUDA: it checks that its tensors are on one device, gives the
+CPU's kernel CPU tensors over the same memory, and turns the results into tensors of the device. A view only needs the
+storage: the CPU's kernel makes it of the tensor itself.
 
-`install` registers more than a thousand of them, in a tenth of a second, once per interpreter; what an operator is like
-is looked up when it is first called. They stay: no tensor reaches them that is not on a device. In a CUDA build they
-stand before its own, which `uninstall` brings back (`_cuda_build`). `wrap_kernels` is where kernels come in that also
-report what they read and write, or take time.
+`install` registers more than a thousand of them, in a tenth of a second, once per interpreter; an operator's schema is
+looked up when it is first called. They stay: only tensors of a device reach them. In a CUDA build they replace its own,
+which `uninstall` brings back (`_cuda_build`). `wrap_kernels` adds wrappers that also report what kernels read and
+write, or let them take time.
 
-Kernels in C++ (`_compiled`) go before these, and give them what is out of the ordinary.
+Kernels in C++ (`_compiled`) go before these, and leave unusual cases to them.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ _library: Replacements | None = None
 _MORE = ("quantization",)
 _libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
-_spare_key = "PrivateUse3"  # under which kernels in C++ find these
+_spare_key = "PrivateUse3"  # the dispatch key under which kernels in C++ find these
 _compiled: Compiled | None = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
 _wrappers: tuple[Wrapper, ...] = ()
 
 
 def install(compiled: Compiled | None = None) -> None:
-    """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, or none do."""
+    """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, if given."""
     global _compiled
     _register()
     if compiled is not _compiled:
@@ -101,7 +101,7 @@ def install(compiled: Compiled | None = None) -> None:
 
 
 def _provide(name: str) -> None:
-    """Let a kernel in C++ find that of Python."""
+    """Let a kernel in C++ find the one in Python."""
     _library_of("aten").impl(name.removeprefix("aten::"), _spare_key, _on_first_call(name))
 
 
@@ -114,7 +114,7 @@ def _no_type(name: str, said: str) -> None:
 
 
 def uninstall() -> None:
-    """Take every kernel away: those that a CUDA build has are found again."""
+    """Remove every kernel: torch finds those of a CUDA build again."""
     global _library, _compiled
     if _compiled is not None:
         _compiled.disable()
@@ -175,7 +175,7 @@ def _register_all() -> None:
 
 
 def _library_of(space: str) -> Replacements:
-    """Where kernels of a namespace are registered."""
+    """Return the library in which kernels of a namespace are registered."""
     if space == "aten":
         assert _library is not None
         return _library
@@ -186,9 +186,9 @@ def _library_of(space: str) -> Replacements:
 
 
 def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:
-    """From now on each kernel is wrapped by those, the first of them innermost; by none, if there are none.
+    """Wrap each kernel by these from now on, the first of them innermost; by none, if there are none.
 
-    A wrapper is called with an operator and its kernel, once, and returns what is called in its place.
+    A wrapper is called once with an operator and its kernel, and returns what is called instead.
     """
     global _wrappers
     _wrappers = tuple(wrappers)
@@ -198,18 +198,18 @@ def wrap_kernels(wrappers: Sequence[Wrapper]) -> None:
 
 
 def also_wrap(wrapper: Wrapper) -> None:
-    """Wrap each kernel by that one, too, outside of the others, until kernels are wrapped anew."""
+    """Wrap each kernel by this one, too, outside of the others, until kernels are wrapped anew."""
     if wrapper not in _wrappers:
         wrap_kernels((*_wrappers, wrapper))
 
 
 def unwrapped(op: Operator) -> Kernel:
-    """The kernel of an operator, which no wrapper sees."""
+    """Return the kernel of an operator, which no wrapper sees."""
     return _kernel_of(op)
 
 
 def unwrap_kernels() -> None:
-    """No kernel is wrapped any more."""
+    """Remove all wrappers."""
     if _wrappers:
         wrap_kernels(())
 
@@ -256,7 +256,7 @@ def _kernel_of(op: Operator) -> Kernel:
 
 
 def _call_of(op: Operator) -> Kernel:
-    """The operator on CPU tensors; without what an autocast for the CPU would do to them."""
+    """Return the operator on CPU tensors, without the casts of an autocast for the CPU."""
     below = below_autocast(op)
     if below is not None:
         return below
@@ -270,7 +270,7 @@ def _call_of(op: Operator) -> Kernel:
 
 
 def _with_numbers(call: Kernel, packet: Kernel) -> Kernel:
-    """A number that C++ has made a tensor of comes as a number again, which only another overload takes."""
+    """Wrap a call: a number that C++ made a tensor of comes as a number again, which only another overload takes."""
 
     def either(*args: object, **kwargs: object) -> object:
         return (packet if any(type(each) in _NUMBERS for each in args[:2]) else call)(*args, **kwargs)
@@ -281,7 +281,7 @@ def _with_numbers(call: Kernel, packet: Kernel) -> Kernel:
 def _with_numbers_of(
     args: tuple[object, ...], kwargs: dict[str, object], place: int
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments with the numbers that will be drawn in place of the generator."""
+    """Return the arguments with the numbers that will be drawn in place of the generator."""
     generator: Any = args[place] if place < len(args) else kwargs.get("generator")
     if type(generator) is not Numbers:
         index = next(
@@ -294,7 +294,7 @@ def _with_numbers_of(
 
 
 def _drawing(call: Kernel) -> Kernel:
-    """It gets a generator where it is given numbers."""
+    """Wrap a call: arguments that are numbers become a generator."""
 
     def either(value: object) -> object:
         return value.generator() if type(value) is Numbers else value
@@ -307,7 +307,7 @@ def _is_written(argument: Argument) -> bool:
 
 
 class _Inputs:
-    """The arguments of one call, made ones of the CPU; and whether their devices fit together."""
+    """The arguments of one call, as CPU tensors; and whether their devices fit together."""
 
     __slots__ = ("foreign", "index", "lowered", "seen")
 
@@ -318,7 +318,7 @@ class _Inputs:
         self.seen: Tensor | None = None  # the first tensor of a device
 
     def lower(self, value: object) -> Any:
-        """A value as the CPU's kernel gets it."""
+        """Return a value as the CPU's kernel gets it."""
         if isinstance(value, Tensor):
             index = value.get_device()
             if index != self.index:
@@ -339,7 +339,7 @@ class _Inputs:
 
 
 def _pure(op: Operator, *, waits: bool) -> Kernel:
-    """The kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
+    """Return the kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
     name = full_name(op)
     may_mix = str(op) in MAY_MIX
@@ -388,7 +388,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
 
 
 def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
-    """The kernel of an operator of any kind."""
+    """Return the kernel of an operator of any kind."""
     call = _call_of(op)
     name = full_name(op)
     returns = schema_of(op).returns
@@ -402,7 +402,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
         inputs = _Inputs(written=in_place_of_arguments)
         try:
             given = [inputs.lower(value) for value in args]
-            inputs.lowered = lowered  # what is named may get other memory
+            inputs.lowered = lowered  # keyword arguments may get other memory
             named = {name: inputs.lower(value) for name, value in kwargs.items()}
         except NotYet as later:
             if draws:
@@ -428,7 +428,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
         for place in written:
             was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
             if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
-                # An alias can't grow, which `out=` may have to: a tensor of its own can.
+                # An alias can't grow, as `out=` may have to: a tensor of its own can.
                 now = torch.empty_like(now, device="cpu")
                 if place < len(args):
                     given[place] = now

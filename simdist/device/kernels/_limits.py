@@ -1,10 +1,10 @@
-"""What a GPU refuses that the CPU's kernels do: types that it has no kernel for, and results that could differ.
+"""What only a GPU refuses: types that it has no kernel for, and results that could differ.
 
-`gpu_limits.json` has what a GPU refused of the samples of torch's own tests; `tools/gpu_limits.py` measured it there,
-and compares virtual devices with it. The words of the CPU's kernels become the GPU's on their way out.
+`gpu_limits.json` has the samples of torch's own tests that a GPU refused; `tools/gpu_limits.py` measured them there,
+and compares virtual devices with it. Errors of the CPU's kernels are reworded as the GPU's.
 
-In doubt: what is not in torch's list of operators is not measured, and neither is what depends on more than the type
-of the first tensor, but for the conditions here. Measured with torch 2.11; newer ones may take more types.
+In doubt: operators that are not in torch's list are not measured, and neither are refusals that depend on more than the
+type of the first tensor, but for the conditions here. Measured with torch 2.11; newer ones may take more types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE = Path(__file__).with_name("gpu_limits.json")
 _NO_TYPE = re.compile(r"""^"\w+" not implemented for '(\w+)'""")
 _ERRORS = {"NotImplementedError": NotImplementedError, "RuntimeError": RuntimeError}
 
-# Operators that a GPU has no kernel for: here neither, and torch's dispatcher says so.
+# Operators that a GPU has no kernel for: there is none here either, and torch's dispatcher says so.
 ONLY_CPU = frozenset(
     f"aten::{name}"
     for name in (
@@ -46,13 +46,13 @@ def _limits() -> Mapping[str, Any]:
 
 
 def _shared(name: str) -> str:
-    """The name that the overloads of an operator share, and its forms in place."""
+    """The name that the overloads of an operator and its forms in place share."""
     inside = name.removeprefix("aten::").partition(".")[0]
     return inside if inside.startswith("__") else inside.rstrip("_")
 
 
 def reworded(name: str, error: RuntimeError) -> RuntimeError:
-    """What a GPU says where the CPU's kernel of an operator has said that it has none for a type; else the error."""
+    """Return a GPU's error where the CPU's kernel of an operator refused a type; else the error itself."""
     match = _NO_TYPE.match(str(error))
     label = "" if match is None else _label_of(name)
     return (
@@ -61,14 +61,14 @@ def reworded(name: str, error: RuntimeError) -> RuntimeError:
 
 
 def _label_of(name: str) -> str:
-    """What a GPU calls itself; of an operator inside another, such as `_cummax_helper`, that one's."""
+    """Return the name by which a GPU's kernel calls itself; for a helper (`_cummax_helper`) its operator's."""
     labels: Mapping[str, str] = _limits()["labels"]
     own = _shared(name)
     return labels.get(own) or labels.get(own.removeprefix("_").removesuffix("_helper"), "")
 
 
 def rewording(name: str, usual: Kernel) -> Kernel:
-    """A kernel of ours that calls the CPU's: what that refuses is said in a GPU's words."""
+    """Wrap a kernel of ours that calls the CPU's: it refuses in a GPU's words."""
     if not _label_of(name):
         return usual
 
@@ -83,7 +83,7 @@ def rewording(name: str, usual: Kernel) -> Kernel:
 
 @functools.cache
 def _refused(name: str) -> Mapping[torch.dtype, RuntimeError]:
-    """The types that only a GPU refuses as that of the first tensor, and how."""
+    """The types of the first tensor that only a GPU refuses, and the errors."""
     found = {}
     for said, types in _limits()["beyond"].get(_shared(name), {}).items():
         kind, _, text = said.partition(": ")
@@ -94,7 +94,7 @@ def _refused(name: str) -> Mapping[torch.dtype, RuntimeError]:
 
 
 def _name_in_cxx(dtype: torch.dtype) -> str:
-    """As `c10::toString` names a type; the classes of tensors that torch once had are named after it."""
+    """Return the name of a type in `c10::toString`, after which the old classes of tensors are named."""
     kind: str = torch.empty(0, dtype=dtype, device="cpu").type()
     return kind.removeprefix("torch.").removesuffix("Tensor")
 
@@ -105,17 +105,17 @@ def _alert_of(name: str) -> str:
 
 
 def refused_types(name: str) -> list[torch.dtype]:
-    """The types that only a GPU refuses as that of the first tensor of an operator."""
+    """The types of an operator's first tensor that only a GPU refuses."""
     return list(_refused(name))
 
 
 def varies(name: str) -> bool:
-    """Can what a GPU computes with that operator differ from run to run?"""
+    """True if a GPU's results with that operator can differ from run to run."""
     return bool(_alert_of(name))
 
 
 def guarded(op: Operator, usual: Kernel) -> Kernel:
-    """The kernel of an operator, which refuses what a GPU refuses before it does anything."""
+    """Wrap the kernel of an operator: it refuses what a GPU refuses before it does anything."""
     name = full_name(op)
     refused, alert = _refused(name), _alert_of(name)
     if not refused and not alert:
@@ -177,7 +177,7 @@ def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
     return accumulate or (len(args) > 3 and bool(args[3]))  # else the CPU's kernel says the same
 
 
-_VARIES: Mapping[str, Callable[..., bool]] = {  # when it does; all others always
+_VARIES: Mapping[str, Callable[..., bool]] = {  # when it does; others always vary
     "bincount": _weighted,
     "histc": _of_floats,
     "median": _by_dimension,

@@ -1,4 +1,4 @@
-"""Tensors on different devices in one operation: which operators take them, and what torch says of the others."""
+"""Tensors on different devices in one operation: the operators that take them, and torch's error from the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ITERATING = ("aten::where",)
 
 
 def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> RuntimeError:
-    """What torch raises: TensorIterator's words for element-wise operations, those of the CUDA wrappers for others."""
+    """Return torch's error: in TensorIterator's words for element-wise operations, else in the CUDA wrappers'."""
     schema = schema_of(op)
     tensors = []
     for place, argument in enumerate(schema.arguments):
@@ -50,7 +50,7 @@ def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, obje
 
 
 def _wrapped(op: Operator) -> str:
-    """The operator as torch's generated code names it: structured operators otherwise than others."""
+    """Return the operator's name in torch's generated code, which names structured operators differently."""
     schema = schema_of(op)
     name, overload = schema.name.removeprefix("aten::"), schema.overload_name
     if has_kernel(full_name(op), "CompositeExplicitAutogradNonFunctional"):

@@ -1,9 +1,9 @@
 """Sparse tensors (COO) of devices: kernels of the dispatch key SparseCUDA, over those that a CPU build has.
 
-A sparse tensor is a C++ object over two dense ones, its indices and its values, and these are of the device as others
-are. So the CPU's kernels make sparse tensors of devices themselves, of parts that are there; what computes gets sparse
-CPU tensors over the same memory, and what it makes is put together again. As with dense tensors a kernel of the CPU
-decides the values; streams and races are not looked at here.
+A sparse tensor is a C++ object over two dense ones, its indices and its values, which are ordinary tensors of the
+device. So the CPU's kernels make sparse tensors of devices themselves, from given parts. Kernels that compute get
+sparse CPU tensors over the same memory, and their results are put together again. As with dense tensors a kernel of the
+CPU decides the values; streams and races are not looked at here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STRUCTURAL = (
 
 
 def register(library: Replacements, is_ours: Callable[[str, str], bool]) -> None:
-    """Register a kernel for every operator that the CPU has one for sparse tensors for."""
+    """Register a kernel for every operator whose CPU kernels include one for sparse tensors."""
     for name in operators_with_kernel("SparseCPU"):
         if name.startswith("aten::") and is_ours(name, "SparseCUDA"):
             library.impl(name.removeprefix("aten::"), "SparseCUDA", _on_first_call(name.removeprefix("aten::")))
@@ -97,10 +97,10 @@ def host_of(tensor: Tensor) -> Tensor:
 
 
 def raised_sparse(tensor: Tensor, account: Account) -> Tensor:
-    """A sparse CPU tensor as one of a device, and accounted there.
+    """Turn a sparse CPU tensor into one of a device, and account it there.
 
     Raises:
-        OutOfMemoryError: the device has not so much.
+        OutOfMemoryError: the device has too little memory.
     """
     indices, values = raised(tensor._indices(), account), raised(tensor._values(), account)
     made: Tensor = _aten._sparse_coo_tensor_unsafe(
@@ -115,7 +115,7 @@ def is_sparse(tensor: Tensor) -> bool:
 
 
 class _Lowering:
-    """The arguments of one call, made ones of the CPU."""
+    """The arguments of one call, as CPU tensors."""
 
     def __init__(self) -> None:
         self.seen: Tensor | None = None  # the first dense tensor of a device, parts of sparse ones included
@@ -148,7 +148,7 @@ def _computing(op: Operator) -> Callable[..., object]:
         named = {name: lowering.lower(value) for name, value in kwargs.items()}
         if named.get("device") is not None:
             named["device"] = "cpu"
-        synchronize_current(max(lowering.index, 0))  # how many entries there are is known on the host
+        synchronize_current(max(lowering.index, 0))  # the number of entries is known on the host
         try:
             result = op(*lowered, **named)
         except RuntimeError as error:
@@ -168,7 +168,7 @@ def _computing(op: Operator) -> Callable[..., object]:
 
 
 def assign(tensor: Tensor, made: Tensor, account: Account) -> None:
-    """Let a sparse tensor of a device be what a sparse CPU tensor is, in the memory of that one."""
+    """Let a sparse tensor of a device become what a sparse CPU tensor is, in that tensor's memory."""
     tensor.data = raised_sparse(made, account)
 
 
@@ -181,7 +181,7 @@ def _raised(value: object, account: Account) -> object:
 
 
 def _dense_to_sparse(self: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """A dense tensor of a device as a sparse one: `aten::_to_sparse`."""
+    """Return a dense tensor of a device as a sparse one: `aten::_to_sparse`."""
     index = self.get_device()
     synchronize_current(index)
     return raised_sparse(_aten._to_sparse(host(self), *args, **kwargs), account_on(self, index))

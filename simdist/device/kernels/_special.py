@@ -1,4 +1,4 @@
-"""Kernels that are not just the CPU's: memory, copies, what draws numbers, and what exists on GPUs only."""
+"""Kernels that are not just the CPU's: memory, copies, random numbers, and operators that only GPUs have."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 def account_on(seen: Tensor | None, index: int) -> Account:
-    """The account that what an operator makes goes to: that of a tensor that it reads, if there is any."""
+    """Return the account for an operator's results: that of a tensor that it reads, if there is any."""
     known = None if seen is None else account_holding(seen)
     return account_of(index) if known is None else known
 
 
 def drawn_from(generator: torch.Generator | Numbers | None, index: int) -> torch.Generator:
-    """A CPU generator for one operation on a device, from the generator that was given or the device's own.
+    """Return a CPU generator for one operation on a device, from the given generator or the device's own.
 
     Raises:
         RuntimeError: the generator is the CPU's, in torch's words.
@@ -44,7 +44,7 @@ def drawn_from(generator: torch.Generator | Numbers | None, index: int) -> torch
 
 
 def numbers_of(generator: torch.Generator | None, index: int) -> Numbers:
-    """The numbers of one operation on a device that may run later; generator and errors as with `drawn_from`."""
+    """Draw the numbers of one operation on a device that may run later; generator and errors as with `drawn_from`."""
     return _source(generator, index).draw_later()
 
 
@@ -59,13 +59,13 @@ def _source(generator: torch.Generator | None, index: int) -> DeviceGenerator:
 
 
 def grow(tensor: Tensor, made: Tensor) -> None:
-    """Let a tensor of a device be what the CPU's kernel made: other memory, another shape."""
+    """Give a tensor of a device the memory and the shape of the CPU kernel's result."""
     there = raised(made, account_on(tensor, tensor.get_device()))
     redispatching(_aten.set_.source_Tensor)(CPU, tensor, there)
 
 
 def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
-    """The same error; or, if the host itself has no more memory, the one of a device that has none."""
+    """Return the same error; or, if the host itself has no more memory, that of a device without memory."""
     if NO_HOST_MEMORY not in str(error):
         return error
     full = account.out_of_memory(0)
@@ -74,7 +74,7 @@ def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
 
 
 def synchronize_current(index: int) -> None:
-    """Park until a device's current stream is done: a value is wanted on the host."""
+    """Park until a device's current stream is done, because a value is wanted on the host."""
     devices = present_or_none()
     if devices is not None:
         devices.streams.synchronize_current(index)
@@ -103,7 +103,7 @@ _CLEARED_BYTES = 64 << 20
 
 
 def _cleared(made: Tensor) -> Tensor:
-    """Memory that is the same in each run, as a GPU gives it to a process; malloc's has what lay there before."""
+    """Clear memory, so that it is the same in each run, as a GPU gives it to a process; malloc's has old contents."""
     if made.nbytes > _CLEARED_BYTES or (_deterministic() and _filling.fill_uninitialized_memory):
         return made
     return made.zero_()
@@ -168,7 +168,7 @@ def _to_copy(
 ) -> object:
     index = self.get_device()
     to_host = device is not None and device.type != "cuda"
-    if not non_blocking and (to_host or index < 0):  # a copy from or to the host: it waits (native/cuda/Copy.cu, 2.13)
+    if not non_blocking and (to_host or index < 0):  # a blocking copy from or to the host (native/cuda/Copy.cu, 2.13)
         wait_on_host(index if index >= 0 else account_of(device.index).index)
     same_device = device is None or (not to_host and device.index == index)
     try:
@@ -190,7 +190,7 @@ def _to_copy(
         layout=layout,
         device="cpu",
         pin_memory=pin_memory,
-        # Torch gives what is copied without waiting pinned memory.
+        # Torch uses pinned memory for results of non-blocking copies.
         non_blocking=non_blocking,
         memory_format=memory_format,
     )
@@ -246,7 +246,7 @@ def _local_scalar_dense(self: Tensor) -> object:
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> object:
-    """As the CPU's kernel, with the numbers of the device's generator: the CPU's must not move."""
+    """As the CPU's kernel, with numbers of the device's generator: the CPU's generator must not advance."""
     draws = train is not False and bool(input.numel())
     numbers = numbers_of(None, input.get_device()) if draws else None
     return _drop(input, p, train, numbers=numbers)
@@ -267,7 +267,7 @@ _drop = launching(_aten.native_dropout.default, _dropped)
 
 
 def _softmax(name: str) -> tuple[Callable[..., object], Callable[..., object]]:
-    """On a GPU `x.softmax(dtype=float32)` of a half is one kernel, which the CPU's refuses."""
+    """Return kernels for `x.softmax(dtype=float32)` of a half: one kernel on a GPU, which the CPU's refuses."""
     op = getattr(_aten, name).default
     backward_op = getattr(_aten, name + "_backward_data").default
 
@@ -346,7 +346,7 @@ def _sdp_choice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
-    """Flash attention for halves and the memory-efficient one for single precision, as far as the CPU's kernel goes."""
+    """Choose flash attention for halves, the memory-efficient one for singles, as far as the CPU's kernel goes."""
     if (
         query.dim() != 4
         or not query.shape[:2] == key.shape[:2] == value.shape[:2]
@@ -376,7 +376,7 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> object:
-    """The choice that C++ makes by a table in which a CPU build has nothing for CUDA."""
+    """Make the choice that C++ makes by a table, which has no entry for CUDA in a CPU build."""
     choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if choice == _FLASH:
         return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
@@ -394,16 +394,16 @@ def _sdpa(
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: object, **settings: object) -> object:
-    """The kernel that takes everything, past C++'s choice, which asks the driver of a CUDA build."""
+    """Call the kernel that takes everything; C++'s own choice would ask the driver of a CUDA build."""
     there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
-    _aten.scaled_dot_product_attention(*there, *given, **settings)  # which refuses what does not fit, in torch's words
+    _aten.scaled_dot_product_attention(*there, *given, **settings)  # refuses unfit arguments in torch's words
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
     return _aten._scaled_dot_product_attention_math(query, key, value, mask, *given, **settings)[0]
 
 
 def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
-    """Refuse what the kernels that are enabled on a GPU do not take (sdp_utils.cpp); what they do, others do here."""
+    """Refuse what a GPU's enabled kernels do not take (sdp_utils.cpp); what they do, others do here."""
     flash, efficient, cudnn = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
     if not (flash or efficient or cudnn):
         raise RuntimeError(
@@ -423,7 +423,7 @@ _attend, _attend_backward = launching(_on_cpu, _on_cpu), launching(_on_cpu_backw
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Any:
-    """Output, and the logarithms of the sums."""
+    """Return the output, and the logarithms of the sums."""
     return _attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
@@ -503,7 +503,7 @@ def _flash_backward(
     return tuple(_attention_backward(tensors, None, is_causal, scale))
 
 
-# Kernels of operators that torch takes apart otherwise: above autograd, as the taking apart is.
+# Kernels of operators that torch decomposes otherwise: above autograd, as the decomposition is.
 COMPOSITES: dict[str, Callable[..., object]] = {"aten::scaled_dot_product_attention": _sdpa}
 
 _LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, which are asked whether they will do it

@@ -1,11 +1,11 @@
 """Kernels that programs write in Triton: run by Triton's own interpreter, over the memory of virtual devices.
 
 Triton compiles for GPUs; with TRITON_INTERPRET set before a kernel's module is imported it runs them in Python instead.
-On ranks that have devices every kernel and every function that it calls is run that way, whatever was set when, and of
-several configurations the first is taken, which nothing has to time.
+On ranks that have devices every kernel and every function that it calls runs that way, whatever the variable says. Of
+several configurations the first is taken, without timing.
 
-The interpreter has no arithmetic for bfloat16, whose numbers it keeps as whole ones, and adds up their bits. Here they
-are computed in single precision and rounded to the nearest, as a GPU does.
+The interpreter has no arithmetic for bfloat16: it keeps these numbers as integers, and adds up their bits. Here they
+are computed in single precision and rounded to the nearest, as on a GPU.
 
 In doubt: launches take no time, whatever the device model, and strict worlds do not see what a kernel reads and writes.
 """
@@ -47,7 +47,7 @@ def _has_devices() -> bool:
     return current_process() is not None and present_or_none() is not None
 
 
-_known: dict[object, Any] = {}  # what Triton makes of functions that it is to interpret
+_known: dict[object, Any] = {}  # the objects that Triton makes of functions for its interpreter
 
 
 def _interpreted(function: object) -> Any:
@@ -59,7 +59,7 @@ def _interpreted(function: object) -> Any:
 
 
 def _forget() -> None:
-    """At the end of a world: what its ranks have imported goes with them."""
+    """At the end of a world, forget the functions that its ranks have imported."""
     for function, found in _known.items():
         found.rewritten_fn.pop(function, None)
     _known.clear()
@@ -112,7 +112,7 @@ def _rounded(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 class _Singles:
-    """What turns the interpreter's handles of bfloat16 into such of single precision, and back."""
+    """Converts the interpreter's handles of bfloat16 to handles of single precision, and back."""
 
     def __init__(self, interpreter: Any) -> None:
         self._handle = interpreter.TensorHandle
@@ -197,7 +197,7 @@ def _of_tuner(patches: Patches) -> None:
 
 def _active(original: Callable[[], bool]) -> object:
     def is_active() -> bool:
-        # Torch has devices here, and the machine may have no driver for them: Triton takes its word, and asks for
+        # Torch has devices here, and the machine may have no driver for them: Triton would believe torch, and ask for
         # libcuda.so. Inductor does without a driver where Triton says that there is none.
         return False if _has_devices() else original()
 
@@ -208,7 +208,7 @@ def _of_driver(patches: Patches) -> None:
     patches.wrap(sys.modules[_DRIVER].CudaDriver, "is_active", _active)
 
 
-# Called when one of Triton's modules is there.
+# Each is called when its module of Triton's is imported.
 ADAPTERS: dict[str, Callable[[Patches], None]] = {
     _KERNELS: _of_kernels,
     _INTERPRETER: _of_interpreter,

@@ -1,7 +1,7 @@
-"""Operators that a GPU has for types for which the CPU has no kernel: computed in a wider type, and rounded.
+"""Operators for types that a GPU has kernels for and the CPU has not: computed in a wider type, and rounded.
 
-Found by torch's own list of operators (`op_db`, which says what each takes on CUDA). Half-precision complex numbers
-have few kernels on the CPU; of theirs only the Fourier transforms are here.
+They were found by torch's own list of operators (`op_db`, which says what each takes on CUDA). Half-precision complex
+numbers have few kernels on the CPU; only their Fourier transforms are here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TYPES: dict[str, Types] = {
 
 
 def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
-    """The kernel of an operator that computes what is of one of the `types` in the wider one that this stands for."""
+    """Wrap the kernel of an operator: it computes types that are keys of `types` in the wider types of those keys."""
     written = [place for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 
     def widen(value: object) -> object:

@@ -1,8 +1,8 @@
-"""Kernels whose results are wrong: devices that compute wrongly, and say nothing.
+"""Kernels whose results are wrong: devices that compute wrongly, and report no error.
 
-Kernels are wrapped from the first time on that somebody wants to change their results. One element of a result is
-multiplied, by a kernel that no wrapper sees: it takes no time on a stream, and it is kept until the result is there if
-that is not computed yet.
+Kernels are wrapped from the first request to change their results on. One element of a result is multiplied, by a
+kernel that no wrapper sees: it takes no time on a stream, and it is deferred until the result is there if that is not
+computed yet.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Kernel = Callable[..., object]
 
 
 def change_kernels(place: Callable[[int, str, int], tuple[int, float] | None]) -> None:
-    """After each kernel ask `place(rank, name, size)` which element of its result is multiplied, and by what.
+    """After each kernel, ask `place(rank, name, size)` which element of its result is multiplied, and by what.
 
     `name` is the operator's, "mm", and `size` the number of elements of the first result that has floating-point
-    numbers. None: none of them is. So it goes on until the world ends.
+    numbers. If it returns None, no element is changed. This ends with the world.
     """
     kernel_changes().append(place)
     also_wrap(_changing)
 
 
 def _changing(op: Operator, kernel: Kernel) -> Kernel:
-    """A wrapper for `_kernels.also_wrap`: what a kernel makes is changed."""
+    """A wrapper for `_kernels.also_wrap`: the kernel's result is changed."""
     if is_idle(op):
         return kernel
     name = op.overloadpacket.__name__
