@@ -162,7 +162,7 @@ class Races:
             del freed[:-_MOST_FREED]
 
     def _hand_out(self, key: Key, tensor: Tensor, size: int, use: _Use) -> None:
-        """Of the memory that may be still in use, the least that is enough, as the allocator chooses."""
+        """Check the memory that the allocator chooses: the smallest that is large enough and may be still in use."""
         freed = self._freed.get(key, ())
         fits = [each for each in freed if each[0] >= size and (each[0] > _SMALL) == (size > _SMALL)]
         if not fits:

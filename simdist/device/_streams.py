@@ -138,7 +138,7 @@ class Streams:
         mark.callbacks.append(settled)
 
     def run_backward_on(self, index: int, number: int) -> None:
-        """A stream is given a kernel; if a backward pass gives it, the stream of its caller waits for it at the end.
+        """Note a kernel of a stream: if a backward pass gives it, its caller's stream waits for this one at the end.
 
         Torch does so in C++ (its notes on CUDA, "Stream semantics of backward passes"), before it calls the callbacks
         that were queued for the end.

@@ -1,18 +1,17 @@
-"""Faults: what can go wrong, when, and the injector that makes it so.
+"""Faults: what can go wrong, when, and the injector that makes it happen.
 
 A fault is a class: `Crash`, `HostCrash`, `Hang`, `Signal`, `Raise`, `SlowRank`, `ClockSkew`, `LinkDelay`, `LinkLoss`,
 `LinkSlow`, `Partition`, `Isolate`, `Hold`, `StoreDelay`, `StoreAway`, `StoreLost`, `StoreStale`, `IoError`,
 `ShortWrite`, `SlowDisk`, `DiskFull`, `BitRot`, `LostSync`, `BitFlip`, `BadValues`, `WrongResult`, `DeviceError`,
 `DeviceWrong`, or one of the user's, from the bases `RankFault`, `OperationDelay`, `LinkFault`, `StoreFault`,
 `DiskFault` and `Fault`.
-Each has a file in `kinds`, each base one here. All that there is to know about a kind stands in its class: fields,
-problems in a world, the simulated and the real arm, words. Nothing else in simdist knows a kind; its base says where a
-fault can strike.
+Each has a file in `kinds`, each base one here. A kind's class holds everything about it: fields, problems in a world,
+the simulated and the real arm, words. No other part of simdist knows a kind; its base says where a fault can strike.
 
-Open `_fault.py` first: it is the contract. `_trigger.py` is when a rank is struck, the same for both arms;
-`_injector.py` the simulated arm with `_entry.py`, `simdist.hardware` the real one; `_stage.py` what either lets a fault
-do; `_fields.py` what fields have to be; `_operations.py` how operations are called; `_problems.py` what is wrong with
-faults.
+Open `_fault.py` first: it is the contract. `_trigger.py` decides when a rank is struck, the same for both arms.
+`_injector.py` with `_entry.py` is the simulated arm, `simdist.hardware` the real one; `_stage.py` lists what either
+lets a fault do; `_fields.py` checks fields; `_operations.py` has the names of operations; `_problems.py` finds what is
+wrong with faults.
 """
 
 from typing import TYPE_CHECKING

@@ -21,17 +21,17 @@ class FaultBetween(LinkFault):
     both_ways: Annotated[bool, TRUTH] = True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every link fault, and a rank's link to itself."""
+        """The problems of every link fault, and a rank's link to itself."""
         yield from super().problems(world)
         if world.fine("src", "dst") and self.src == self.dst:
             yield "", "a rank has no link to itself"
 
     def effect(self) -> LinkEffect:
-        """What it does to the messages."""
+        """Return its effect on the messages."""
         raise NotImplementedError(f"{type(self).__name__} has no effect(self)")
 
     def effect_on(self, src: int, dst: int) -> LinkEffect | None:
-        """The effect, in its direction or in both."""
+        """Return the effect if it acts in this direction."""
         return self.effect() if (src, dst) in self.ways() else None
 
     def ways(self) -> list[tuple[int, int]]:

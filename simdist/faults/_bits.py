@@ -12,7 +12,7 @@ __all__ = ["flip", "size_of"]
 
 
 def size_of(tensors: Sequence[torch.Tensor]) -> int:
-    """How many bytes tensors have."""
+    """Return how many bytes tensors have."""
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
@@ -27,7 +27,7 @@ def flip(tensors: Sequence[torch.Tensor], place: int, bit: int) -> None:
 
 
 def _flip(tensor: torch.Tensor, place: int, bit: int) -> None:
-    """Flip a bit of the element that has that byte, with no trace in autograd."""
+    """Flip a bit of the element that has that byte; autograd does not see it."""
     import torch
 
     with torch.no_grad():

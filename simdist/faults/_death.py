@@ -13,7 +13,7 @@ __all__ = ["DeathFault"]
 
 
 class DeathFault(RankFault):
-    """A process ends. With `bytes_written` it does so in a write, when so many of its bytes are written."""
+    """A process ends. With `bytes_written` it ends in a write, when so many of its bytes are written."""
 
     bytes_written: Annotated[int | None, Maybe(Whole(least=0))] = None
 
@@ -23,7 +23,7 @@ class DeathFault(RankFault):
         return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and a count of bytes outside a write."""
+        """The problems of every rank fault, and a count of bytes outside a write."""
         yield from super().problems(world)
         in_write = self.op == "write" and self.when == "during"
         if world.fine("bytes_written", "op", "when") and self.bytes_written is not None and not in_write:

@@ -19,11 +19,11 @@ class DiskFault(LastingFault):
 
     @property
     def needs_disk(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     def strikes(self, rank: int, now_ns: int, start_ns: int, until_ns: int | None) -> bool:
-        """True if what a rank does to the disk at this moment is struck."""
+        """True if the fault strikes what a rank does to the disk at this moment."""
         return self.rank in (None, rank) and start_ns <= now_ns and (until_ns is None or now_ns < until_ns)
 
     def real_obstacle(self, machine: Machine) -> str:

@@ -1,7 +1,7 @@
 """The numbers that a fault draws, the same in a simulation and on real processes.
 
-What comes to its moments once and in order, a trigger or the operations of a rank, draws from a stream. A rule on the
-network is asked any number of times, about any moment: its numbers are a hash of what it is asked about.
+A trigger, or the operations of a rank, draw from a stream: their moments come once and in order. A rule on the network
+is asked any number of times, about any moment: its numbers are a hash of the question.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["draws_for", "numbers_for", "uniform_ns"]
 def draws_for(
     fault: Fault, earlier: Sequence[Fault], *, seed: int, life: int, rank: int | None = None, use: str = ""
 ) -> Callable[[], float]:
-    """Numbers from 0 to 1, the same for the same fault in a life of a run with `seed`.
+    """Return numbers from 0 to 1, the same for the same fault in a life of a run with `seed`.
 
-    With `rank` they are for what this rank does: each rank has a stream of its own.
+    With `rank` they are for the operations of this rank: each rank has a stream of its own.
 
-    The stream has the fault's own words as its name, so that other faults come and go without a change to it; of equal
-    faults each has its own, by how many are `earlier` in the run. It is made when the first number is asked for. A
+    The stream's name is the fault's own words, so adding or removing other faults does not change it. Equal faults have
+    different streams, by how many are `earlier` in the run. The stream is made when the first number is asked for. A
     fault that draws for several uses has a stream for each.
     """
     made: list[Any] = []
@@ -40,14 +40,14 @@ def draws_for(
 
 
 def uniform_ns(most_ns: int, draw: Callable[[], float]) -> int:
-    """A time from 0 to `most_ns`, all alike, by the next number that is drawn."""
+    """Return a time from 0 to `most_ns`, evenly distributed, by the next number that is drawn."""
     return int(draw() * (most_ns + 1))
 
 
 def numbers_for(fault: Fault, earlier: Sequence[Fault], *, seed: int) -> Callable[..., float]:
-    """A number from 0 to 1 for each few words and numbers, the same for the same fault in a run with `seed`.
+    """Return a function that gives a number from 0 to 1 for words and numbers, always the same in a run with `seed`.
 
-    As with streams, other faults come and go without a change to them, and equal faults have different ones.
+    As with streams, other faults do not change these numbers, and equal faults have different ones.
     """
     key = hashlib.blake2b(f"{seed} {_words(fault, earlier)}".encode(), digest_size=32).digest()
 

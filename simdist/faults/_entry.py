@@ -1,4 +1,4 @@
-"""One fault of a simulated run: its account, what it can do to the simulation, and to the rank that it strikes.
+"""One fault of a simulated run: its account, and its actions on the simulation and on the rank that it strikes.
 
 Circle of imports: the injector makes an entry for each fault, and an entry acts on the world through its injector.
 """
@@ -36,13 +36,13 @@ class Entry:
     origin_ns: int = 0
     lifted: bool = False
     lifted_ns: int = 0  # when it was
-    in_play: bool = False  # `arm` was called; never for a rank's fault, which is watched for instead
+    in_play: bool = False  # `arm` was called; never for a rank's fault, whose trigger is watched instead
     over: bool = False  # its end was reported
     struck_ns: list[int] = field(default_factory=list)
-    ended: list[tuple[int, int, str]] = field(default_factory=list)  # rank, life, and what became of it
+    ended: list[tuple[int, int, str]] = field(default_factory=list)  # rank, life, and how it ended
     conditions: list[Condition] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)  # that it has brought down
-    draws: dict[tuple[int, int], Callable[[], float]] = field(default_factory=dict)  # by life and rank
+    draws: dict[tuple[int, int], Callable[[], float]] = field(default_factory=dict)  # hosts that it has brought down
     _numbers: Callable[..., float] | None = None  # made when it first draws one
 
     @property
@@ -76,20 +76,20 @@ class Entry:
         self.injector.simulation.bus.record(fault_reported(self.now_ns, rank, self.fault.kind, text, life))
 
     def has_struck(self) -> None:
-        """Keep account, and bring in those that come after it."""
+        """Note the strike, and release the faults that come after it."""
         self.struck_ns.append(self.now_ns)
         if self.fault.name:
             self.injector.release(self.fault.name)
 
     def has_passed(self) -> bool:
-        """True if it lasts until a time that has come."""
+        """True if it lasts until a time that has passed."""
         fault = self.fault
         if not isinstance(fault, LastingFault) or fault.until_ns is None:
             return False
         return self.origin_ns + fault.until_ns <= self.now_ns
 
     def result(self) -> FaultResult:
-        """What became of it."""
+        """Return the fault's account."""
         fault = self.fault
         return FaultResult(
             call=repr(fault),
@@ -102,7 +102,7 @@ class Entry:
         )
 
     def has_ended(self, process: SimProcess, how: str) -> None:
-        """Keep account of what became of a process."""
+        """Note how a process ended."""
         ended = (process.rank, process.life, how)
         if ended not in self.ended:
             self.ended.append(ended)

@@ -1,7 +1,7 @@
-"""The base of all faults, and what a fault may know of the world that it is given to.
+"""The base of all faults, and what a fault may know of its world.
 
-A fault is a class. Everything about it stands there: its fields, which problems it has in a world, how it strikes in a
-simulation and on a real machine, and what is said of it. Users write their own in the same way, from one of the bases:
+A fault is a class. It holds everything about the fault: its fields, its problems in a world, how it strikes in a
+simulation and on a real machine, and its texts. Users write their own in the same way, from one of the bases:
 
 | base | what it is | what a subclass says | simulated | real |
 |---|---|---|---|---|
@@ -12,8 +12,8 @@ simulation and on a real machine, and what is said of it. Users write their own 
 | `StoreFault` | the launcher's store misbehaves | `request_delay_ns`, `lost_at_ns` | yes | without restarts |
 | `Fault` | anything else | `arm` | yes | no, unless `real_obstacle` says so |
 
-Invariants: a fault is frozen and holds plain data, so that it can be shown, compared, written into a file's words and
-sent to real processes; all that changes during a run lives in the injector or in the real rank. Faults of a run are
+Invariants: a fault is frozen and holds plain data, so that it can be shown, compared, written into a file and sent to
+real processes; everything that changes during a run is in the injector or in the real rank. Faults of a run are
 distinguished by identity, not by equality: two equal descriptions are two faults.
 """
 
@@ -43,22 +43,22 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The world that a fault is given to, as far as it is known before it runs.
+    """The world of a fault, as far as it is known before it runs.
 
-    `max_restarts`, `has_disk`, `has_local_disks` and `has_devices` are None if nobody knows yet. `waits` maps the name
-    of each fault of the world to the name of the one that it comes after ("" for none). `wrong` has the fields that are
-    wrong by themselves, of which there is nothing more to say.
+    `max_restarts`, `has_disk`, `has_local_disks` and `has_devices` are None if they are not known yet. `waits` maps the
+    name of each fault of the world to the name of the one that it comes after ("" for none). `wrong` has the fields
+    that are wrong by themselves; nothing more is said about these.
     """
 
     world_size: int
     max_restarts: int | None = None
     has_disk: bool | None = None
     waits: Mapping[str, str] = field(default_factory=dict)
-    taken: frozenset[str] = frozenset()  # names that several faults bear
+    taken: frozenset[str] = frozenset()  # names that several faults have
     wrong: frozenset[str] = frozenset()
     has_local_disks: bool | None = None  # one for each host
-    has_devices: bool | None = None  # virtual ones; None: nobody knows yet
-    moves_payloads: bool = True  # False: large ones of floating-point numbers stay where they are
+    has_devices: bool | None = None  # virtual ones; None: not known yet
+    moves_payloads: bool = True  # False: large payloads of floating-point numbers are not moved
 
     def fine(self, *fields: str) -> bool:
         """True if none of these fields is wrong by itself."""
@@ -67,9 +67,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a scenario is to run for real: on which backend, on how many machines, with how many restarts.
+    """Where a scenario runs for real: on which backend, on how many machines, with how many restarts.
 
-    `no_network` says why ranks can't have a network of their own there, or "" if they can; asked only if it matters.
+    `no_network` returns why ranks can't have a network of their own there, or "" if they can; called only if it
+    matters.
     """
 
     backend: str
@@ -83,7 +84,7 @@ class Machine:
 class Fault:
     """Something that goes wrong in a run. A subclass is a frozen dataclass with keywords only, without a decorator.
 
-    `name` is what other faults and reports call it. `after` is the name of another fault: this one comes into play when
+    `name` is its name for other faults and reports. `after` is the name of another fault: this one comes into play when
     that one has struck, and its times count from then. A fault that never strikes fails the run, unless `optional`.
 
     Example:
@@ -109,7 +110,7 @@ class Fault:
         cls.kind = kind_name(cls.__name__)
 
     def __post_init__(self) -> None:
-        # Numbers of numpy become Python's, lists tuples; what does not fit stays, and is reported with the problems.
+        # Numpy's numbers become Python's, lists tuples; a misfit stays, and is reported with the problems.
         for name, each in fields_of(type(self)).items():
             value = getattr(self, name)
             if value is not each.default:
@@ -117,7 +118,7 @@ class Fault:
                     object.__setattr__(self, name, each.spec.check(value))
 
     def with_texts(self, change: Callable[[str], str]) -> Fault:
-        """The fault with something else in its texts; reports and random draws still treat it as this one."""
+        """Return the fault with its texts changed; reports and random draws still treat it as this one."""
         texts = {e.name: getattr(self, e.name) for e in dataclasses.fields(self)}
         changed: dict[str, Any] = {}
         changed |= {n: change(text) for n, text in texts.items() if isinstance(text, str) and change(text) != text}
@@ -126,7 +127,7 @@ class Fault:
         return _marked(dataclasses.replace(self, **changed), {**self._marks(), "words": repr(self)})
 
     def found_in(self, folder: str) -> Fault:
-        """The same fault, which knows that its class's module is found from this folder when it is unpickled."""
+        """Return the same fault; when it is unpickled, its class's module is found from this folder."""
         return _marked(dataclasses.replace(self), {**self._marks(), "folder": folder})
 
     def _marks(self) -> dict[str, str]:
@@ -134,7 +135,7 @@ class Fault:
         return marks
 
     def __repr__(self) -> str:
-        """The call that makes this fault, with what differs from the defaults."""
+        """The call that makes this fault, with the fields that differ from the defaults."""
         words = self._marks().get("words")
         if words is not None:
             return words
@@ -143,21 +144,21 @@ class Fault:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __reduce__(self) -> Any:
-        # By the names of module and class: those of a scenario's folder are forgotten and imported anew.
+        # By the names of module and class: modules of a scenario's folder are forgotten and imported anew.
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return _remade, (type(self).__module__, type(self).__qualname__, values, self._marks())
 
     # -- problems ------------------------------------------------------------------------------------------------
 
     def misfits(self) -> Mapping[str, tuple[Finding, ...]]:
-        """What is wrong with each field by itself; fields that are fine are left out."""
+        """Return what is wrong with each field by itself; fields that are fine are left out."""
         found = {name: findings_of(each.spec, getattr(self, name)) for name, each in fields_of(type(self)).items()}
         return {name: findings for name, findings in found.items() if findings}
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """What is wrong with the fault as a whole, and with it in its world, as (field, text).
+        """Yield what is wrong with the fault as a whole, and with it in its world, as (field, text).
 
-        An override yields what the base has to say, too: `yield from super().problems(world)`. Fields that are wrong by
+        An override also yields the problems of the base: `yield from super().problems(world)`. Fields that are wrong by
         themselves may hold anything; ask `world.fine("rank")` before looking at one.
         """
         for name, ranks in self.named_ranks().items():
@@ -175,12 +176,12 @@ class Fault:
 
     @property
     def needs_disk(self) -> bool:
-        """True if it can strike only where a simulated disk is."""
+        """True if it can strike only where there is a simulated disk."""
         return False
 
     @property
     def needs_devices(self) -> bool:
-        """True if it can strike only where virtual devices are."""
+        """True if it can strike only where there are virtual devices."""
         return False
 
     def _problems_of_after(self, after: str, world: Surroundings) -> Iterator[Problem]:
@@ -203,16 +204,16 @@ class Fault:
     # -- in a simulation -----------------------------------------------------------------------------------------
 
     def arm(self, stage: Stage) -> None:
-        """Come into play in a simulation: at its start, when somebody brings the fault in, or after another fault.
+        """Come into play in a simulation: at its start, when the program adds the fault, or after another fault.
 
-        What `stage` sets up ends when the fault is lifted. The fault has struck when it says so, by `stage.report`.
+        Everything set up on `stage` ends when the fault is lifted. The fault reports its strike by `stage.report`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no arm(self, stage)")
 
     # -- on a real machine ---------------------------------------------------------------------------------------
 
     def real_obstacle(self, machine: Machine) -> str:
-        """Why real processes on this machine can't have the fault; "" if they can."""
+        """Return why real processes on this machine can't have the fault; "" if they can."""
         return "it is made for simulations only"
 
     # -- words ---------------------------------------------------------------------------------------------------
@@ -224,21 +225,21 @@ class Fault:
         return rank if isinstance(rank, int) else None
 
     def struck_ranks(self, hosts: Sequence[str]) -> frozenset[int]:
-        """The ranks that it strikes; `hosts` has the host of each rank of the world."""
+        """Return the ranks that it strikes; `hosts` has the host of each rank of the world."""
         return frozenset() if self.target is None else frozenset({self.target})
 
     def begins(self) -> str:
-        """The text of the event when it strikes or begins."""
+        """Return the text of the event when it strikes or begins."""
         words = self.kind.replace("_", " ")
         return words if self.target is None else f"{words} strikes rank {self.target}"
 
     def ends(self) -> str:
-        """The text of the event when it is over; "" for a fault that has no end."""
+        """Return the text of the event when it is over; "" for a fault that has no end."""
         return ""
 
     @property
     def called(self) -> str:
-        """What reports call it: its name, or its kind and whom it strikes."""
+        """Its name in reports: its name, or its kind and the rank that it strikes."""
         whom = "" if self.target is None else f" of rank {self.target}"
         return f"{self.name!r} ({self.kind}{whom})" if self.name else f"{self.kind}{whom}"
 
@@ -248,13 +249,13 @@ def _same(value: object, default: object) -> bool:
 
 
 def _marked(fault: Fault, marks: dict[str, str]) -> Fault:
-    """The fault, with what is no field of it: `words` to report it by, the `folder` that its module is found from."""
+    """Mark the fault with what is no field: `words` to report it by, the `folder` from which its module is found."""
     object.__setattr__(fault, "_marked", marks)
     return fault
 
 
 def _remade(module: str, name: str, values: dict[str, Any], marks: dict[str, str]) -> Fault:
-    """The fault that was pickled."""
+    """Return the fault that was pickled."""
     path = list(sys.path)
     sys.path[:0] = [marks["folder"]] if "folder" in marks else []
     try:

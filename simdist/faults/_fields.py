@@ -1,4 +1,4 @@
-"""What the fields of faults have to be, once for Python, scenario files and docs; see `fields_of`."""
+"""The specs of faults' fields, one for Python, scenario files and docs; see `fields_of`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Anything(Spec):
 RANK = Rank()
 MOMENT = Maybe(Duration())
 DELAY = Duration()
-PERIOD = Maybe(Duration())  # that it is more than nothing is reported with the problems of the fault
+PERIOD = Maybe(Duration())  # problems() reports one that is not more than nothing
 COUNT = Maybe(Whole())  # likewise
 STEP = Maybe(Whole())  # likewise
 OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE, STORE), noun="operation"))
@@ -142,18 +142,18 @@ SHORT_KEYS = {"at_step": "step", "at_point": "point"}  # a scenario file and the
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a fault: what it has to be, and its default; `...` if it has none."""
+    """A field of a fault: the spec of its values, and its default; `...` if it has none."""
 
     spec: Spec
     default: Any
 
 
 def fields_of(kind: type) -> Mapping[str, Field]:
-    """The fields of a class of faults: first those without a default, last those that all faults have.
+    """Return the fields of a class of faults: first those without a default, last those that all faults have.
 
-    What a field has to be stands beside its type, `Annotated[int, RANK]`, or follows from it: a whole number, a number,
-    a text, a truth, each also with `| None`; a whole number whose name ends in `_ns` is a duration. Any other type
-    takes any value.
+    The spec of a field stands beside its type, `Annotated[int, RANK]`, or follows from the type: a whole number, a
+    number, a text, a truth, each also with `| None`; a whole number whose name ends in `_ns` is a duration. Any other
+    type takes any value.
     """
     known = kind.__dict__.get("_described")
     if known is None:
@@ -181,14 +181,14 @@ def _specs(kind: type) -> dict[str, Spec]:
 
 
 def _hints(base: type) -> Mapping[str, Any]:
-    """The types of the fields that a class itself adds."""
+    """Return the types of the fields that a class itself adds."""
     names = inspect.get_annotations(base)
     space = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
     found = {}
     for name, hint in names.items():
         found[name] = hint
         if isinstance(hint, str):
-            with contextlib.suppress(Exception):  # a name that only the function has in which the class was written
+            with contextlib.suppress(Exception):  # a name that exists only in the function that defines the class
                 found[name] = eval(hint, dict(space), dict(vars(base)))
     return found
 
@@ -213,17 +213,17 @@ _PLAIN: Mapping[type, Spec] = {bool: Truth(), int: Whole(), float: Number(), str
 
 
 def file_key(field: str) -> str:
-    """The key in a scenario file for a field of a fault."""
+    """Return the key in a scenario file for a field of a fault."""
     return SHORT_KEYS.get(field, field.removesuffix("_ns"))
 
 
 def kind_name(class_name: str) -> str:
-    """A class's name as scenario files and events write it: "link_delay"."""
+    """Return a class's name as scenario files and events write it: "link_delay"."""
     return re.sub(r"(?<!^)([A-Z])", r"_\1", class_name).lower()
 
 
 def ranks_in(spec: Spec, value: object) -> Iterator[int]:
-    """The ranks that a value names, if that is what its spec says it does; the value may be wrong."""
+    """Yield the ranks that a value names, if its spec is one of ranks; the value may be wrong."""
     if isinstance(spec, Maybe):
         yield from ranks_in(spec.spec, value)
     elif isinstance(spec, ListOf) and isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What is wrong with faults that do something to the effect itself: it is left out, changed, or done in part."""
+"""Problems of faults that act on the effect itself: they leave it out, change it, or do it in part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["problems_in_place"]
 
 
 def problems_in_place(fault: RankFault, world: Surroundings, takes: Collection[str], why: str) -> Iterator[Problem]:
-    """An operation that it can't be done to, as `why` says, and a side of it on which it is too late."""
+    """Yield an operation that the fault can't act on, as `why` says, and a side of it on which it is too late."""
     if world.fine("op") and fault.op not in takes:
         yield "op", f"{fault.op!r} {why}"
     if world.fine("when") and fault.when != "before":

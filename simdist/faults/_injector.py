@@ -1,18 +1,18 @@
-"""Brings faults into a simulation: arms them, strikes where their triggers say, and keeps account of who struck when.
+"""Brings faults into a simulation: arms them, strikes where their triggers say, and records the strikes.
 
 What holds at any time:
 
 - Each fault of the run has one `Entry`, which is its `Stage`, for the whole run; a rank's triggers are watched anew in
   each life. Two equal descriptions are two entries.
-- The injector is the only one on the bus on behalf of the faults of ranks: it adds up what several of them say to one
-  operation, the last of them decides when they strike.
+- For the faults of ranks, only the injector is a judge on the bus: it adds up the verdicts of several faults on one
+  operation; the last of them decides when they strike.
 - A fault that comes after another one is armed when that one strikes, and at most once; a rank's trigger is watched
-  from the start of its life, and released then.
-- A period ends when nothing has happened since its last alarm and nothing else is to come. Without that rule a
-  deadlock, or a rank that hangs for good, would be followed by strikes for ever.
+  from the start of its life, and released when that one strikes.
+- A period ends when nothing has happened since its last alarm and nothing else will. Without that rule a deadlock, or a
+  rank that hangs for good, would be followed by strikes for ever.
 
-In doubt: a fault of a rank that another one releases with no trigger of its own strikes by a timer at that instant, so
-after whatever the striking fault does at once. That is a choice, not a fact about machines.
+In doubt: if another fault releases a fault of a rank that has no trigger of its own, it strikes by a timer at that
+instant, so after everything that the striking fault does at once. That is a choice, not a fact about machines.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Stop:
 
 
 class Injector:
-    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` says who struck.
+    """The faults of one run. `start_life` arms those of a life; the bus asks for verdicts; `account` has the strikes.
 
-    `lose_store` ends the launcher's store, and `let_store_run` stops it (False) or lets it go on; `seed` is what faults
-    draw from; `has_devices` says that the world has virtual ones.
+    `lose_store` ends the launcher's store, and `let_store_run` stops it (False) or lets it go on; faults draw their
+    numbers from `seed`; `has_devices` says that the world has virtual ones.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class Injector:
         self._has_devices = has_devices
         self.life = 0
         self._entries: list[Entry] = []
-        self._released: dict[str, int] = {}  # when faults with a name struck first
+        self._released: dict[str, int] = {}  # when each fault with a name struck first
         self._watches: dict[int, Watches[Entry]] = {}  # of the present life, by rank
-        self._draws: dict[Entry, Callable[[], float]] = {}  # likewise, by fault: for what it changes
+        self._draws: dict[Entry, Callable[[], float]] = {}  # of the present life, by fault: numbers for its changes
         self._processes: dict[int, SimProcess] = {}
         self._stops: dict[SimProcess, list[_Stop]] = {}
-        self._judging: dict[type, None] = {}  # of which announcements it is a judge
-        self._stoppers: dict[Entry, None] = {}  # which have stopped the launcher's store
-        self.keepers: list[Entry] = []  # that keep the launcher's store over restarts
-        self._moving: dict[Timer, None] = {}  # that keep nothing else going: periods, and the ends of stops
+        self._judging: dict[type, None] = {}  # announcements of which it is a judge
+        self._stoppers: dict[Entry, None] = {}  # faults that have stopped the launcher's store
+        self.keepers: list[Entry] = []  # faults that keep the launcher's store over restarts
+        self._moving: dict[Timer, None] = {}  # timers that keep nothing else going: periods, and the ends of stops
         for fault in faults:
             self._take(fault)
 
     # -- what the world and the test say -------------------------------------------------------------------------
 
     def start_life(self, life: int, processes: dict[int, SimProcess]) -> None:
-        """Watch for what strikes in this life of the world."""
+        """Watch for the faults that strike in this life of the world."""
         self.life = life
         self._processes = processes
         self._watches = {}
@@ -108,31 +108,31 @@ class Injector:
             self._watch(entry)
 
     def add(self, fault: Fault) -> None:
-        """Bring in a fault while the world runs. One whose time has come strikes at once."""
+        """Add a fault while the world runs. One whose time has come strikes at once."""
         self._watch(self._take(fault), at_once=True)
 
     def lift(self, fault: Fault) -> None:
-        """End a fault now: heal, release, let go on. One that has not struck yet never will; does nothing twice."""
+        """End a fault now: heal, release, resume. One that has not struck never will. The second call does nothing."""
         for entry in self._entries:
             if entry.fault is fault and not entry.lifted:
                 self._lift(entry)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """All faults of the run, in the order in which they came in."""
+        """All faults of the run, in the order in which they were added."""
         return tuple(entry.fault for entry in self._entries)
 
     def numbers_for(self, entry: Entry) -> Callable[..., float]:
-        """What a fault of the run draws, by words."""
+        """Return the numbers that a fault of the run draws, by words."""
         earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
         return numbers_for(entry.fault, earlier, seed=self._seed)
 
     def account(self) -> tuple[FaultResult, ...]:
-        """What became of each fault, in the order in which they came in."""
+        """Return the account of each fault, in the order in which they were added."""
         return tuple(entry.result() for entry in self._entries)
 
     def release(self, name: str) -> None:
-        """A fault of this name strikes: those that come after it come into play."""
+        """Called when a fault of this name strikes: faults that come after it come into play."""
         now_ns = self.simulation.now_ns
         if name in self._released:
             return
@@ -170,7 +170,7 @@ class Injector:
         return entry
 
     def _arm(self, entry: Entry, origin_ns: int) -> None:
-        if entry.fault.needs_devices and not self._has_devices:  # which it could not be refused for: it never strikes
+        if entry.fault.needs_devices and not self._has_devices:  # its problems() could not know that: it never strikes
             return
         if not entry.in_play and not entry.lifted:
             entry.in_play = True
@@ -183,7 +183,7 @@ class Injector:
             return
         if fault.rank not in self._processes:  # a life with fewer ranks
             return
-        if fault.needs_devices and not self._has_devices:  # which it could not be refused for: it never strikes
+        if fault.needs_devices and not self._has_devices:  # its problems() could not know that: it never strikes
             return
         now_ns = self.simulation.now_ns
         watch = Watch(fault.trigger, self.draws_for(entry), now_ns)
@@ -208,7 +208,7 @@ class Injector:
         self.simulation.call_at(watch.alarm_ns, lambda: self._alarm(entry, watch, process))
 
     def _alarm(self, entry: Entry, watch: Watch, process: SimProcess, happened: int = -1) -> None:
-        """An alarm is due; `happened` is how much had at the last one, if it has a period."""
+        """An alarm is due. With a period, `happened` is the number of events at the last alarm."""
         if happened == len(self.simulation.events) - self.said and not self._can_go_on():
             return
         if watch.alarm():
@@ -218,7 +218,7 @@ class Injector:
             self._move_on(watch.alarm_ns, lambda: self._alarm(entry, watch, process, happened))
 
     def _can_go_on(self) -> bool:
-        """True if anything can happen in the world but what periods of faults would do next."""
+        """True if anything can happen in the world apart from the next strikes of periods."""
         simulation = self.simulation
         self._moving = {timer: None for timer in self._moving if timer.action is not None}
         return bool(simulation.deadlines()) or any(timer not in self._moving for _, timer in simulation.timers())
@@ -229,21 +229,21 @@ class Injector:
     # -- verdicts ------------------------------------------------------------------------------------------------
 
     def judge_operations(self) -> None:
-        """From now on judge operations."""
+        """Judge operations from now on."""
         self._judge(OperationCalled, self._on_operation)
 
     def judge_effects(self) -> None:
-        """From now on judge effects on disks."""
+        """Judge effects on disks from now on."""
         from simdist.files import StorageCalled  # which worlds without such faults do not need
 
         self._judge(StorageCalled, self._on_effect)
 
     def judge_requests(self) -> None:
-        """From now on judge requests to the store."""
+        """Judge requests to the store from now on."""
         self._judge(StoreRequested, self._on_request)
 
     def _judge(self, kind: type[_Event], judge: Callable[[_Event], Verdict]) -> None:
-        # Others may be judges too, so what the bus wants does not show whether this one is.
+        # Other judges may be there too, so the bus does not show whether the injector is one.
         if kind not in self._judging:
             self._judging[kind] = None
             self.simulation.bus.intercept(kind, judge)
@@ -279,14 +279,14 @@ class Injector:
         return sum(lateness_ns(rank, now_ns) for entry, lateness_ns in asked if not entry.lifted)
 
     def _verdict(self, struck: Sequence[Entry], process: SimProcess, late_ns: int = 0) -> Verdict:
-        """What the faults do to the process, one after the other, and what its program gets at last."""
+        """Return the faults' strikes on the process, one after the other, and the result for its program."""
         entries = [entry for entry in struck if not entry.lifted]
         if not entries:
             return Verdict(delay_ns=late_ns) if late_ns else PASS
         last = entries[-1].fault
         assert isinstance(last, RankFault)
 
-        unchanged: dict[Entry, None] = {}  # those who change a result that is not there yet
+        unchanged: dict[Entry, None] = {}  # faults that change a result that is not there yet
 
         def strike() -> None:
             for entry in entries:
@@ -307,7 +307,7 @@ class Injector:
         return own
 
     def _result_change_of(self, entry: Entry, unchanged: dict[Entry, None]) -> Change:
-        """What a fault makes of what a collective leaves; it is `unchanged` until then."""
+        """Return the fault's change of a collective's results, and take it out of `unchanged` then."""
 
         def change_result(results: Any) -> Any:
             assert isinstance(entry.fault, RankFault)
@@ -317,7 +317,7 @@ class Injector:
         return change_result
 
     def _change_of(self, entry: Entry) -> Change | None:
-        """What a fault makes of what an operation carries."""
+        """Return the fault's change of what an operation carries."""
         assert isinstance(entry.fault, RankFault)
         change = entry.fault.changes
         if change is None:
@@ -329,7 +329,7 @@ class Injector:
         return change_drawn
 
     def drawing(self, entry: Entry) -> Callable[[], float]:
-        """The numbers that say what a fault changes: each strike goes on where the one before it ended."""
+        """Return the numbers for what a fault changes: each strike continues where the one before ended."""
         if entry not in self._draws:
             self._draws[entry] = self.draws_for(entry, use="values")
         return self._draws[entry]
@@ -359,7 +359,7 @@ class Injector:
                 self.simulation.call_at(now_ns + duration_ns, again)
 
     def stop_store(self, entry: Entry) -> None:
-        """The launcher's store does not answer until this fault, and others that have stopped it, let it go on."""
+        """Stop the launcher's store until this fault, and all others that have stopped it, let it go on."""
         self._stoppers[entry] = None
         self.let_store_run(False)
 
@@ -371,7 +371,7 @@ class Injector:
                 self.let_store_run(True)
 
     def keeps_store(self) -> bool:
-        """True if the life that begins now finds the launcher's store as the one before left it."""
+        """True if the new life finds the launcher's store as the one before left it."""
         keepers = [entry for entry in self.keepers if not entry.lifted]
         for entry in keepers:
             entry.report()
@@ -380,9 +380,9 @@ class Injector:
     def crash_hosts(
         self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None, disks: str
     ) -> None:
-        """Bring hosts down for a while, or until the fault is lifted. Called by a rank of one: does not return.
+        """Bring hosts down for a while, or until the fault is lifted. Does not return to a rank of such a host.
 
-        `outcome` is which of the outcomes their disks take, `disks` with which they come back.
+        `outcome` selects one of the outcomes of their disks, `disks` the disks with which they come back.
         """
         now_ns = self.simulation.now_ns
         entry.hosts += hosts
@@ -390,7 +390,7 @@ class Injector:
             self.simulation.call_at(now_ns + down_ns, functools.partial(self._boot_all, entry, hosts))
         for host in hosts:
             host.failing, host.disks = True, disks
-        # All of them before any rank ends: the one that calls may be on the first.
+        # All of them before any rank ends: the caller may be on the first.
         for host in hosts:
             host.lose_power(now_ns, outcome=outcome)
         for host in hosts:
@@ -409,7 +409,7 @@ class Injector:
             host.boot(self.simulation.now_ns)
 
     def _go_on(self, process: SimProcess) -> None:
-        # Of stops that overlap the last to end decides.
+        # If stops overlap, the last one to end decides.
         now_ns = self.simulation.now_ns
         self._stops[process] = left = [stop for stop in self._stops[process] if stop.until_ns > now_ns]
         if process.running and not left:

@@ -1,11 +1,11 @@
 """Faults of the links between ranks.
 
-They are rules laid on the network, and no judges on the bus, because a link is asked about moments that lie ahead.
-A collective in trouble is worked out ahead, message by message, and anew whenever something changes: each time for the
-latency of a message that would leave at some later moment, and from when it gets through. An announcement happens once,
-at the moment of its effect, and a verdict may draw, count or kill. A rule is a pure function of two ranks and a moment:
-it may be asked any number of times, and the network calls its listeners when its answers change. A network without
-rules is never asked, so that what goes well stays one flow with one timer.
+They are rules laid on the network, and not judges on the bus, because the network asks about moments that lie ahead. It
+works out a collective in trouble ahead, message by message, and anew whenever something changes: each time it asks for
+the latency of a message that would leave at a later moment, and from when it gets through. An announcement happens
+once, at the moment of its effect, and a verdict may draw, count or kill. A rule is a pure function of two ranks and a
+moment: it may be asked any number of times, and the network calls its listeners when its answers change. A network
+without rules is never asked, so that an undisturbed operation stays one flow with one timer.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from simdist.values import LONGEST_NS
 __all__ = ["LinkEffect", "LinkFault", "lay_between"]
 
 
-# How long Linux waits for an acknowledgement before it sends again what it sent on a fast link, and at most
-# (include/net/tcp.h: TCP_RTO_MIN, TCP_RTO_MAX). It waits twice as long each time.
+# How long Linux waits for an acknowledgement before it sends again on a fast link, and at most (include/net/tcp.h:
+# TCP_RTO_MIN, TCP_RTO_MAX). It waits twice as long each time.
 _FIRST_WAIT_NS, _LONGEST_WAIT_NS = 200_000_000, 120_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEffect:
-    """What a fault does to messages from one rank to another: they take longer, are held until its end, or don't pass.
+    """A fault's effect on messages from one rank to another: they take longer, are held until its end, or don't pass.
 
-    Each takes `delay_ns` longer, up to `jitter_ns` more, which is drawn, and `tail_ns` more if it is among a share of
-    `tail_share`, which is drawn, too. None overtakes another. In a simulation what does not pass waits for the end, as
-    TCP sends again; on a real machine the packet is lost. A share of `lost` of the packets is lost on both, which is
-    drawn; in a simulation a message is one packet, and arrives by a retransmission. No more than `bandwidth` bytes per
-    second pass; 0 is no limit.
+    Each message takes `delay_ns` longer, up to `jitter_ns` more, which is drawn, and `tail_ns` more if it is among a
+    share of `tail_share`, which is drawn, too. None overtakes another. In a simulation a message that does not pass
+    waits for the end, as TCP sends again; on a real machine the packet is lost. On both, a drawn share of `lost` of the
+    packets is lost; in a simulation a message is one packet, and arrives by a retransmission. No more than `bandwidth`
+    bytes per second pass; 0 is no limit.
     """
 
     delay_ns: int = 0
@@ -50,11 +50,11 @@ class LinkEffect:
 
     @property
     def is_drawn(self) -> bool:
-        """True if something of it is drawn for each message."""
+        """True if it draws anything for each message."""
         return bool(self.jitter_ns or (self.tail_share and self.tail_ns) or self.lost)
 
     def longer_ns(self, draw: Callable[..., float], src: int, dst: int, now_ns: int) -> int:
-        """How much longer a packet takes that leaves now, beside `delay_ns`; `draw` gives a number for words."""
+        """Return how much longer than `delay_ns` a packet takes that leaves now; `draw` gives a number for words."""
         extra_ns = int(draw("jitter", src, dst, now_ns) * (self.jitter_ns + 1)) if self.jitter_ns else 0
         if self.tail_share and self.tail_ns and draw("tail", src, dst, now_ns) < self.tail_share:
             extra_ns += self.tail_ns
@@ -65,11 +65,11 @@ class LinkEffect:
         return bool(self.lost) and draw("lost", src, dst, now_ns) < self.lost
 
     def sent_again_ns(self, draw: Callable[..., float], src: int, dst: int, now_ns: int, until_ns: int | None) -> int:
-        """How long after now a message leaves for the last time, if this lasts until then; 0 if it is not lost."""
+        """Return how long after now a message leaves for the last time, if this lasts until then; 0 if not lost."""
         moment, wait_ns = now_ns, _FIRST_WAIT_NS
         while (until_ns is None or moment < until_ns) and self.loses(draw, src, dst, moment):
             if moment - now_ns > LONGEST_NS:
-                break  # nobody waits for so long
+                break  # longer than any wait
             moment += wait_ns
             wait_ns = min(2 * wait_ns, _LONGEST_WAIT_NS)
         return moment - now_ns
@@ -90,7 +90,7 @@ class LinkFault(LastingFault):
     """
 
     def effect_on(self, src: int, dst: int) -> LinkEffect | None:
-        """What it does to messages from `src` to `dst`; None: nothing."""
+        """Return its effect on messages from `src` to `dst`; None: none."""
         raise NotImplementedError(f"{type(self).__name__} has no effect_on(self, src, dst)")
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
@@ -104,11 +104,11 @@ class LinkFault(LastingFault):
 
     @property
     def target(self) -> None:
-        """None: it strikes links, whatever ranks it names."""
+        """None: it strikes links, not ranks."""
         return
 
     def real_obstacle(self, machine: Machine) -> str:
-        """It takes a network of the ranks' own."""
+        """Refuses machines on which ranks can't have a network of their own."""
         if self.after is not None:
             return "on real processes only faults of ranks come after others"
         if machine.backend != "gloo":

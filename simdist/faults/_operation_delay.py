@@ -16,8 +16,8 @@ __all__ = ["OperationDelay"]
 class OperationDelay(LastingFault):
     """Operations of `rank` start late while it lasts. A subclass says how late, in `lateness_ns`.
 
-    What is drawn of the lateness it says in `drawn_ns`, which is asked at each operation of the rank, also while the
-    fault is off: so the n-th operation of a life draws the same numbers in a simulation and on a real process.
+    `drawn_ns` returns the random part of the lateness. It is called at each operation of the rank, also while the fault
+    is off: so the n-th operation of a life draws the same numbers in a simulation and on a real process.
 
     Example:
         >>> class Overheating(OperationDelay):
@@ -30,11 +30,11 @@ class OperationDelay(LastingFault):
     rank: Annotated[int, RANK]
 
     def lateness_ns(self, lasted_ns: int) -> int:
-        """How late an operation starts that is called when the fault has lasted for so long."""
+        """Return how late an operation starts that is called when the fault has lasted for so long."""
         raise NotImplementedError(f"{type(self).__name__} has no lateness_ns(self, lasted_ns)")
 
     def drawn_ns(self, draw: Callable[[], float]) -> int:
-        """How much later an operation starts by chance; `draw` gives numbers from 0 to 1, drawn from the run's seed.
+        """Return how much later an operation starts by chance; `draw` gives numbers from 0 to 1, from the run's seed.
 
         An override calls `draw` equally often for each operation.
         """
@@ -57,9 +57,9 @@ class OperationDelay(LastingFault):
         stage.delay_operations(lateness_ns)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """Only that a real rank does not hear when a fault elsewhere has struck."""
+        """Refuses `after`: a real rank does not learn when a fault elsewhere has struck."""
         return "" if self.after is None else "on real processes only faults of ranks come after others"
 
     def ends(self) -> str:
-        """The rank is itself again."""
+        """The text when the rank is in time again."""
         return f"rank {self.rank} is in time again"

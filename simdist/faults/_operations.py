@@ -1,7 +1,7 @@
 """The names by which a fault's `op` can mean an operation: those of events, and those that programs call.
 
 An event has the name of what the backend does: `dist.all_gather_object` is two `all_gather` there, `dist.isend` a
-`send`. A fault may say either; a name that is neither would never strike, and is refused. (Names of torch 2.13.)
+`send`. A fault may use either name; any other name would never strike, and is refused. (Names of torch 2.13.)
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _aliases() -> dict[str, tuple[str, ...]]:
     return dict(sorted(found.items()))
 
 
-# What programs call, and the operations that come of it. Those of torch.distributed that send an object or a list send
-# sizes first: each message counts. Of `gather_object` and `scatter_object_list` the sizes go by another operation,
-# which is not meant.
+# The functions that programs call, and their operations in the backend. Functions of torch.distributed that send an
+# object or a list send sizes first: each message counts. `gather_object` and `scatter_object_list` send the sizes by
+# another operation, which does not count.
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(_aliases())
 
-# What changes a simulated disk, as events name it; and a name for all of them.
+# The effects that change a simulated disk, as events name them; and a name for all of them.
 EFFECTS = (
     "create",
     "fdatasync",
@@ -52,12 +52,12 @@ STORE = "store"
 
 
 def effects_of(op: str | None) -> tuple[str, ...]:
-    """The effects on a disk that `op` means, as events name them; none if it is an operation of torch."""
+    """Return the effects on a disk that `op` means, as events name them; none if it is an operation of torch."""
     if op == STORAGE:
         return EFFECTS
     return (op,) if op in EFFECTS else ()
 
 
 def operations_of(op: str) -> tuple[str, ...]:
-    """The operations that `op` means, as events name them."""
+    """Return the operations that `op` means, as events name them."""
     return ALIASES.get(op, (op,))

@@ -1,4 +1,4 @@
-"""What is wrong with faults: each field by itself, each fault as a whole, and all of them in their world."""
+"""Problems of faults: of each field by itself, of each fault as a whole, and of all faults in their world."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ __all__ = ["FaultProblem", "problems_among", "problems_of"]
 
 @dataclass(frozen=True, slots=True)
 class FaultProblem:
-    """One thing that is wrong with the fault at `index`: `path` is the field and the place in it, empty for the
-    whole."""
+    """One problem of the fault at `index`.
+
+    `path` is the field and the place in it, empty for the whole fault.
+    """
 
     index: int
     path: tuple[str | int, ...]
@@ -37,11 +39,11 @@ def problems_of(
     others: Iterable[Fault] = (),
     names: Iterable[str] = (),
 ) -> list[str]:
-    """One line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all of it does.
+    """Return a line for everything in `faults` that does not fit a world of `world_size` ranks; empty if all fits.
 
     With `max_restarts`, a fault of a life that never begins does not fit either; with `has_disk`, `has_local_disks` or
-    `has_devices` False, one of what is not there; without `moves_payloads`, one that changes them.
-    `others` are in the world already, and `names` are of faults that may still come.
+    `has_devices` False, nor does one that needs these; without `moves_payloads`, nor does one that changes payloads.
+    `others` are in the world already; `names` belong to faults that may still be added.
     """
     given = list(faults)
     if not given:
@@ -74,9 +76,9 @@ def problems_among(
     names: Iterable[str] = (),
     wrong: Mapping[int, frozenset[str]] = MappingProxyType({}),
 ) -> Iterator[FaultProblem]:
-    """As `problems_of`, as data; all of `faults` are some. `names` are of faults of which no more is known.
+    """As `problems_of`, as data; `faults` holds only faults. `names` belong to faults that are not known otherwise.
 
-    `wrong` has fields of the fault at an index that are known to be wrong: nothing more is said about these.
+    `wrong` has fields of the fault at an index that are known to be wrong: these are not reported.
     """
     given = list(faults)
     waits: dict[str, str] = dict.fromkeys(names, "")
@@ -107,7 +109,7 @@ def problems_among(
 
 
 def _asked(fault: Fault, surroundings: Surroundings, misfits: Mapping[str, object]) -> list[Problem]:
-    """What the fault itself says is wrong; if it can't say, because of what is wrong already, nothing."""
+    """Return the problems that the fault itself reports; none if it raises because of misfits already found."""
     if isinstance(fault, tuple(KINDS.values())):
         return list(fault.problems(surroundings))
     try:

@@ -44,9 +44,9 @@ class RankFault(Fault):
     the operation it strikes; "during" waits until the peers are inside it too and data is under way, and comes when
     half of a write is done.
 
-    It strikes once; with `period_ns` again and again in time, with `every` at each so many operations, passings or
-    steps. With `probability` each of these moments strikes only so often; the numbers are drawn from the run's seed and
-    the fault's own words. `life` is the restart round it belongs to, 0 for the first; None strikes in every life.
+    It strikes once; with `period_ns` repeatedly in time, with `every` after each so many operations, passings or steps.
+    With `probability` each of these moments strikes only with that chance; the numbers are drawn from the run's seed
+    and the fault's own words. `life` is the restart round it belongs to, 0 for the first; None strikes in every life.
 
     Example:
         >>> class Preempted(RankFault):
@@ -57,9 +57,9 @@ class RankFault(Fault):
     """
 
     may_repeat: ClassVar[bool] = True  # it can strike twice in one life
-    # Where the rank is struck, it may not come into the operation: real peers then wait at theirs until they know.
+    # A struck rank may miss the operation: real peers then wait at theirs until they know.
     may_keep_out: ClassVar[bool] = True
-    drops: ClassVar[bool] = False  # the effect that it strikes is reported as done, and is not
+    drops: ClassVar[bool] = False  # the effect that it strikes is reported as done, but is not done
 
     rank: Annotated[int, RANK]
     at_ns: Annotated[int | None, MOMENT] = None
@@ -74,39 +74,39 @@ class RankFault(Fault):
     probability: Annotated[float | None, PROBABILITY] = None
 
     def strike(self, rank: StruckRank) -> None:
-        """Strike, in a simulation or on a real rank; the run's events have reported it.
+        """Strike, in a simulation or on a real rank; the run's events report the strike before.
 
-        On a trigger with a time this is no code of the rank's; else the rank's own thread runs it.
+        On a trigger with a time this runs outside the rank's code; else the rank's own thread runs it.
         """
 
     def exception(self) -> Exception | None:
-        """What the rank's program gets in place of the operation, or at the step or point; None: nothing."""
+        """Return the exception that the program gets for the operation, or at the step or point; None: none."""
         return None
 
     def change(self, payload: Payload) -> Payload:
-        """What takes the place of what the operation carries: the bytes of a write, or a list of the tensors it reads.
+        """Return a replacement for what the operation carries: the bytes of a write, or a list of the tensors it reads.
 
-        In a simulation only. The tensors are the program's own, or copies that had to be made of them, and may be
+        In a simulation only. The tensors are the program's own, or copies that had to be made of them. They may be
         changed in place.
         """
         return payload
 
     def change_drawn(self, payload: Payload, draw: Callable[[], float]) -> Payload:
-        """As `change`, for a fault that draws what it changes: `draw` gives numbers from 0 to 1, by the run's seed."""
+        """As `change`, for a fault that draws its change: `draw` gives numbers from 0 to 1, by the run's seed."""
         return self.change(payload)
 
     def change_result(self, results: list[torch.Tensor], draw: Callable[[], float]) -> Sequence[torch.Tensor]:
-        """What takes the place of what a collective leaves on the rank: a list of the tensors that it has filled.
+        """Return a replacement for a collective's results on the rank: a list of the tensors that it has filled.
 
         In a simulation only, when the result is there; the fault strikes "after" then. The tensors are the program's
-        own, or what is copied to these, and may be changed in place. `draw` gives numbers from 0 to 1, by the run's
+        own, or will be copied to these. They may be changed in place. `draw` gives numbers from 0 to 1, by the run's
         seed.
         """
         return results
 
     @property
     def part_bytes(self) -> int | None:
-        """How many bytes of a write are done. When it strikes "during", None is half of them; else all."""
+        """How many bytes of a write are done; None is half of them if it strikes "during", else all."""
         return None
 
     @property
@@ -126,7 +126,7 @@ class RankFault(Fault):
 
     @property
     def trigger(self) -> Trigger:
-        """When it strikes."""
+        """The trigger: when it strikes."""
         return Trigger(
             at_ns=self.at_ns,
             period_ns=self.period_ns,
@@ -149,18 +149,18 @@ class RankFault(Fault):
 
     @property
     def changes(self) -> Callable[[Payload, Callable[[], float]], Payload] | None:
-        """Its `change_drawn`, if the class has that or a `change`."""
+        """Its `change_drawn`, if the class overrides that or `change`."""
         kind = type(self)
         own = kind.change is not RankFault.change or kind.change_drawn is not RankFault.change_drawn
         return self.change_drawn if own else None
 
     @property
     def changes_result(self) -> Callable[[list[torch.Tensor], Callable[[], float]], Sequence[torch.Tensor]] | None:
-        """Its `change_result`, if the class has one."""
+        """Its `change_result`, if the class overrides it."""
         return None if type(self).change_result is RankFault.change_result else self.change_result
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of the trigger, of the rank, and of a payload that is not moved."""
+        """The problems of the trigger, of the rank, and of a payload that is not moved."""
         changes = self.changes is not None or self.changes_result is not None
         if not world.moves_payloads and changes and self.op != "write":
             yield "", f'{self.kind} changes what an operation carries, and values="shapes" moves no payloads'

@@ -1,4 +1,4 @@
-"""What a fault can do to a simulation, and to the rank that it strikes."""
+"""The actions of a fault on a simulation, and on the rank that it strikes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Stage", "StruckRank"]
 
 
 class StruckRank(Protocol):
-    """The rank that a fault strikes, simulated or real: what can be done to its process."""
+    """The rank that a fault strikes, simulated or real: the actions on its process."""
 
     @property
     def rank(self) -> int:
@@ -31,39 +31,39 @@ class StruckRank(Protocol):
         ...
 
     def kill(self, signal: str) -> None:
-        """The process dies of a signal, "SIGKILL"; no `finally` runs."""
+        """Let the process die of a signal, "SIGKILL"; no `finally` runs."""
         ...
 
     def exit(self, code: int) -> None:
-        """The process leaves as by `os._exit`."""
+        """End the process as by `os._exit`."""
         ...
 
     def signal(self, signal: str) -> None:
-        """The process gets a signal, "SIGTERM": its handler runs, or what is usual without one happens."""
+        """Send the process a signal, "SIGTERM": its handler runs, or the default action without one."""
         ...
 
     def stop(self, duration_ns: int | None) -> None:
-        """The process stops, as under SIGSTOP, for a while or (None) until the fault is lifted."""
+        """Stop the process, as under SIGSTOP, for a while or (None) until the fault is lifted."""
         ...
 
     def crash_host(
         self, down_ns: int | None, *, every: bool = False, outcome: int | None = None, disks: str = "own"
     ) -> None:
-        """The machine of the process goes down, for a while or (None) until the fault is lifted; simulated only.
+        """Take the machine of the process down, for a while or (None) until the fault is lifted; simulated only.
 
-        With `every` all machines do. `outcome` says which of the admissible outcomes their disks take, counted from 0,
-        the most suspicious first; None draws one. `disks` is what becomes of those that hosts have of their own: "own",
-        "empty" or "swapped" (see `HostCrash`).
+        With `every` all machines go down. `outcome` selects one of the admissible outcomes of their disks, counted from
+        0, the most suspicious first; None draws one. `disks` says what happens to the hosts' own disks: "own", "empty"
+        or "swapped" (see `HostCrash`).
         """
         ...
 
     def break_device(self, error: str) -> None:
-        """The devices of the process break: for good ("ecc", "lost"), or for the next allocation ("oom"); simulated."""
+        """Break the devices of the process: for good ("ecc", "lost"), or for the next allocation ("oom"). Simulated."""
         ...
 
 
 class Stage(Protocol):
-    """A simulation, as one fault sees it. All that the fault sets up here ends when it is lifted."""
+    """A simulation, as one fault sees it. Everything that the fault sets up here ends when it is lifted."""
 
     @property
     def now_ns(self) -> int:
@@ -72,7 +72,7 @@ class Stage(Protocol):
 
     @property
     def origin_ns(self) -> int:
-        """From when the fault's times count: the start of the run, or the strike of the fault that it comes after."""
+        """The origin of the fault's times: the start of the run, or the strike of the fault that it comes after."""
         ...
 
     @property
@@ -82,7 +82,7 @@ class Stage(Protocol):
 
     @property
     def network(self) -> Network:
-        """What messages between ranks cost; see `keep` for what is laid on it."""
+        """The costs of messages between ranks; see `keep` for conditions that a fault lays on it."""
         ...
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> None:
@@ -90,71 +90,72 @@ class Stage(Protocol):
         ...
 
     def report(self) -> None:
-        """The fault strikes now: it counts as struck, and the run's events say what it `begins` with."""
+        """Strike now: the fault counts as struck, and the run's events get the text of `begins`."""
         ...
 
     def report_end(self) -> None:
-        """The fault is over now: the run's events say what it `ends` with."""
+        """End now: the run's events get the text of `ends`."""
         ...
 
     def draw(self, rank: int | None = None) -> float:
-        """The next number from 0 to 1, by the run's seed, of the fault's own stream in the present life.
+        """Return the next number from 0 to 1, by the run's seed, of the fault's own stream in the present life.
 
-        With `rank` it is one for what this rank does: each rank has a stream of its own.
+        With `rank` the number is for an action of this rank: each rank has a stream of its own.
         """
         ...
 
     def number(self, *words: str | int) -> float:
-        """A number from 0 to 1: always the same for the same words, the same fault and the run's seed."""
+        """Return a number from 0 to 1: always the same for the same words, the same fault and the run's seed."""
         ...
 
     def keep(self, condition: Condition) -> None:
-        """The fault has laid this on the network; it ends when the fault is lifted."""
+        """Note a condition that the fault has laid on the network; it ends when the fault is lifted."""
         ...
 
     def delay_operations(self, lateness_ns: Callable[[int, int], int]) -> None:
-        """Before each operation ask `lateness_ns(rank, now_ns)`; it starts so much later."""
+        """Call `lateness_ns(rank, now_ns)` before each operation, which starts so much later."""
         ...
 
     def delay_requests(self, lateness_ns: Callable[[int, int], int]) -> None:
-        """Before each request to the launcher's store ask `lateness_ns(rank, now_ns)`; it takes so much longer."""
+        """Call `lateness_ns(rank, now_ns)` before each request to the launcher's store, which takes so much longer."""
         ...
 
     def delay_effects(self, lateness_ns: Callable[[int, int], int]) -> None:
-        """Before each effect on a simulated disk ask `lateness_ns(rank, now_ns)`; it comes so much later."""
+        """Call `lateness_ns(rank, now_ns)` before each effect on a simulated disk, which happens so much later."""
         ...
 
     def skew_clock(self, rank: int, skew_ns: Callable[[int], int]) -> None:
-        """The wall clock of the host that a rank begins on is wrong by `skew_ns(time_ns)` at each virtual time."""
+        """Set the wall clock of the host on which a rank begins wrong by `skew_ns(time_ns)` at each virtual time."""
         ...
 
     def change_kernels(self, place: Callable[[int, str, int], tuple[int, float] | None]) -> None:
-        """After each kernel of a virtual device ask `place(rank, name, size)` about its result of so many elements.
+        """Call `place(rank, name, size)` after each kernel of a virtual device; its result has `size` elements.
 
-        It says which of them is multiplied, counted from 0, and by what; None: none. `name` is the operator's, "mm".
+        `place` returns which element is multiplied, counted from 0, and the factor; None: none. `name` is the
+        operator's, "mm".
         """
         ...
 
     def lose_store(self) -> None:
-        """The launcher's store is gone."""
+        """End the launcher's store."""
         ...
 
     def stop_store(self) -> None:
-        """The launcher's store does not answer from now on, that of a later life neither; see `resume_store`."""
+        """Stop the launcher's store from now on, also that of a later life; see `resume_store`."""
         ...
 
     def resume_store(self) -> None:
-        """It answers again, unless another fault has stopped it, too; also when the fault is lifted."""
+        """Let the store answer again, unless another fault has stopped it, too; also done when the fault is lifted."""
         ...
 
     def keep_store(self) -> None:
-        """A restart finds the launcher's store as the life before left it; the fault strikes then."""
+        """Let a restart find the launcher's store as the life before left it; the fault strikes then."""
         ...
 
     def judge(self, event: type, judge: Callable[[Any], Verdict]) -> None:
-        """Put announced events of this type to `judge`; its verdict and those of others are added up.
+        """Put announced events of this type to `judge`; its verdict and those of other judges are added up.
 
-        Announced are, in `simdist.c10d`, `OperationCalled`, `OperationAdmitted`, `MessageRead` and `StoreRequested`,
-        in `simdist.process` `StepReached` and `PointReached`, and in `simdist.files` `StorageCalled`.
+        These events are announced: `OperationCalled`, `OperationAdmitted`, `MessageRead` and `StoreRequested` in
+        `simdist.c10d`, `StepReached` and `PointReached` in `simdist.process`, and `StorageCalled` in `simdist.files`.
         """
         ...

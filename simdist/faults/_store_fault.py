@@ -1,7 +1,7 @@
 """Faults of the launcher's store.
 
-In a simulation they are judges of `StoreRequested`. All delays of one request add up, so the injector judges on behalf
-of those that delay (`Stage.delay_requests`); another fault may judge for itself (`Stage.judge`).
+In a simulation they are judges of `StoreRequested`. All delays of one request add up, so the injector judges for the
+faults that delay (`Stage.delay_requests`); other faults may judge themselves (`Stage.judge`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class StoreFault(Fault):
     keeps_store: ClassVar[bool] = False
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
-        """How much longer a request takes that the rank makes now."""
+        """Return how much longer a request takes that the rank makes now."""
         return 0
 
     def drawn_delay_ns(self, rank: int, now_ns: int, draw: Callable[[], float]) -> int:
-        """How much longer it takes by chance; `draw` gives numbers from 0 to 1, the rank's own, drawn from the seed.
+        """Return how much longer it takes by chance; `draw` gives numbers from 0 to 1, the rank's own, from the seed.
 
         An override calls `draw` equally often for each request of a rank, also while the fault is off.
         """
         return 0
 
     def lost_at_ns(self) -> int | None:
-        """When the store is gone; None: it is not."""
+        """Return when the store ends; None: it does not."""
         return None
 
     def real_obstacle(self, machine: Machine) -> str:
-        """It takes a launcher that serves the store."""
+        """Refuses runs without a launcher that serves the store."""
         if self.after is not None:
             return "on real processes only faults of ranks come after others"
         # See simdist.hardware._agent.

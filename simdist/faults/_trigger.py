@@ -1,18 +1,18 @@
-"""When a fault of a rank strikes: one machine for the simulated and the real rank.
+"""Decides when a fault of a rank strikes: one state machine for the simulated and the real rank.
 
-It is pure: no clock, no thread, no generator of its own. Its driver says what happens to the rank (a step
-begins, a point is passed, an operation is called, a disk is changed, a store is asked, another fault has struck, an
-alarm is due) and hears which faults strike now.
+It is pure: no clock, no thread, no generator of its own. Its driver reports what happens to the rank (a step begins, a
+point is passed, an operation is called, a disk is changed, a store is asked, another fault has struck, an alarm is due)
+and gets the faults that strike now.
 
 What holds at any time:
 
 - A trigger has one source: a time, a step, a point, an operation, or, with nothing else, another fault. A step may
   narrow down a point or an operation: they count from the beginning of that step.
-- Nothing counts before the other fault has struck that it waits for. Steps are followed all the same, so that an
+- Nothing counts before the other fault that it waits for has struck. Steps are followed all the same, so that an
   operation in a step counts even if that other fault strikes in the middle of it.
-- A trigger strikes once, unless it has a period or an `every`. What has struck for the last time is *spent*.
-- A fault on an operation that could not strike, because one with another `when` did or because an exception took the
-  operation's place, stays due and strikes at the next operation that matches. It draws no second time.
+- A trigger strikes once, unless it has a period or an `every`. A trigger that has struck for the last time is *spent*.
+- A fault on an operation may be unable to strike, because another fault with another `when` did or because an exception
+  took the operation's place. It stays due, strikes at the next operation that matches, and draws no second time.
 - One number is drawn for each moment at which a trigger with a probability could strike, and none otherwise, so that
   the same calls of a rank give the same strikes, simulated and real.
 """
@@ -44,7 +44,7 @@ class Trigger:
     point: str | None = None
     on_operation: bool = False
     operations: tuple[str, ...] | None = None
-    effects: tuple[str, ...] = ()  # on a disk or a store, that count like operations; there are then no operations
+    effects: tuple[str, ...] = ()  # on a disk or a store; they count like operations, and there are no others
     nth: int = 1
     every: int | None = None
     when: When = "before"
@@ -64,7 +64,7 @@ class Trigger:
 
 
 class Watch:
-    """How far one trigger has come in one life of its rank. `draw` gives numbers from 0 to 1, for its probability."""
+    """The progress of one trigger in one life of its rank. `draw` gives numbers from 0 to 1, for its probability."""
 
     __slots__ = ("_draw", "_due", "_in_step", "_matched", "_next", "_released", "alarm_ns", "spent", "trigger")
 
@@ -77,12 +77,12 @@ class Watch:
         self._in_step = trigger.step is None  # the present step is one that counts
         self._matched = 0  # operations or passings that count, since the start of the life or of the step
         self._next = trigger.nth  # which of them is the next that can strike
-        self._due = False  # one could have struck, and nothing but another fault was in its way
+        self._due = False  # one could have struck, but another fault was in its way
         if not trigger.waits:
             self._release(0, now_ns)
 
     def released(self, struck_ns: int, now_ns: int) -> None:
-        """The fault that it waits for struck at `struck_ns`, for the first time that matters to it."""
+        """Called when the fault that it waits for struck at `struck_ns`, for the first time that matters."""
         if not self._released:
             self._release(struck_ns, now_ns)
 
@@ -93,12 +93,12 @@ class Watch:
             return
         self.alarm_ns = origin_ns + (trigger.at_ns or 0)
         if self.alarm_ns < now_ns:
-            # A moment of the past is made up for at once; a period goes on as if it had always been there.
+            # An alarm in the past is due at once; a period goes on as if it had always been there.
             missed = 0 if trigger.period_ns is None else -(-(now_ns - self.alarm_ns) // trigger.period_ns)
             self.alarm_ns = now_ns if trigger.period_ns is None else self.alarm_ns + missed * trigger.period_ns
 
     def alarm(self) -> bool:
-        """The time of the alarm has come; True if the fault strikes."""
+        """Called when the alarm is due; True if the fault strikes."""
         if self.spent or self.alarm_ns is None:
             return False
         strikes = self._chance()
@@ -108,7 +108,7 @@ class Watch:
         return strikes
 
     def step(self, index: int) -> bool:
-        """A step begins; True if the fault strikes at its beginning."""
+        """Called when a step begins; True if the fault strikes at its beginning."""
         trigger = self.trigger
         if self.spent or trigger.step is None:
             return False
@@ -122,22 +122,22 @@ class Watch:
         return not trigger.counts and self._in_step and self._released and self._chance()
 
     def point(self, name: str) -> bool:
-        """A point is passed; True if the fault could strike there."""
+        """Called when a point is passed; True if the fault could strike there."""
         return name == self.trigger.point and self._match()
 
     def operation(self, name: str) -> bool:
-        """An operation is called; True if the fault could strike at it."""
+        """Called when an operation is called; True if the fault could strike at it."""
         trigger = self.trigger
         if not trigger.on_operation or trigger.effects:
             return False
         return (trigger.operations is None or name in trigger.operations) and self._match()
 
     def effect(self, name: str) -> bool:
-        """A disk is about to be changed, or a store asked; True if the fault could strike at it."""
+        """Called before a disk is changed, or a store asked; True if the fault could strike at it."""
         return name in self.trigger.effects and self._match()
 
     def struck(self) -> None:
-        """It has struck where `step`, `point` or `operation` said that it could."""
+        """Called when it has struck where `step`, `point`, `operation` or `effect` said that it could."""
         self._due = False
         self.spent = self.trigger.every is None
 
@@ -157,34 +157,34 @@ class Watch:
 class Watches(Generic[_Key]):
     """All triggers of one rank in one life, in the order in which their faults strike.
 
-    `step`, `point` and `operation` give the keys of those that strike now. Those at one operation have all the same
-    `when`, that of the first; after one that raises there is none.
+    `step`, `point` and `operation` return the keys of the faults that strike now. Those at one operation all have the
+    same `when`, that of the first; none follows one that raises.
     """
 
     def __init__(self) -> None:
         self._watches: list[tuple[_Key, Watch]] = []
 
     def add(self, key: _Key, watch: Watch) -> None:
-        """One more, after those already there."""
+        """Add a trigger after those already there."""
         self._watches.append((key, watch))
 
     def __iter__(self) -> Iterator[tuple[_Key, Watch]]:
         return iter(self._watches)
 
     def step(self, index: int) -> list[_Key]:
-        """The rank's program says that a step begins."""
+        """Called when the rank's program reports that a step begins."""
         return self._choose(lambda watch: watch.step(index))
 
     def point(self, name: str) -> list[_Key]:
-        """The rank's program passes a point."""
+        """Called when the rank's program passes a point."""
         return self._choose(lambda watch: watch.point(name))
 
     def operation(self, name: str) -> list[_Key]:
-        """The rank calls an operation."""
+        """Called when the rank calls an operation."""
         return self._choose(lambda watch: watch.operation(name))
 
     def effect(self, name: str) -> list[_Key]:
-        """The rank changes a disk, or asks a store."""
+        """Called when the rank changes a disk, or asks a store."""
         return self._choose(lambda watch: watch.effect(name))
 
     def _choose(self, could_strike: Callable[[Watch], bool]) -> list[_Key]:

@@ -6,5 +6,5 @@ __all__ = ["milliseconds"]
 
 
 def milliseconds(time_ns: int) -> str:
-    """A duration as events have it: "1.5 ms"."""
+    """Return a duration as events write it: "1.5 ms"."""
     return f"{time_ns / 1e6:g} ms"

@@ -1,4 +1,4 @@
-"""The same scenario on real processes: replay over Gloo or NCCL, the parity comparison, the calibration of cost models.
+"""The same scenario on real processes: replay over Gloo or NCCL, the parity comparison, and calibration of cost models.
 
     Plan -> `compare/_portable` (what a machine can inject) -> `Job` -> `_launch` -> `_keeper`, whose end ends all
     keeper -> `_agent`: torchrun's, in a process of its own
@@ -7,21 +7,21 @@
     worker or torch's watchdog -> `_flight` (torch's own record) -> `compare/_match` (do both agree?) -> `_dumps`
 
 A real run leaves the same `RunResult` as a simulated one, with real time in place of virtual time, so oracles, traces
-and figures serve both. `compare/_parity` compares the two. The processes of a run report to each other where they are
+and figures serve both. `compare/_parity` compares the two. The processes of a run report their progress to each other
 through the `Board`, a small server in the process that launched them: it lets every rank begin at one instant, lets a
 fault strike while all peers are inside an operation, and keeps the agent from stopping survivors where the scenario has
 no restarts.
 
-Nothing of a run outlives the process that started it, however that ends: the keeper kills what lives below it and
-removes the run's folder as soon as its starter is gone, and a process with a parent in the run dies with it
+Nothing of a run outlives the process that started it, however that process ends: as soon as it is gone, the keeper
+kills all processes below itself and removes the run's folder. A process with a parent in the run dies with its parent
 (`_lifeline`).
 
-Faults of links lie on a switch in user space: with link faults each rank has a network namespace of its own
+Faults of links act in a switch in user space: with link faults each rank has a network namespace of its own
 (`links/_namespaces`) whose packets pass through the `_wire`, under the `_conditions` of the moment. Faults of the
-launcher's store lie in wait in each supervisor's `links/_proxy`.
+launcher's store act in each supervisor's `links/_proxy`.
 
-What runs inside a rank imports torch, the standard library and simdist's plain data types only. Wall clocks and real
-sleeps belong here and nowhere else. Open `compare/_replay.py` first.
+Code that runs inside a rank imports only torch, the standard library and simdist's plain data types. Wall clocks and
+real sleeps are used here and nowhere else. Open `compare/_replay.py` first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
     "write_dumps",
 ]
 
-# Loaded on first use: ranks and their supervisors import this package too, and need none of it.
+# Loaded on first use: ranks and their supervisors import this package too, and need none of these.
 _HOMES = {
     "Match": "compare._match",
     "Nodes": "_launch",

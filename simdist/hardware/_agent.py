@@ -1,4 +1,4 @@
-"""Torchrun's agent for the ranks of one node, in a process of its own: it takes signals, forks and logs as it pleases.
+"""Torchrun's agent for the ranks of one node, in a process of its own, where it may handle signals, fork and log.
 
 Run as `python -m simdist.hardware._agent JOB NODES`, with `Nodes` as JSON.
 """

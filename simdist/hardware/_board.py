@@ -1,7 +1,7 @@
-"""Where the processes of a real run report to each other how far they are, and wait for each other.
+"""The board: processes of a real run report their progress to it, and wait for each other there.
 
-A server in the launching process, one thread for each client; a request is a tuple of a method's name and its
-arguments, the answer what it returned. Every wait has a limit, and a wait whose limit has passed answers so.
+It is a server in the launching process, with one thread for each client. A request is a tuple of a method's name and
+its arguments; the answer is the method's result. Every wait has a limit, and its answer shows if the limit has passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Board", "BoardClient"]
 
 
 class Board:
-    """The facts of one run, and the server that gives them out.
+    """The facts of one run, and the server that answers requests for them.
 
     Example:
         >>> with Board(world_size=2, address=("127.0.0.1", 0), key=b"secret") as board:
@@ -46,7 +46,7 @@ class Board:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address on which it listens."""
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
@@ -61,20 +61,20 @@ class Board:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        with contextlib.suppress(OSError):  # the accepting thread only looks up when somebody calls
+        with contextlib.suppress(OSError):  # the accepting thread only looks at `_closed` after a connection
             socket.create_connection(self.address).close()
         self._threads[0].join(5)
         self._server.close()
         for client in self._clients:
             with contextlib.suppress(OSError):  # gone already
-                client.shutdown(socket.SHUT_RDWR)  # which wakes who reads from it
+                client.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads from it
         for thread in self._threads[1:]:
             thread.join(5)
 
     # -- what clients ask ----------------------------------------------------------------------------------------
 
     def begin(self, life: int, rank: int, limit_s: float) -> tuple[int, int] | None:
-        """Wait until all ranks of this life are ready; when the run and this life began, None if they never are."""
+        """Wait until all ranks of this life are ready; return when run and life began, None if they never are."""
         with self._changed:
             ready = self._begun.setdefault(life, set())
             ready.add(rank)
@@ -89,13 +89,13 @@ class Board:
             return self._origin_ns, self._begun_at_ns[life]
 
     def wait_begun(self, limit_s: float) -> int | None:
-        """Wait until the run has begun; when that was, None if it never does."""
+        """Wait until the run has begun; return when that was, None if it never begins."""
         with self._changed:
             self._wait(lambda: self._origin_ns is not None, limit_s)
             return self._origin_ns
 
     def enter(self, what: object) -> None:
-        """A rank is about to go into an operation."""
+        """Note that a rank is about to enter an operation."""
         with self._changed:
             self._entered.add(what)
             self._changed.notify_all()
@@ -106,42 +106,42 @@ class Board:
             return self._wait(lambda: self._entered.issuperset(whats), limit_s)
 
     def wait_entered_or_ended(self, what: object, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
-        """Wait until this has been entered, or the rank is gone; which of the two has happened."""
+        """Wait until this has been entered, or the rank is gone; return which of the two has happened."""
         with self._changed:
             self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
             return what in self._entered, rank in self._ended.get(life, ())
 
     def struck(self, name: str, time_ns: int) -> None:
-        """A fault with a name has struck, so long after the run began; only the first time counts."""
+        """Note when a fault with a name has struck, counted from the run's begin; only the first time counts."""
         with self._changed:
             self._struck.setdefault(name, time_ns)
             self._changed.notify_all()
 
     def wait_struck(self, names: Sequence[str], limit_s: float) -> dict[str, int]:
-        """Wait until some of these faults have struck; when they did, by name."""
+        """Wait until some of these faults have struck; return when, by name."""
         with self._changed:
             self._wait(lambda: not self._struck.keys().isdisjoint(names), limit_s)
             return {name: self._struck[name] for name in names if name in self._struck}
 
     def end(self, life: int, rank: int) -> None:
-        """The rank's process is gone."""
+        """Note that the rank's process is gone."""
         with self._changed:
             self._ended.setdefault(life, set()).add(rank)
             self._changed.notify_all()
 
     def wait_ended(self, life: int, but: int, limit_s: float) -> bool:
-        """Wait until all processes of this life are gone but for `but` of them; False if they still are not."""
+        """Wait until at most `but` processes of this life are left; False if more still are."""
         with self._changed:
             return self._wait(lambda: len(self._ended.get(life, ())) >= self._size - but, limit_s)
 
     def give(self, node: int, content: object) -> None:
-        """What a node's ranks have left behind, for the report."""
+        """Hand in the files that a node's ranks have left, for the report."""
         with self._changed:
             self._given[node] = content
             self._changed.notify_all()
 
     def take(self, nodes: int, limit_s: float) -> dict[int, Any]:
-        """Wait for what all nodes have to give; what has arrived when the limit passes."""
+        """Wait for the files of all nodes; return those that have arrived when the limit passes."""
         with self._changed:
             self._wait(lambda: len(self._given) >= nodes, limit_s)
             return dict(self._given)
@@ -157,7 +157,7 @@ class Board:
             try:
                 client, _ = self._server.accept()
             except OSError:
-                continue  # gone again
+                continue  # the client is gone again
             if self._closed:
                 client.close()
                 return
@@ -167,8 +167,8 @@ class Board:
             thread.start()
 
     def _answer(self, client: socket.socket) -> None:
-        # In here, and not where clients are accepted, as `connection.Listener` has it: one that says nothing keeps
-        # only its own thread.
+        # The challenge is in this thread, and not where clients are accepted, as `connection.Listener` has it: a silent
+        # client keeps only its own thread.
         with client, connection.Connection(os.dup(client.fileno())) as channel:
             try:
                 connection.deliver_challenge(channel, self._key)
@@ -188,11 +188,11 @@ class BoardClient:
         self._lock = threading.Lock()
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Ask the board; its answer."""
+        """Send a request to the board; return its answer."""
         with self._lock:
             self._connection.send((method, *arguments))
             return self._connection.recv()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What an NCCL rank needs beyond a Gloo one: its GPU, the backend's name, its ways of waiting, its flight recorder."""
+"""Extras of an NCCL rank over a Gloo one: its GPU, the backend's name, its ways of waiting, its flight recorder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def use_device(job: Job) -> None:
 
 
 def with_backend(function: Callable[..., object], device: object = None) -> Callable[..., object]:
-    """`function`, with "nccl" where its caller asks for Gloo or leaves the backend open; bound to `device`, if any."""
+    """Return `function` with "nccl" where its caller asks for Gloo or for no backend; bound to `device`, if any."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

@@ -1,9 +1,9 @@
-"""Flight records: what torch's own recorder of a real rank holds, from the rank's process to the launcher.
+"""Flight records: the entries of torch's own recorder in a real rank, from the rank's process to the launcher.
 
-At the end of its program a rank writes the record down; NCCL's watchdog does so when a timeout has passed, and the
-process may not live to do it itself. Both are files in torch's own format, one for each rank and life, named so that
-they travel with the journals. Gloo's recorder knows less than NCCL's: no messages, no times but that of the call, and
-whether an operation is over only as "retired" (torch 2.13, FlightRecorder.hpp version 2.10).
+At the end of its program a rank writes the record to a file; NCCL's watchdog does so when a timeout has passed, because
+the process may die before it can. Both files are in torch's own format, one for each rank and life, named so that they
+travel with the journals. Gloo's recorder has less than NCCL's: no messages, no times but that of the call, and the end
+of an operation only as "retired" (torch 2.13, FlightRecorder.hpp version 2.10).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Entry:
     """One operation as torch recorded it. Times are nanoseconds since the run began, None if torch does not say.
 
     `op` is torch's name without the backend, such as "_all_gather_base"; `sequence` counts the collectives, or the
-    messages, of the group from 1. A start or an end is when a thread of torch's noticed it, up to 100 ms late; the
-    duration is the device's own.
+    messages, of the group from 1. Starts and ends are the times at which a thread of torch's noticed them, up to 100 ms
+    late; the duration is the device's own.
     """
 
     group: str
@@ -53,10 +53,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """What one rank's recorder held in one life, oldest entry first, and the file's own content.
+    """The content of one rank's recorder in one life, oldest entry first, and that of the file.
 
     `is_whole` is False if older operations have been overwritten, `at_end` if torch's watchdog wrote it while the
-    program ran; `watchdog_wrote` is True if the watchdog wrote one, be it this one or another. `is_on` is False if the
+    program ran; `watchdog_wrote` is True if the watchdog wrote a record, this one or another. `is_on` is False if the
     program's environment switches the recorder off. `problem` says why the file could not be read, empty if it could.
     """
 
@@ -72,7 +72,7 @@ class FlightRecord:
 
 
 def watchdog_environment(job: Job, life: int) -> dict[str, str]:
-    """Where torch's watchdog is to write the record of a rank in this life; torch adds the rank."""
+    """Return where torch's watchdog writes the record of a rank in this life; torch appends the rank."""
     if job.backend != "nccl":
         return {}
     names = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")  # until torch 2.11; since
@@ -80,7 +80,7 @@ def watchdog_environment(job: Job, life: int) -> dict[str, str]:
 
 
 def save_record(job: Job, rank: int, life: int) -> None:
-    """Write down what the recorder of this process holds; a rank whose torch has none leaves no file."""
+    """Write the record of this process to a file; a rank whose torch has no recorder leaves no file."""
     from simdist.inside.torch import c10d_bindings
 
     dump: Callable[[], bytes] | None = getattr(c10d_bindings, _DUMPS[job.backend], None)
@@ -88,14 +88,14 @@ def save_record(job: Job, rank: int, life: int) -> None:
         return
     try:
         _own_path(Path(job.out), rank, life).write_bytes(dump())
-    except Exception as error:  # whatever it is, the rank has reached its own end
+    except Exception as error:  # whatever the error is, the rank has reached its own end
         sys.stderr.write(f"simdist: rank {rank} could not write its flight record: {error!r}\n")
 
 
 def read_record(folder: Path, rank: int, life: int, origin_ns: int) -> FlightRecord | None:
-    """The record of one rank in one life, None if it left none; `origin_ns` is when the run began.
+    """Return the record of one rank in one life, None if it left none; `origin_ns` is when the run began.
 
-    What the rank wrote at its end is preferred to what the watchdog wrote; a damaged file to none.
+    The rank's own file at its end is preferred to the watchdog's; a damaged file is preferred to none.
     """
     own, watchdogs = _own_path(folder, rank, life), _watchdog_path(folder, str(rank), life)
     found = [
@@ -116,21 +116,21 @@ def _watchdog_path(folder: Path, rank: str, life: int) -> Path:
 
 
 def _read(record: FlightRecord, origin_ns: int) -> FlightRecord:
-    """The record, with what its content says."""
+    """Return the record with its content parsed."""
     try:
         dump = _PlainUnpickler(io.BytesIO(record.content)).load()
         listed = dump.get("entries", [])
         entries = tuple(_entry(each, origin_ns) for each in listed)
         is_whole = not listed or listed[0]["record_id"] == 0
         is_on = bool(listed or dump["pg_config"])
-    except Exception as error:  # a file cut off anywhere, or by another version of torch
+    except Exception as error:  # a file that is cut off, or of another version of torch
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return replace(record, problem=f"cannot be read: {words}")
     return replace(record, entries=entries, is_whole=is_whole, is_on=is_on)
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads what torch writes, which is numbers, texts, lists and dicts only."""
+    """Reads torch's files, which have numbers, texts, lists and dicts only."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse every class.

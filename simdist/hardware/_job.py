@@ -1,4 +1,4 @@
-"""The orders of the processes of a real run: plain data, pickled into the run's folder."""
+"""The job of a real run, which its processes carry out: plain data, pickled into the run's folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Wait = Literal["", "blocking", "async"]
 class Job:
     """One replay, as its processes see it.
 
-    `target` is "module:function", found from `folder` first, called with `args` and `kwargs`. Times of faults and
-    timeouts are multiplied by `time_scale`. `board` is where the `Board` listens and `key` what it wants to hear.
-    A rank that has not ended `limit_s` seconds after the start counts as hung. `wait` is NCCL's mode of waiting.
-    `networks` has for each rank where the handle of its network namespace is open, if there are link faults.
-    Without `record` nobody looks at the operations, and none costs more than it does.
+    `target` is "module:function", looked for in `folder` first, called with `args` and `kwargs`. Times of faults and
+    timeouts are multiplied by `time_scale`. `board` is where the `Board` listens and `key` its password. A rank that
+    has not ended `limit_s` seconds after the start counts as hung. `wait` is NCCL's mode of waiting. With link faults,
+    `networks` has for each rank the path of an open handle of its network namespace. Without `record` no operation is
+    recorded, which would cost time.
     """
 
     target: str
@@ -47,25 +47,25 @@ class Job:
 
     @property
     def shares_store(self) -> bool:
-        """True if torchrun serves the store that ranks use; else rank 0 does, in each life one of its own.
+        """True if torchrun serves the store that ranks use; else rank 0 serves one, a new one in each life.
 
-        Torchrun's outlives a restart, so that ranks of the next life may look for the others where those of the last
-        one listened ("connectFullMesh ... Connection refused").
+        Torchrun's store outlives a restart, so that ranks of the next life may look for the others where those of the
+        last one listened ("connectFullMesh ... Connection refused").
         """
         stale = any(isinstance(fault, StoreFault) and fault.keeps_store for fault in self.faults)
         return stale or not self.max_restarts
 
     def scaled_s(self, time_ns: int) -> float:
-        """A virtual duration in seconds of this run."""
+        """Return a virtual duration in seconds of this run."""
         return time_ns / 1e9 * self.time_scale
 
     def save(self, path: Path) -> None:
-        """Write it for the run's processes."""
+        """Write the job for the run's processes."""
         path.write_bytes(pickle.dumps(self))
 
     @staticmethod
     def load(path: str) -> Job:
-        """Read it in one of them."""
+        """Read the job in one of them."""
         job = pickle.loads(Path(path).read_bytes())
         assert isinstance(job, Job)
         return job

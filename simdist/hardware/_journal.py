@@ -1,4 +1,4 @@
-"""A rank's events on disk, one file for each life: whatever was written survives the death of its writer."""
+"""A rank's events on disk, one file for each life: everything written survives the death of the writer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JournalLine = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The journal of one rank in one life: its events, without calls that were refused. `strikes` are those of faults.
+    """The journal of one rank in one life: its events, without refused calls; `strikes` are those of faults.
 
     `origin_ns` is when the run began, by the system's clock; `ended` the note of the rank's parent about how the
     process ended, None if there is none.
@@ -40,7 +40,7 @@ class Life:
 class Journal:
     """Appends records, packed as a simulation's log holds them, to the rank's file.
 
-    Rank -1 stands for the world: what strikes no rank in particular.
+    Rank -1 stands for the world: for events of no rank in particular.
 
     Each event is one write to a file opened for appending: events of several threads do not mix, and none is lost when
     the process is killed. Times are counted from `origin_ns`, a value of the system's clock.
@@ -61,7 +61,7 @@ class Journal:
         *fields: _Fields.args,
         **named: _Fields.kwargs,
     ) -> None:
-        """Write a record of the rank, of what happens now; `make` is a function of `simdist.records`."""
+        """Write a record of the rank about the present moment; `make` is a function of `simdist.records`."""
         self.record_at(self.now_ns(), make, *fields, **named)
 
     def record_at(
@@ -71,11 +71,11 @@ class Journal:
         *fields: _Fields.args,
         **named: _Fields.kwargs,
     ) -> None:
-        """Write a record of the rank, of what happened at `time_ns`."""
+        """Write a record of the rank about the moment `time_ns`."""
         self._write(make(time_ns, self._rank, *fields, **named))
 
     def note(self, kind: str, *values: object, time_ns: int | None = None) -> None:
-        """Write what is for readers of the journal, and no event of the run."""
+        """Write a note for readers of the journal, which is no event of the run."""
         self._write((self.now_ns() if time_ns is None else time_ns, kind, self._rank, *values))
 
     def _write(self, packed: Packed) -> None:
@@ -88,13 +88,13 @@ def path_of(folder: Path, rank: int, life: int) -> Path:
 
 
 def read_lives(folder: Path) -> list[tuple[int, int]]:
-    """Which ranks left a journal in which lives, as (rank, life) in order."""
+    """Return which ranks left a journal in which lives, as (rank, life) in order."""
     found = [re.fullmatch(r"rank(\d+)-life(\d+)\.jsonl", path.name) for path in folder.iterdir()]
     return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
 def read_events(folder: Path, rank: int, life: int) -> Iterator[JournalLine]:
-    """The events of one rank in one life; a line that its writer did not live to finish is left out."""
+    """Yield the events of one rank in one life; a line that its writer could not finish is left out."""
     path = path_of(folder, rank, life)
     text = path.read_text("utf-8") if path.exists() else ""
     for line in text.splitlines(keepends=True):

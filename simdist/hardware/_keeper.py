@@ -1,9 +1,9 @@
-"""The process under which everything of a real run lives, and which ends all of it when its starter is gone.
+"""The parent process of everything in a real run; it ends all of it when its starter is gone.
 
 However the starter ends, SIGKILL included, its end of a socket closes. The keeper then kills every process of the run,
-those that have left their parents too (it is their "subreaper": they become its children), removes the run's temporary
-folder, and ends. So nothing outlives the starter by more than the blink that this takes. What the run's processes do
-in case the keeper itself is killed is in `_lifeline`.
+also those that have left their parents (it is their "subreaper": they become its children), removes the run's temporary
+folder, and ends. So processes outlive the starter only for the instant that this takes. `_lifeline` ends the run's
+processes in case the keeper itself is killed.
 
 Run as `python -m simdist.hardware._keeper PARENT PREFIX`, with the socket as standard input. Requests and answers are
 lines of JSON:
@@ -12,8 +12,8 @@ lines of JSON:
     ["end"] -> ["ended"]: nothing of the run lives any more
     -> ["exit", pid], unasked: a child that was started has ended
 
-PREFIX is where the temporary folder goes, with how its name begins; empty for none. The first line that the keeper says
-is the folder's path. The standard library only: it is there in a twentieth of a second.
+PREFIX is the folder for the temporary folder, and the beginning of its name; empty for none. The keeper's first line is
+the folder's path. It uses the standard library only: it starts in a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from simdist.hardware._lifeline import adopt_orphans, die_with
 
 __all__ = ["Keeper", "descendants", "main"]
 
-_ENDING_S = 10.0  # until the keeper has ended everything; it takes milliseconds
+_ENDING_S = 10.0  # for the keeper to end everything; it takes milliseconds
 _STUBBORN_S = 5.0  # for processes that SIGKILL does not reach at once, because the kernel holds them
 
 
 class Keeper:
     """A keeper, seen from its starter; `folder` is the run's folder.
 
-    With `keep`, that is the folder, and it stays; else it is a temporary one, gone at the end.
+    With `keep`, the folder is that one, and it stays; else it is a temporary one, removed at the end.
 
     Example:
         >>> with Keeper() as keeper:
@@ -60,7 +60,7 @@ class Keeper:
         prefix = "" if keep else f"{tempfile.gettempdir()}/simdist-"
         try:
             with theirs:
-                # A session of its own: a Ctrl-C is for the starter, who ends everything in order.
+                # A session of its own: Ctrl-C goes to the starter, which ends everything in order.
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "simdist.hardware._keeper", str(os.getpid()), prefix],
                     stdin=theirs.fileno(),
@@ -82,7 +82,7 @@ class Keeper:
         self.close()
 
     def start(self, words: Sequence[str], *, stdin: int | None = None, stdout: int = 1, stderr: int = 2) -> int:
-        """Start a command under the keeper; its process id."""
+        """Start a command under the keeper; return its process id."""
         with Path(os.devnull).open("rb") as nothing:
             fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
             with _kept():
@@ -90,7 +90,7 @@ class Keeper:
             return int(str(self._answer("started")[0]))
 
     def wait(self, pid: int, limit_s: float) -> bool:
-        """Wait until this child has ended; False if it still lives."""
+        """Wait until this child has ended; False if it still runs."""
         deadline = time.monotonic() + limit_s
         while pid not in self._exited:
             ready, _, _ = select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))
@@ -100,17 +100,17 @@ class Keeper:
         return True
 
     def end(self) -> None:
-        """Kill whatever lives under the keeper; nothing does when this returns."""
+        """Kill all processes under the keeper; none is left when this returns."""
         with _kept():
             self._channel.sendall(b'["end"]\n')
         self._answer("ended")
 
     def close(self) -> None:
-        """End everything, the keeper and the temporary folder too."""
+        """End everything, including the keeper and the temporary folder."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_S)
-        if self._temporary:  # somebody has killed the keeper
+        if self._temporary:  # removes it if the keeper was killed
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _answer(self, kind: str) -> list[object]:
@@ -123,7 +123,7 @@ class Keeper:
                 return list(values)
 
     def _read(self) -> None:
-        """Take what the keeper says; remember who has ended."""
+        """Read the keeper's lines; remember the children that have ended."""
         with _kept():
             data = self._channel.recv(1 << 16)
             if not data:
@@ -139,7 +139,7 @@ class Keeper:
 def _kept() -> Iterator[None]:
     try:
         yield
-    except ConnectionError:  # it ends by itself only if its starter does
+    except ConnectionError:  # the keeper ends only with its starter
         raise SimdistError("the process that keeps the real run's processes has been killed") from None
 
 
@@ -154,7 +154,7 @@ def _environment() -> dict[str, str]:
 
 
 def main(parent: int, prefix: str) -> None:
-    """Keep the run's processes until the starter says so, or is gone."""
+    """Keep the run's processes until the starter ends them, or is gone."""
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
@@ -166,7 +166,7 @@ def main(parent: int, prefix: str) -> None:
     started: list[int] = []
     folder = tempfile.mkdtemp(prefix=prefix.rpartition("/")[2], dir=prefix.rpartition("/")[0]) if prefix else ""
     try:
-        # Its own copy of the socket may be left open in a process that the starter has forked.
+        # The starter's end may stay open in a process that it has forked, so the socket alone is not enough.
         die_with(parent, signal.SIGTERM)
         _say(channel, "folder", folder)
         _serve(channel, woken, started)
@@ -221,7 +221,7 @@ def _for_child(keeper: int) -> Callable[[], None]:
 
 
 def _reaped() -> Iterable[int]:
-    """The children that have ended, those that were adopted too."""
+    """Return the children that have ended, including adopted ones."""
     found = []
     with contextlib.suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -244,7 +244,7 @@ def _end_all(started: Sequence[int]) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below this one, as /proc has them."""
+    """Return the processes below this one, as /proc has them."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -260,7 +260,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _remove(folder: str) -> None:
-    for _ in range(20):  # somebody the kernel held might still write
+    for _ in range(20):  # a process that the kernel held might still write
         shutil.rmtree(folder, ignore_errors=True)
         if not Path(folder).exists():
             return

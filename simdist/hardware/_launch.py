@@ -1,4 +1,4 @@
-"""From a job to its journals: the board, torchrun's agent under a keeper, and the limit on all of it."""
+"""Runs a job up to its journals: the board, torchrun's agent under a keeper, and the time limit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from simdist.values import awkward_character, brief, guess_or_list
 __all__ = ["Nodes", "launch"]
 
 _BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
-_ELSEWHERE_S = 60.0  # for other nodes to hand in what their ranks left
-_STARTING_S = 60.0  # for the agent itself, beside the ranks' own limit
+_ELSEWHERE_S = 60.0  # for other nodes to hand in the files of their ranks
+_STARTING_S = 60.0  # for the agent itself, in addition to the ranks' own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """Which machines a replay runs on: torchrun's own arguments, one machine by default.
+    """The machines of a replay: torchrun's own arguments, one machine by default.
 
     `endpoint` is "host:port" of the rendezvous; the board listens one port above it, on node 0. One machine needs none:
     its agent takes a free port of the loopback device.
@@ -44,7 +44,7 @@ class Nodes:
     local_addr: str = "127.0.0.1"
 
     def problems(self, world_size: int) -> list[str]:
-        """What does not fit together, one line each."""
+        """Return what does not fit together, one line each."""
         lines = []
         if self.count < 1:
             lines.append(f"--nnodes: {brief(self.count)} is no number of nodes")
@@ -75,12 +75,12 @@ def _is_port(text: str) -> bool:
 
 
 def _is_host(text: str) -> bool:
-    """True for what can be a host's name, or an address."""
+    """True if the text can be a host's name, or an address."""
     return re.fullmatch(r"[0-9A-Za-z_.:%-]{1,253}", text) is not None and not _is_half_an_address(text)
 
 
 def _is_half_an_address(text: str) -> bool:
-    """True for numbers with dots that are no IPv4 address: old C functions take them for one of their own making."""
+    """True for numbers with dots that are no IPv4 address: old C functions read some of these as one."""
     if re.fullmatch(r"[0-9.]+", text) is None:
         return False
     try:
@@ -91,7 +91,7 @@ def _is_half_an_address(text: str) -> bool:
 
 
 def _is_here(name: str) -> bool:
-    """True if the name, or the address, leads to this machine: a socket can be bound to it."""
+    """True if the name, or the address, belongs to this machine: a socket can be bound to it."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(name).is_loopback:
             return True
@@ -107,7 +107,7 @@ def _is_here(name: str) -> bool:
 
 
 def launch(job: Job, nodes: Nodes, keeper: Keeper) -> Job | None:
-    """Run the job's ranks of this node to their end; their journals lie in `job.out` then, on node 0 those of all.
+    """Run the job's ranks of this node to their end. Then `job.out` has their journals, on node 0 those of all nodes.
 
     Returns the job as its processes saw it, or None on every other node: its part is done.
 
@@ -144,7 +144,7 @@ def launch(job: Job, nodes: Nodes, keeper: Keeper) -> Job | None:
 
 def _endpoint(nodes: Nodes) -> str:
     if nodes.backend == "c10d":
-        return "127.0.0.1:0"  # any free port: nobody else has to know it
+        return "127.0.0.1:0"  # any free port: no other node has to know it
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -172,7 +172,7 @@ def _run_agent(job: Job, nodes: Nodes, keeper: Keeper) -> None:
         with log.open("wb") as stream:
             agent = keeper.start(words, stdout=stream.fileno(), stderr=stream.fileno())
         keeper.wait(agent, _STARTING_S + job.limit_s * (job.max_restarts + 1))
-    finally:  # after an interrupt too: the board that is closed next must not wait for who talks to it
+    finally:  # also after an interrupt: the board, which is closed next, must not wait for its clients
         keeper.end()
     if not read_lives(out):
         tail = "\n".join(f"  {line}" for line in log.read_text("utf-8", "replace").rstrip().splitlines()[-12:])

@@ -1,6 +1,6 @@
-"""What ties a process to its parent: the kernel kills it when its parent dies, or hands it the parent's orphans.
+"""Ties a process to its parent: the kernel kills it when its parent dies, or gives it the parent's orphans.
 
-Linux's own means; elsewhere these do nothing, and the supervisors look after their parents themselves.
+This works on Linux only; elsewhere these functions do nothing, and the supervisors watch their parents themselves.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["adopt_orphans", "die_with"]
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this signal to the calling process when `parent`, its parent, ends; now, if it has.
+    """Have the kernel send this signal to the calling process when `parent`, its parent, ends; at once if it has ended.
 
-    What counts is the end of the thread that started the process.
+    The signal comes at the end of the thread that started the process.
     """
     ask_parent_signal(number)
     if os.getppid() != parent:

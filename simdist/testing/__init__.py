@@ -1,10 +1,10 @@
-"""For people who write tests: the pytest plugin, and existing multi-process suites on simulated ranks.
+"""For authors of tests: the pytest plugin, and existing multi-process suites on simulated ranks.
 
-`plugin` is what pytest loads (entry point `simdist`): the marker `@pytest.mark.simdist`, the fixture `sim` and the
-options `--simdist-...`. `MultiProcessTestCase`, `MultiThreadedTestCase` and `spawn_threads_and_init_comms` stand in for
-torch's of the same name: the same test methods, one changed import. `simulated` makes such a class from one that exists
-already. `run_tests` runs a whole class and reports on each test; `distributed_test_case` is the suite that the torch
-wheel ships. Open `plugin.py` first, then `_plugin/__init__.py`; for the test cases `_multiprocess.py`.
+pytest loads `plugin` (entry point `simdist`): the marker `@pytest.mark.simdist`, the fixture `sim` and the options
+`--simdist-...`. `MultiProcessTestCase`, `MultiThreadedTestCase` and `spawn_threads_and_init_comms` replace torch's of
+the same name: the same test methods, one changed import. `simulated` makes such a class from an existing one.
+`run_tests` runs a whole class and reports on each test; `distributed_test_case` is the suite that the torch wheel
+ships. Open `plugin.py` first, then `_plugin/__init__.py`; for the test cases `_multiprocess.py`.
 
 Every name is loaded when it is first used: pytest imports this package in each of its runs, and torch takes a second.
 """

@@ -1,4 +1,4 @@
-"""Run existing multi-process test classes, simulated or real, and say what became of each test."""
+"""Run existing multi-process test classes, simulated or real, and report on each test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _real_seconds = time.perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test: its verdict, the reason for anything but a pass, and the real seconds it took."""
+    """The outcome of one test: its verdict, the reason unless it passed, and the real seconds it took."""
 
     name: str
     verdict: Verdict
@@ -39,11 +39,11 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Real time of all tests together."""
+        """Real time of all tests in total."""
         return sum(outcome.seconds for outcome in self.outcomes)
 
     def names(self, verdict: Verdict) -> list[str]:
-        """The tests with this verdict."""
+        """Return the tests with this verdict."""
         return [outcome.name for outcome in self.outcomes if outcome.verdict == verdict]
 
 
@@ -59,7 +59,7 @@ def run_tests(
 
     Args:
         case: a class derived from torch's `MultiProcessTestCase`, simulated or not.
-        title: what the report is called.
+        title: the name of the report.
         patterns: regular expressions; a test runs if one of them is found in its name. Empty: all.
         only: names of tests; None: all.
         on_outcome: called after each test.

@@ -21,7 +21,7 @@ _dist: Any = dist
 
 
 class _StoreBarrier:
-    """Replaces the suite's own barrier, which counts in a class attribute: every process has its own of those."""
+    """Replaces the suite's own barrier, which counts in a class attribute; simulated processes do not share that."""
 
     file_name: str
     world_size: Any
@@ -37,10 +37,10 @@ class _StoreBarrier:
 
 
 def distributed_test_case(*, backend: str, world_size: int, real: bool) -> type:
-    """The suite as a test class, on simulated ranks or on forked processes.
+    """Return the suite as a test class, on simulated ranks or on forked processes.
 
     The suite reads the backend and world size from the environment (BACKEND, WORLD_SIZE) when it is imported and run;
-    both are set here, for the length of the process.
+    this sets both for the rest of the process.
     """
     os.environ["BACKEND"] = backend
     os.environ["WORLD_SIZE"] = str(world_size)
@@ -76,7 +76,7 @@ def _nccl_at_hand(on: bool) -> Iterator[None]:
     from torch.testing._internal import common_distributed
 
     names: Any = common_distributed
-    names.TEST_CUDA = True  # which tests ask for when they run, too
+    names.TEST_CUDA = True  # tests check it when they run, too
     with (
         mock.patch.object(dist, "is_nccl_available", return_value=True),
         mock.patch.object(names.c10d, "is_nccl_available", return_value=True),

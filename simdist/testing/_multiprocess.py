@@ -4,13 +4,13 @@ Torch's class starts one process per rank, each of which makes the test object a
 process joins them and judges their exit codes. Here `_join_processes` runs a world whose ranks do the same. Everything
 else (`world_size`, `file_name`, skips, `special_return_code_checks`) is torch's own code.
 
-A suite may start its processes by a factory of its own, which gives each more arguments: the factory is called, and
-what it makes says what a rank runs. If there are pipes among the arguments, or the suite joins its processes by itself,
-its main process has something to do while the ranks run: then it is a process of the world too, the *launcher*, whose
-waits for pipes, for processes and for time are virtual ones.
+A suite may start its processes by a factory of its own, which gives each process more arguments: the factory is called,
+and a rank runs what the made process would run. If there are pipes among the arguments, or the suite joins its
+processes itself, its main process works while the ranks run. Then it is a process of the world too, the *launcher*,
+whose waits for pipes, for processes and for time are virtual.
 
-Suites are written for several versions of torch, in which `_run` and `_check_return_codes` do not take the same
-arguments; each is called with those that it has.
+Suites are written for several versions of torch, in which `_run` and `_check_return_codes` take different arguments;
+each is called with those that it has.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Call = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
 
 
 class _Pipe:
-    """One direction is enough: what a rank sends, the main process reads when the rank has ended."""
+    """A pipe in one direction: the main process reads the rank's messages when the rank has ended."""
 
     def __init__(self) -> None:
         self._messages: deque[object] = deque()
@@ -76,7 +76,7 @@ class _Pipe:
 
 
 class _Joining:
-    """What the launcher is parked on while it waits for processes."""
+    """The launcher parks on this while it waits for processes."""
 
     interruptible = True
     timed = False
@@ -93,9 +93,9 @@ class _Joining:
 
 
 class _Process:
-    """Looks like a `multiprocessing.Process` to the code that judges exit codes, and to what waits for it meanwhile.
+    """Looks like a `multiprocessing.Process` to code that judges exit codes or waits for processes.
 
-    `target`, `args` and `kwargs` are what its rank runs.
+    Its rank calls `target` with `args` and `kwargs`.
     """
 
     def __init__(self, rank: int, pipe: _Pipe, made: _Call) -> None:
@@ -120,16 +120,16 @@ class _Process:
         return None if there.running else there.exit_code
 
     def end(self, result: RankResult) -> None:
-        """The world is over."""
+        """Called when the world is over: keep the rank's result."""
         self.simulated, self.result, self._code = None, result, result.exit_code
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until its rank has ended; does nothing before it began, or when the world is over."""
+        """Wait until its rank has ended; does nothing before it began, or after the world's end."""
         if self.simulated is not None:
             _join([self.simulated], timeout)
 
     def start(self) -> None:
-        """Nothing to do: the ranks begin together."""
+        """Does nothing: the ranks begin together."""
 
     def terminate(self) -> None:
         """End its rank, as SIGTERM does; no simulated process outlives its world."""
@@ -185,7 +185,7 @@ class SimulatedProcesses:
     sim_backend: ClassVar[str] = "gloo"
     simulation: RunResult | None = None
 
-    # What torch's class gives; declared here because the mixin stands before it.
+    # Attributes of torch's class; declared here because the mixin stands before it.
     MAIN_PROCESS_RANK: int
     processes: list[_Process]
     pid_to_pipe: dict[int, _Pipe]
@@ -199,7 +199,7 @@ class SimulatedProcesses:
     # -- the main process --------------------------------------------------------------------------------------------
 
     def join_or_run(self, fn: Callable[..., object]) -> Callable[[], None]:
-        """As torch's; a main process that talks to its ranks becomes the launcher of their world."""
+        """As torch's; a main process that works while its ranks run becomes the launcher of their world."""
 
         @functools.wraps(fn)
         def wrapper(self: SimulatedProcesses) -> None:
@@ -234,7 +234,7 @@ class SimulatedProcesses:
         self._start_processes(None)
 
     def _talks(self) -> bool:
-        """True if the main process has something to do while its ranks run."""
+        """True if the main process works while its ranks run."""
         joins = next(each for each in type(self).__mro__ if "_join_processes" in vars(each))
         given = ((process.args, process.kwargs) for process in self.processes)
         return joins not in (SimulatedProcesses, _TorchCase) or next(_connections(list(given)), None) is not None
@@ -260,7 +260,7 @@ class SimulatedProcesses:
                 pipe.close()
 
     def _judge(self, fn: Callable[..., object] | None, seconds: float) -> None:
-        """Call `_check_return_codes`, whose first argument older versions of torch have not."""
+        """Call `_check_return_codes`, whose first argument is missing in older versions of torch."""
         self._check_return_codes(*_fitting(self._check_return_codes, fn, seconds))
 
     def _check_return_codes(self, *args: Any) -> None:
@@ -268,7 +268,7 @@ class SimulatedProcesses:
         judge(*_fitting(judge, self._tested, args[-1]))
 
     def _run_world(self, launcher: Callable[[], None] | None = None) -> None:
-        """Run the ranks; with a `launcher` also that, whose exception is raised here.
+        """Run the ranks; with a `launcher` also this, whose exception is raised here.
 
         Raises:
             Exception: the launcher's.
@@ -315,7 +315,7 @@ class SimulatedProcesses:
         for process, rank in zip(self.processes, result.ranks, strict=True):
             process.end(rank)
             if rank.exception is not None:
-                # What escaped `run_test`, in a class of its own making: a process would have shown exit code 1.
+                # An exception that a class's own `run_test` let out: a process would have ended with exit code 1.
                 process.pipe.send("".join(traceback.format_exception(rank.exception)))
         if raised:
             raise raised[0]
@@ -324,7 +324,7 @@ class SimulatedProcesses:
             raise AssertionError(f"the main process of the test waits for what never comes\n{result.deadlock or ''}")
 
     def _hand_over(self, ranks: Iterable[SimProcess]) -> None:
-        """On the launcher: give each rank its arguments, and keep nothing of what is its own."""
+        """On the launcher: give each rank its arguments, and close the rank's ends of pipes."""
         this = current_process()
         assert this is not None
         given = [(process.args, process.kwargs) for process in self.processes]
@@ -355,7 +355,7 @@ class SimulatedProcesses:
 
 
 class _Beginning:
-    """What a rank is parked on until the launcher has handed it its arguments."""
+    """A rank parks on this until the launcher has handed it its arguments."""
 
     def describe(self) -> str:
         return "the start of its process"
@@ -365,10 +365,10 @@ class _Beginning:
 
 
 def _made_by(process: Any) -> _Call:
-    """What a process that a suite's factory has made, and nobody has started, would run.
+    """Return the call of a process that a suite's factory has made but not started.
 
     Raises:
-        UnsupportedError: it is no process of `multiprocessing`, or runs something in a way of its own.
+        UnsupportedError: it is no process of `multiprocessing`, or runs its function in its own way.
     """
     try:
         return process._target, process._args, process._kwargs
@@ -381,7 +381,7 @@ def _made_by(process: Any) -> _Call:
 
 
 def _connections(value: object, depth: int = 5) -> Iterator[Connection]:
-    """The ends of pipes in a value: in lists, tuples and dicts, and what these hold."""
+    """Yield the ends of pipes in a value: in lists, tuples and dicts, also nested."""
     if isinstance(value, Connection):
         if not value.closed:
             yield value
@@ -394,14 +394,14 @@ def _connections(value: object, depth: int = 5) -> Iterator[Connection]:
 
 
 def _fitting(check: Callable[..., object], fn: Callable[..., object] | None, seconds: float) -> tuple[object, ...]:
-    """The arguments of a `_check_return_codes`: the test's function and the time it took, or the time alone."""
+    """Return the arguments of a `_check_return_codes`: the test's function and its duration, or the duration alone."""
     parameters = [each.kind for each in inspect.signature(_declared(check)).parameters.values()]
     both = inspect.Parameter.VAR_POSITIONAL in parameters or len(parameters) > 1
     return (fn, seconds) if both else (seconds,)
 
 
 def _declared(check: Callable[..., object]) -> Callable[..., object]:
-    """The method as the suite declares it, behind a decorator that takes and hands on any arguments."""
+    """Return the method as the suite declares it, without a decorator that passes on any arguments."""
     function = getattr(check, "__func__", check)
     kinds = [each.kind for each in inspect.signature(function).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
@@ -417,8 +417,8 @@ def _seed_generators() -> None:
     if torch.accelerator.is_available():
         _set_rng_seed()
         return
-    # `torch.manual_seed` would also leave the seed, with three stack traces, for accelerators that are not there; with
-    # hundreds of ranks in one process that is most of what a small test costs.
+    # `torch.manual_seed` would also store the seed, with three stack traces, for accelerators that do not exist; with
+    # hundreds of ranks in one process that is most of a small test's time.
     torch.default_generator.manual_seed(common_utils.SEED)
     random.seed(common_utils.SEED)
     np.random.seed(common_utils.SEED)  # noqa: TID251  # the rank's own generator, as torch's helper
@@ -430,7 +430,7 @@ def simulated(case: type, **attributes: object) -> type:
     `attributes` become class attributes, such as `sim_seed=3`.
     """
     threaded = issubclass(case, common_distributed.MultiThreadedTestCase)
-    # Behind the suite's own classes, and before torch's: what a suite overrides, it overrides here too.
+    # Behind the suite's own classes, and before torch's: overrides in the suite stay in force.
     bases = (SimulatedThreads, case) if threaded else (case, MultiProcessTestCase)
     return type(f"Simulated{case.__name__}", bases, {"__module__": case.__module__, **attributes})
 

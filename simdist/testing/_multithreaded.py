@@ -1,7 +1,7 @@
 """torch's `MultiThreadedTestCase` and `spawn_threads_and_init_comms` with simulated ranks in the place of threads.
 
-Torch's run each test method in one thread per rank, over its threaded process group. Here the threads are the ranks
-of a world, each with a simulated group; what a rank raises is judged by torch's own code.
+Torch's versions run each test method in one thread per rank, over its threaded process group. Here the threads are the
+ranks of a world, each with a simulated group; torch's own code judges the exceptions of ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _Failure = tuple[int, tuple[object, object, object]]
 class SimulatedThreads:
     """Mixin in front of a class derived from torch's `MultiThreadedTestCase`.
 
-    `sim_backend`, `sim_seed` and `sim_stall_s` set up the world of every test, in which each rank has a virtual device
-    over "nccl", its current one; `simulation` is what became of the last.
+    `sim_backend`, `sim_seed` and `sim_stall_s` set up the world of every test; over "nccl" each rank has a virtual
+    device, its current one. `simulation` is the result of the last world.
     """
 
     sim_backend: ClassVar[str] = "gloo"
@@ -41,7 +41,7 @@ class SimulatedThreads:
     sim_stall_s: ClassVar[float] = 30.0
     simulation: RunResult | None = None
 
-    # What torch's class gives; declared here because the mixin stands before it.
+    # Attributes of torch's class; declared here because the mixin stands before it.
     threads: list[threading.Thread]
     rank: int
     world_size: Any
@@ -87,7 +87,7 @@ def spawn_threads_and_init_comms(
 ) -> Callable[..., object]:
     """Drop-in for torch's decorator: run a test method on every rank of a simulated world with its group initialised.
 
-    `timeout` is accepted and means nothing in virtual time.
+    `timeout` is accepted and has no meaning in virtual time.
     """
     if func is None:
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size, backend=backend)
@@ -123,7 +123,7 @@ def _group(backend: str) -> Iterator[None]:
 
 
 def _run(call: Callable[[int], None], world_size: int, seed: int, stall_s: float, backend: str) -> RunResult:
-    made = backend if backend in BACKENDS else "gloo"  # the world's; torch knows others
+    made = backend if backend in BACKENDS else "gloo"  # for the world; torch knows other names
     result = World(WorldSpec(call=call, world_size=world_size, seed=seed, stall_s=stall_s, backend=made)).run()
     for rank in result.ranks:
         if rank.exception is not None and not isinstance(rank.exception, unittest.SkipTest):

@@ -62,8 +62,8 @@ __all__ = ["is_simulated", "pytest_addoption", "pytest_configure", "pytest_enter
 __all__ += ["pytest_leave_pdb", "pytest_pyfunc_call", "pytest_report_header", "pytest_runtest_makereport"]
 __all__ += ["pytest_runtest_setup", "pytest_runtestloop"]
 
-last_words = 2  # the file to which C code writes stacks when no Python can run any more; the kernel looks here
-_NAMES = ("simdist", "simdist.testing.plugin")  # of the entry point, and for `-p` and `pytest_plugins`
+last_words = 2  # the file to which C code writes stacks when Python can't run any more; the kernel reads this
+_NAMES = ("simdist", "simdist.testing.plugin")  # the names of the entry point, and for `-p` and `pytest_plugins`
 
 
 class _Alias:
@@ -146,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """What no Python can report any more goes where pytest's own faulthandler writes, and not into a capture."""
+    """Let output that Python can't report go to pytest's faulthandler's file, and not into a capture."""
     global last_words
     from _pytest.faulthandler import fault_handler_stderr_fd_key
 
@@ -158,7 +158,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what the options ask for."""
+    """Report what the options ask for."""
     option = config.option
     words = [
         *([f"seed {option.simdist_seed}"] if option.simdist_seed is not None else []),
@@ -173,7 +173,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def is_simulated(item: pytest.Item) -> bool:
-    """True if its body runs on ranks, or it drives worlds."""
+    """True if the test's body runs on ranks, or it drives worlds."""
     return item.get_closest_marker("simdist") is not None or "sim" in getattr(item, "fixturenames", ())
 
 
@@ -187,7 +187,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse the marker where pytest leaves the call to someone else."""
+    """Refuse the marker where unittest calls the test, not pytest."""
     if not isinstance(item, pytest.Function) or item.cls is None:
         return
     from unittest import TestCase
@@ -202,7 +202,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Run a marked test on ranks; look after the worlds that a test with `sim` leaves."""
+    """Run a marked test on ranks; end the worlds that a test with `sim` leaves."""
     __tracebackhide__ = True
     if pyfuncitem.get_closest_marker("simdist_sweep") is not None:
         from simdist.testing._plugin._sweep import sweeping_call
@@ -221,7 +221,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a failure what each rank did; of what simdist says about its own use, show the test's lines only."""
+    """Add to a failure what each rank did; for misuses of simdist, show the test's lines only."""
     if call.excinfo is not None and type(call.excinfo.value).__module__ == "simdist.errors" and is_simulated(item):
         from simdist.testing._plugin._frames import in_the_test
 
@@ -240,7 +240,7 @@ def pytest_enter_pdb(config: pytest.Config, pdb: Pdb) -> None:
 
 
 def pytest_leave_pdb(config: pytest.Config, pdb: Pdb) -> None:
-    """The rank goes on."""
+    """Count real time again: the rank goes on."""
     _debugging(False, pdb)
 
 

@@ -1,1 +1,1 @@
-"""What a simulated and a real run have in common: accounts, flight records, the parity report, calibration."""
+"""Compares simulated and real runs: accounts, flight records, the parity report, calibration."""

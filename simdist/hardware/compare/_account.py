@@ -24,9 +24,9 @@ Operation = tuple[object, ...]
 
 
 def template(message: str, scale: float = 1.0) -> str:
-    """The text without what differs from run to run: addresses, ports, pointers, source lines of C++.
+    """Return the text without parts that differ from run to run: addresses, ports, pointers, source lines of C++.
 
-    Durations in milliseconds and seconds stay, counted back by `scale` into virtual time.
+    Durations in milliseconds and seconds stay, divided by `scale` into virtual time.
     """
     text = without_source(message).split("\nException raised from")[0]
     text = _POINTER.sub("0x...", _PORT.sub(r"\1<port>", _ADDRESS.sub("<address>", _SOURCE.sub("", text))))
@@ -34,7 +34,7 @@ def template(message: str, scale: float = 1.0) -> str:
 
 
 def in_virtual_time(text: str, scale: float) -> str:
-    """The text with its durations in milliseconds and seconds counted back by `scale`."""
+    """Return the text with its durations in milliseconds and seconds divided by `scale`."""
     if scale == 1.0:
         return text
     text = _MILLISECONDS.sub(lambda found: f"{round(int(found[1]) / scale)}{found[2]}", text)
@@ -45,7 +45,7 @@ def in_virtual_time(text: str, scale: float) -> str:
 class Account:
     """One run as the comparison sees it, by rank; operations, results and errors by rank and life.
 
-    `cut` names the lives that the launcher ended: how far they came is a matter of real time.
+    `cut` names the lives that the launcher ended: how far they got depends on real time.
     """
 
     outcomes: Mapping[int, str]

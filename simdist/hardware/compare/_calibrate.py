@@ -1,8 +1,8 @@
 """Calibration: measure the machine's own backend, fit the cost model, and check the fit against a second measurement.
 
-The model has five numbers for each world size: the latency of a message, the bandwidth between two ranks, and how much
-longer both the latency and the data of a reduction take from which size on. They hold what the machine makes of them:
-where there are fewer cores than ranks, a message waits for a core as well.
+The model has five numbers for each world size: the latency of a message, the bandwidth between two ranks, and for a
+reduction the size from which on it is slower, and by how much both its latency and its data are. They describe the
+machine as it is: where there are fewer cores than ranks, a message waits for a core as well.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The model's numbers for one world size, and what it was fitted to and checked against, in seconds."""
+    """The model's numbers for one world size, and the measurements for the fit and for its check, in seconds."""
 
     ranks: int
     model: Model
@@ -57,11 +57,11 @@ class Fit:
     checked: Measurement
 
     def predicted_s(self, operation: str, size: int) -> float:
-        """What the model says."""
+        """Return the model's prediction."""
         return predict_s(operation, size, self.ranks, self.model)
 
     def error(self, measurement: Measurement, operation: str | None = None) -> float:
-        """The geometric mean of how far off the predictions are: 0.25 is 25 % too much or too little."""
+        """Return the geometric mean of the predictions' errors: 0.25 is 25 % too much or too little."""
         logs = [
             abs(math.log(self.predicted_s(*point) / seconds))
             for point, seconds in measurement.items()
@@ -78,12 +78,12 @@ class Calibration:
     fits: tuple[Fit, ...]
 
     def error(self, operation: str | None = None) -> float:
-        """The geometric mean over all world sizes, against the measurement made after the fit."""
+        """Return the geometric mean over all world sizes, against the measurement made after the fit."""
         logs = [math.log1p(fit.error(fit.checked, operation)) for fit in self.fits]
         return math.exp(sum(logs) / len(logs)) - 1
 
     def to_toml(self) -> str:
-        """The cluster description: for `cluster.calibration` in a scenario."""
+        """Return the cluster description: for `cluster.calibration` in a scenario."""
         lines = [
             f"# Measured by simdist calibrate --real {self.backend}, torch {torch.__version__.partition('+')[0]}.",
             '# In a scenario: [cluster] calibration = "this file"; the entry of the world\'s size is taken.',
@@ -108,7 +108,7 @@ def calibrate(backend: str, world_sizes: Sequence[int], *, limit_s: float = _LIM
     """Measure, fit, and measure again.
 
     Raises:
-        SimdistError: a measurement did not end.
+        SimdistError: a measurement did not end, or failed.
     """
     first = [measured_on(backend, ranks, limit_s=limit_s) for ranks in world_sizes]
     models = [fit_model(ranks, measured) for ranks, measured in zip(world_sizes, first, strict=True)]
@@ -121,10 +121,10 @@ def calibrate(backend: str, world_sizes: Sequence[int], *, limit_s: float = _LIM
 
 
 def measured_on(backend: str, ranks: int, *, limit_s: float = _LIMIT_S) -> Measurement:
-    """Times on real processes of this machine.
+    """Return times on real processes of this machine.
 
     Raises:
-        SimdistError: they did not end.
+        SimdistError: they did not end, or failed.
     """
     with Keeper() as keeper:
         job = Job(
@@ -158,7 +158,7 @@ def measured_on(backend: str, ranks: int, *, limit_s: float = _LIMIT_S) -> Measu
 
 
 class _Links:
-    """Every pair of ranks alike."""
+    """Links that are the same between all pairs of ranks."""
 
     def __init__(self, latency_ns: int, byte_ns: float) -> None:
         self._latency_ns = latency_ns
@@ -176,7 +176,7 @@ class _Links:
 
 @lru_cache(maxsize=65536)
 def predict_s(operation: str, size: int, ranks: int, model: Model) -> float:
-    """What a simulation with these numbers takes from the last call to the last return."""
+    """Return the seconds that a simulation with these numbers takes from the last call to the last return."""
     what = Operation(operation, size, _ELEMENT, torch.float32, (size // _ELEMENT,), "sum", 0)
     if operation == "all_reduce":
         slower, longer = (model.latency_slowdown, model.slowdown) if size >= model.from_bytes else (1.0, 1.0)
@@ -192,9 +192,9 @@ def predict_s(operation: str, size: int, ranks: int, model: Model) -> float:
 
 
 def fit_model(ranks: int, measured: Measurement) -> Model:
-    """The numbers with the least mean error in logarithms: each in turn on a grid that gets finer.
+    """Return the numbers with the least mean error in logarithms: each in turn is varied on a grid that gets finer.
 
-    From which size on a reduction is slower is tried for every size that was measured.
+    Every measured size is tried as the size from which on a reduction is slower.
     """
 
     def error(model: Model) -> float:
@@ -224,7 +224,7 @@ def fit_model(ranks: int, measured: Measurement) -> Model:
 
 
 def rows_of(calibration: Calibration) -> list[tuple[str, int, int, float, float]]:
-    """Operation, size, ranks, measured after the fit and predicted seconds, of every point."""
+    """Return operation, size, ranks, seconds measured after the fit, and predicted seconds of every point."""
     return [
         (operation, size, fit.ranks, seconds, fit.predicted_s(operation, size))
         for fit in calibration.fits

@@ -1,4 +1,4 @@
-"""Two accounts beside each other: what a simulated and a real run agree on, and where they differ."""
+"""Compares two accounts: the points in which a simulated and a real run agree, and those in which they differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One judged point, as either side has it. `rank` is -1 for what belongs to the world."""
+    """One judged point, as both sides have it. `rank` is -1 for a point of the world."""
 
     name: str
     rank: int
@@ -26,7 +26,7 @@ class Point:
 
 
 def compare(simulated: Account, real: Account) -> tuple[Point, ...]:
-    """Every judged point, in a fixed order: by kind, then by rank."""
+    """Return every judged point, in a fixed order: by kind, then by rank."""
     points: list[Point] = []
     for judge in _JUDGES:
         points += judge(simulated, real)
@@ -34,10 +34,10 @@ def compare(simulated: Account, real: Account) -> tuple[Point, ...]:
 
 
 def recorders(matches: Sequence[Match]) -> tuple[Point, ...]:
-    """A point for each rank and life of a real run of which there are torch's flight records.
+    """Return a point for each rank and life of a real run that has a flight record of torch.
 
-    Torch's recorder and simdist's must agree on what the rank did, whatever the simulation says of it. A record that
-    can't be read is shown, and not judged.
+    Torch's recorder and simdist's must agree on what the rank did, independent of the simulation. A record that can't
+    be read is shown, and not judged.
     """
     several = any(match.record.life for match in matches)
     points = []
@@ -56,7 +56,7 @@ def recorders(matches: Sequence[Match]) -> tuple[Point, ...]:
 def _outcomes(simulated: Account, real: Account) -> Iterator[Point]:
     for rank in sorted(simulated.outcomes):
         one, other = simulated.outcomes[rank], real.outcomes.get(rank, _NOTHING)
-        # Whom the launcher stopped at the end might have reached its own end a moment later.
+        # A rank that the launcher stopped at the end might have reached its own end a moment later.
         cut = any(key[0] == rank and key[1] == simulated.restarts for key in simulated.cut | real.cut)
         yield Point("outcome", rank, one == other or cut, one, other)
 
@@ -118,8 +118,8 @@ def _never(simulated: Account, real: Account, rank: int, life: int, key: Operati
 def _torn(simulated: Account, real: Account, rank: int, life: int, key: Operation) -> bool:
     """True if the operation failed on both sides because a connection ended.
 
-    What had arrived by then is a race in reality, of microseconds; no simulation can know its outcome. Nor are there
-    two results to compare where, in the simulation, an operation may not have written all of its tensors.
+    How much had arrived by then is a race in reality, of microseconds, and no simulation can know its outcome. Nor are
+    there two results to compare if, in the simulation, the operation may not have written all of its tensors.
     """
     if key not in simulated.results.get((rank, life), {}):
         return True
@@ -134,7 +134,7 @@ def _tables(
         ours, theirs = of(simulated), of(real)
         for rank, life in sorted(ours.keys() | theirs.keys()):
             one, other = ours.get((rank, life), {}), theirs.get((rank, life), {})
-            # Who was killed may not have lived to write down its last word.
+            # A killed rank may not have lived to write its last events.
             cut = (rank, life) in simulated.cut | real.cut or not simulated.outcomes[rank].startswith("r")
             names = sorted(one.keys() & other.keys() if cut else one.keys() | other.keys())
             wrong = [

@@ -1,8 +1,8 @@
 """A real run's flight records as files for torch's own analyser, `torchfrtrace`: one for each rank, of its last life.
 
-NCCL's are handed out as they are. Gloo's leave out what the analyser needs (which ranks a group has, whether an
-operation is over, messages), and a rank that was killed left none: so over Gloo each dump is made of what simdist
-recorded, as for a simulated run, with the code lines that torch recorded.
+NCCL's are handed out as they are. Gloo's lack information that the analyser needs (the ranks of a group, whether an
+operation is over, messages), and a rank that was killed left none. So over Gloo each dump is made of simdist's records,
+as for a simulated run, with the code lines that torch recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = "nccl_trace_rank_"  # the analyser's own
 
 
 def write_dumps(report: RealReport, folder: Path) -> list[str]:
-    """Write them into `folder`, which is made if it is missing; one line for each rank that has none, and why."""
+    """Write them into `folder`, made if missing; return a line for each rank that has none, with the reason."""
     if report.backend == "gloo":
         write_flight_recorder(trace_of(report.result), folder, _frames(report))
         return []
@@ -45,7 +45,7 @@ def write_dumps(report: RealReport, folder: Path) -> list[str]:
 
 
 def _frames(report: RealReport) -> dict[tuple[int, int, str, str, str], Sequence[Frame]]:
-    """From where each operation was called, where torch has recorded it; without simdist's own lines."""
+    """Return the code lines of each operation that torch has recorded; without simdist's own lines."""
     entries = {(match.record.rank, match.record.life): dict(match.pairs) for match in report.matches}
     lives: dict[int, int] = {}
     frames: dict[tuple[int, int, str, str, str], Sequence[Frame]] = {}

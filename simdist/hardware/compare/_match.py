@@ -1,7 +1,7 @@
-"""Torch's flight record beside simdist's own: do both have the same operations, and how long were these at work?
+"""Compares torch's flight record with simdist's own: whether both have the same operations, and how long these ran.
 
-Two recorders that know nothing of each other watch a real rank. Where both have kept a group's operations they must
-agree in order, kind and size; if they do not, one of them is wrong, and no comparison with a simulation means anything.
+Two independent recorders watch a real rank. Where both have kept a group's operations they must agree in order, kind
+and size; if they do not, one of them is wrong, and a comparison with a simulation means nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from simdist.values import Json
 
 __all__ = ["Match", "match", "with_device_times"]
 
-Key = tuple[str, str, int]  # operation, group, sequence number: what names an operation in the events of a life
+Key = tuple[str, str, int]  # operation, group, sequence number: identifies an operation in the events of a life
 
 # Torch's name of an operation -> ours, where they differ; ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp of torch 2.13,
 # and the names before it.
 _OURS = {name: row.name for row in TABLE for name in row.all_recorded}
-# What may have one event of ours for each tensor; Gloo calls the first of them all_gather.
+# Entries that may stand for one event of ours per tensor; Gloo calls the first of them all_gather.
 _COALESCED = (row.recorded for name, row in METHODS.items() if name.endswith("_single_coalesced"))
 _ONE_FOR_EACH_TENSOR = ("all_gather", *_COALESCED)
 _NO_OPERATIONS = ("split", "new_window")
-_MIXED = "coalesced"  # NCCL's entry for several calls that were launched together; of collectives it lists no more
+_MIXED = "coalesced"  # NCCL's entry for several calls that were launched together; it lists no collectives after it
 _SIDES = ("torch", "simdist")
-# Whose input is the caller's own tensor.
+# Operations whose input is the caller's own tensor.
 _SIZED = names_where(lambda row: row.payload == "flat" or (row.payload == "gathered" and not row.root))
 
 
@@ -46,8 +46,8 @@ _SIZED = names_where(lambda row: row.payload == "flat" or (row.payload == "gathe
 class Match:
     """A flight record, and the operations of the journal that its entries belong to.
 
-    `compared` counts the entries that were looked at. `disagreement` is empty if the two recorders agree, and else what
-    either has where they first part.
+    `compared` counts the entries that were compared. `disagreement` is None if the two recorders agree; else it has
+    what each of them has at the first difference.
     """
 
     record: FlightRecord
@@ -65,7 +65,7 @@ class Match:
         return f"{who}: torch's flight recorder saw {torch}, simdist recorded {simdist}"
 
     def summary(self) -> dict[str, Json]:
-        """It as JSON-ready data; of the entries only how many there are."""
+        """Return the match as JSON-ready data; of the entries only their number."""
         record = self.record
         return {
             "rank": record.rank,
@@ -95,7 +95,7 @@ class _Operation:
         if self.key[0] not in _SIZED or len(entry.input_sizes) != 1:
             return True
         kind, element = SCALAR_TYPES.get(self.dtype, ""), ELEMENT_BYTES.get(self.dtype, 0)
-        if not element or kind.startswith("Complex"):  # which NCCL takes for pairs of real numbers
+        if not element or kind.startswith("Complex"):  # NCCL takes complex numbers for pairs of real ones
             return True
         return entry.input_dtypes[0] == kind and math.prod(entry.input_sizes[0]) * element == self.nbytes
 
@@ -105,13 +105,13 @@ class _Operation:
 
 
 def match(backend: str, records: Iterable[Packed], flight: FlightRecord) -> Match:
-    """Find the operation of the journal that each entry belongs to; `records` are the events of the same life.
+    """Find the operation of the journal for each entry; `records` are the events of the same life.
 
     Messages are compared up to the first that failed: whether torch recorded that one depends on where it failed.
     Nothing is compared where torch's recorder is off, or does not distinguish the groups.
     """
-    # At debug level DETAIL, Gloo's groups lie in ProcessGroupWrappers: they have no names, and the wrappers' own calls
-    # stand among the program's (torch 2.13).
+    # At debug level DETAIL, Gloo's groups are inside ProcessGroupWrappers: they have no names, and the wrappers' own
+    # calls are among the program's (torch 2.13).
     if flight.problem or not flight.is_on or not all(entry.group for entry in flight.entries):
         return Match(flight)
     ours = _operations(backend, records)
@@ -132,7 +132,7 @@ def match(backend: str, records: Iterable[Packed], flight: FlightRecord) -> Matc
 
 
 def _operations(backend: str, records: Iterable[Packed]) -> dict[tuple[str, bool], list[_Operation]]:
-    """What torch should have recorded, by group, messages apart."""
+    """Return the operations that torch should have recorded, by group, messages apart."""
     found: dict[tuple[str, bool], list[_Operation]] = {}
     sizes: dict[str, int] = {}
     reported = [unpacked(record) for record in records]
@@ -147,7 +147,7 @@ def _operations(backend: str, records: Iterable[Packed]) -> dict[tuple[str, bool
         if backend == "gloo" and is_message:
             continue
         name, count = op, 1
-        if backend == "gloo" and op == "reduce_scatter":  # it sums, one entry of a list after another (torch 2.13)
+        if backend == "gloo" and op == "reduce_scatter":  # it reduces one entry of a list after another (torch 2.13)
             name, count = "all_reduce", sizes.get(group, 1) if _is_listed(nbytes, dtype, record.shape) else 1
         one = _Operation(_key(record), name, nbytes, dtype, _key(record) in failed)
         found.setdefault((group, is_message), []).extend([one] * count)
@@ -176,7 +176,7 @@ def _channel(
         theirs, is_open = theirs[:mixed], True
     if flight.is_whole or not theirs:
         return _walk(flight, ours, theirs, 0, is_open=is_open or not flight.is_whole)
-    # Torch has overwritten older entries: the first that it kept belongs to some later operation of ours.
+    # Torch has overwritten older entries: the first that it kept belongs to a later operation of ours.
     latest = max(0, len(ours) - len(theirs))
     tried = (_walk(flight, ours, theirs, first, is_open=is_open) for first in range(latest, -1, -1))
     found = _walk(flight, ours, theirs, latest, is_open=is_open)
@@ -186,7 +186,7 @@ def _channel(
 def _walk(
     flight: FlightRecord, ours: Sequence[_Operation], theirs: Sequence[Entry], at: int, *, is_open: bool
 ) -> Match:
-    """Go through both, from our operation `at` on, as far as they agree."""
+    """Compare both, from our operation `at` on, as far as they agree."""
     pairs: list[tuple[Key, Entry]] = []
     for index, entry in enumerate(theirs):
         count = _covered(entry, ours, at)
@@ -200,7 +200,7 @@ def _walk(
 
 
 def _covered(entry: Entry, ours: Sequence[_Operation], at: int) -> int:
-    """How many of our operations from `at` on the entry stands for; none if it does not fit them."""
+    """Return for how many of our operations from `at` on the entry stands; 0 if it does not fit them."""
     if entry.op in _ONE_FOR_EACH_TENSOR and len(entry.input_sizes) > 1:
         parts = zip(entry.input_sizes, entry.input_dtypes, strict=False)
         single = [replace(entry, input_sizes=(size,), input_dtypes=(dtype,)) for size, dtype in parts]
@@ -219,11 +219,11 @@ def _words(entry: Entry) -> str:
 
 
 def with_device_times(records: Sequence[Packed], found: Match) -> list[Packed]:
-    """The events of a life, with the times of the device where torch's record has them.
+    """Return the events of a life, with the times of the device where torch's record has them.
 
-    A `wait()` on NCCL returns when the kernel is queued; the operation completes when the kernel has ended. How long
-    the kernel took is exact; when it ended torch notices late, so the end given here is the earliest that the kernels
-    before it in its group allow. An operation that nobody waited for completes as well.
+    A `wait()` on NCCL returns when the kernel is queued; the operation completes when the kernel has ended. The
+    kernel's duration is exact. Torch notices its end late, so the end given here is the earliest that the kernels
+    before it in its group allow. An operation without a wait completes as well.
     """
     times = _device_times(found.pairs)
     over: set[Key] = set()
@@ -243,7 +243,7 @@ def with_device_times(records: Sequence[Packed], found: Match) -> list[Packed]:
 
 
 def _device_times(pairs: Iterable[tuple[Key, Entry]]) -> dict[Key, tuple[int, int]]:
-    """When each kernel began and ended."""
+    """Return when each kernel began and ended."""
     times: dict[Key, tuple[int, int]] = {}
     free_ns: dict[str, int] = {}  # messages of a group have a stream for each peer, collectives share one
     last: tuple[Entry, Key] | None = None

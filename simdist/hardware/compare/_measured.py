@@ -1,4 +1,4 @@
-"""What collectives cost on real processes: the program that calibration runs, and nothing else."""
+"""The program that calibration runs: it measures the time of collectives on real processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHORTEST_S, _FEWEST, _MOST = 0.02, 2, 30  # of each point in each round: time s
 
 
 def measure(backend: str, operations: list[str], sizes: list[int]) -> list[list[Any]]:
-    """Time each operation at each size of payload in bytes; rows of operation, size and seconds.
+    """Time each operation at each size of payload in bytes; return rows of operation, size and seconds.
 
-    Of all repetitions that counts which a tenth of them undercut: the slower ones also waited for a core, milliseconds,
-    where there are few. All points are measured in rounds, so that what else the machine does for a second spoils a
-    fifth of a point at most. A time runs from the moment when the last rank calls to the moment when the last rank is
-    done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks distinguish by the
-    system's clock.
+    The result is the repetition that a tenth of all repetitions undercut: the slower ones also waited for a core,
+    milliseconds, where there are few. All points are measured in rounds, so that other work of the machine in one
+    second spoils at most a fifth of a point. A time runs from the moment when the last rank calls to the moment when
+    the last rank is done, as a simulation counts it: every repetition begins with a barrier, whose end the ranks
+    distinguish by the system's clock.
     """
     dist.init_process_group(backend)
     device = "cuda" if backend == "nccl" else "cpu"
@@ -47,7 +47,7 @@ def _timed(operation: str, size: int, device: str) -> list[float]:
         began = time.monotonic()
         _once(operation, tensor)
         ended = time.monotonic()
-        # Of all ranks: the last to begin, the last to end. One machine has one monotonic clock.
+        # The maximum over all ranks: the last to begin, the last to end. One machine has one monotonic clock.
         span = torch.tensor([began, ended], dtype=torch.float64, device=device)
         dist.all_reduce(span, op=dist.ReduceOp.MAX)
         times.append((span[1] - span[0]).item())

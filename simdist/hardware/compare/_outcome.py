@@ -1,4 +1,4 @@
-"""From the journals of a real run to the `RunResult` that a simulated one gives."""
+"""Makes a `RunResult`, as a simulated run gives it, from the journals of a real run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from simdist.trace import EventStream
 
 __all__ = ["matches_of", "outcome_of"]
 
-_FIRST = {Restarted.kind: 0, NewGroup.kind: 1}  # of what happens at one instant
+_FIRST = {Restarted.kind: 0, NewGroup.kind: 1}  # the order of events of one instant
 
 
 def matches_of(job: Job) -> tuple[Match, ...]:
-    """What torch recorded of each rank and life that left such a record, beside what its journal says."""
+    """Match torch's record of each rank and life that left one with its journal."""
     found = []
     for rank, life in read_lives(Path(job.out)):
         journal = read_life(Path(job.out), rank, life)
@@ -35,13 +35,13 @@ def matches_of(job: Job) -> tuple[Match, ...]:
 
 
 def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResult:
-    """Read what the ranks of `job` have written; operations have the times of the device where `matches` have them.
+    """Read the files of the ranks of `job`; operations have the times of the device where `matches` have them.
 
     Times are nanoseconds of real time since the ranks began; the digest is empty, because no two real runs are equal.
     """
     folder = Path(job.out)
     lives = read_lives(folder)
-    last = dict(lives)  # in order: the last one stays
+    last = dict(lives)  # in order: the last life stays
     journals = [read_life(folder, rank, life) for rank, life in lives]
     recorded = {(each.record.rank, each.record.life): each for each in matches}
     events: list[Packed] = []
@@ -65,7 +65,7 @@ def outcome_of(job: Job, replay: str, matches: Sequence[Match] = ()) -> RunResul
         if journal.life == last[journal.rank]:
             ranks.append(_rank_result(folder, journal))
     events += [replace(reported, time_ns=time_ns).packed for (_, reported), time_ns in groups.items()]
-    world = read_life(folder, -1, 0)  # what befell no rank in particular
+    world = read_life(folder, -1, 0)  # events of no rank in particular
     events += world.records
     restarts = max(last.values(), default=0)
     starts = [unpacked(packed) for journal in journals if journal.life for packed in journal.records]
@@ -100,7 +100,7 @@ def _fault_result(job: Job, index: int, strikes: Sequence[JournalLine]) -> Fault
 
 
 def _death(journal: Life) -> list[Packed]:
-    """The end of a process that did not live to report it."""
+    """Return the end of a process that did not live to report it."""
     ended = journal.ended
     if (
         ended is None
@@ -121,7 +121,7 @@ def _rank_result(folder: Path, journal: Life) -> RankResult:
     exits = [record for record in records if isinstance(record, Ended)]
     issued = [record for record in records if isinstance(record, Issued)]
     if ended is not None and ended[4] and exits:
-        code = exits[-1].exit_code  # the launcher stopped it on its way out
+        code = exits[-1].exit_code  # the launcher stopped it while it ended
     status: Status = "hung"
     value, error = None, None
     with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
@@ -154,7 +154,7 @@ def _with_operations(result: RankResult, operations: dict[int, int]) -> RankResu
 
 
 def _content(bases: list[str], text: str, data: bytes) -> Any:
-    """The value or exception; a stand-in of the same name and text if it would not pickle."""
+    """Return the value or exception; a stand-in of the same name and text if it could not be pickled."""
     if data:
         try:
             return pickle.loads(data)

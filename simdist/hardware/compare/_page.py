@@ -20,7 +20,7 @@ summary { cursor: pointer; font-weight: 600; } details { margin: 1rem 0; }
 
 
 def html_page(reports: Sequence[ParityReport]) -> str:
-    """A table of all scenarios, and for each one its judged points, timings and what was not replayed."""
+    """Return a table of all scenarios, and for each one its judged points, timings and left-out parts."""
     rows = "\n".join(_row(report) for report in reports)
     details = "\n".join(_details(report) for report in reports)
     return (

@@ -1,4 +1,4 @@
-"""The parity run: one scenario simulated once and run for real, as often as asked; what they agree on."""
+"""The parity run: one scenario is simulated once and run for real, as often as asked, and the runs are compared."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Status = Literal["parity", "difference", "not comparable"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a rank lived, in virtual seconds; for each real run, real seconds counted back by the scale."""
+    """How long a rank lived, in virtual seconds; for each real run, real seconds divided by the scale."""
 
     rank: int
     simulated_s: float
     real_s: tuple[float, ...]
 
     def within(self, tolerance: float) -> bool:
-        """True if some real run was no further off than this share of the longer of the two."""
+        """True if some real run differs by no more than this share of the longer of the two."""
         return any(abs(real - self.simulated_s) <= tolerance * max(real, self.simulated_s) for real in self.real_s)
 
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """What a scenario's simulated and real runs agree on.
+    """The agreement of a scenario's simulated and real runs.
 
-    `points` are those of the real run that came nearest to the simulated one; `agreements` says for each real run how
-    many of its points agreed; `sometimes` what differed between real runs. `reason` says why nothing was comparable.
+    `points` are those of the real run that is nearest to the simulated one; `agreements` has for each real run how many
+    of its points agreed; `sometimes` has differences between real runs. `reason` says why nothing was comparable.
     """
 
     plan: Plan
@@ -96,13 +96,13 @@ def check_parity(
 ) -> ParityReport | None:
     """Run `plan` once simulated and `repeat` times on real processes, and compare.
 
-    If none of these agrees in every point, up to `patience` more real runs are made: a busy machine can part ranks that
-    would else have acted in the same millisecond; the report then shows what reality does only sometimes. Faults that
-    the machine can't inject are left out on both sides, and listed. On several `nodes` each calls this; node 0 gets the
-    report, the others None. `seen` is called with each real run.
+    If none of these agrees in every point, up to `patience` more real runs are made: a busy machine can separate ranks
+    that would else have acted in the same millisecond; the report then shows what happens only in some real runs.
+    Faults that the machine can't inject are left out on both sides, and listed. On several `nodes` each calls this;
+    node 0 gets the report, the others None. `seen` is called with each real run.
 
     Raises:
-        SimdistError: a run itself could not be done.
+        SimdistError: a run failed as such.
     """
     left_out = not_replayed(plan, backend, (nodes or Nodes()).count)
     scale = plan.time_scale if time_scale is None else time_scale
@@ -110,7 +110,7 @@ def check_parity(
     if reason:
         return ParityReport(plan, backend, not_replayed=left_out, reason=reason)
     able = without(plan, left_out)
-    with Keeper() as keeper:  # for the folder, which is gone even if this process is killed
+    with Keeper() as keeper:  # for the folder, which is removed even if this process is killed
         report = run_scenario(replace(able, values="all"), record_results=True, folder=str(keeper.folder))
     simulated = account_of(report.result, report.state)
     runs: list[Account] = []
@@ -156,7 +156,7 @@ def _timings(simulated: Account, runs: Sequence[Account], scale: float) -> tuple
 
 
 def _sometimes(compared: Sequence[Sequence[Point]]) -> tuple[str, ...]:
-    """What reality did not always do alike, one line for each point."""
+    """Return a line for each point in which the real runs differ."""
     seen: dict[tuple[str, int], dict[str, int]] = {}
     for points in compared:
         for point in points:
@@ -171,7 +171,7 @@ def _sometimes(compared: Sequence[Sequence[Point]]) -> tuple[str, ...]:
 
 
 def exit_code(reports: Sequence[ParityReport]) -> int:
-    """0 parity, 1 a difference, 3 nothing was comparable.
+    """Return 0 for parity, 1 for a difference, 3 if nothing was comparable.
 
     Raises:
         SimdistError: there are no reports.

@@ -1,4 +1,4 @@
-"""Which parts of a scenario a machine can inject; the rest is reported with the reason, and never counts as passed."""
+"""Finds the parts of a scenario that a machine can't inject; they are reported with the reason, and never pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["NotReplayed", "not_replayed"]
 
 @dataclass(frozen=True, slots=True)
 class NotReplayed:
-    """Something of the scenario that no real run has: `what`, such as "faults[1] (Partition)", and why."""
+    """A part of the scenario that no real run has: `what`, such as "faults[1] (Partition)", and why."""
 
     what: str
     reason: str
@@ -24,7 +24,7 @@ class NotReplayed:
 
 
 def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed, ...]:
-    """What of `plan` can't be replayed on `backend` on this machine, or on so many like it."""
+    """Return the parts of `plan` that can't be replayed on `backend` on this machine, or on so many like it."""
     found = []
     if plan.backend not in (backend, "gloo", "nccl"):
         found.append(NotReplayed(f"backend {plan.backend!r}", "it exists only in simulation"))
@@ -41,7 +41,7 @@ def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed,
 
 
 def _comes_after(after: str | None, left_out: Sequence[NotReplayed], plan: Plan) -> str:
-    """A fault that comes after one that is left out never strikes."""
+    """Return why a fault can't strike that comes after one that is left out; "" if it can."""
     names = {f"faults[{i}] ({type(fault).__name__})": fault.name for i, fault in enumerate(plan.faults)}
     missing = after is not None and any(names.get(each.what) == after for each in left_out)
     return f"it comes after {after!r}, which is not replayed" if missing else ""

@@ -26,8 +26,8 @@ __all__ = ["RealReport", "replay", "unavailable", "without"]
 class RealReport:
     """The outcome of a real run of a scenario.
 
-    `not_replayed` lists what did not happen, and why; `matches` has torch's own flight record of each rank and life
-    that left one, beside simdist's.
+    `not_replayed` lists the parts that were left out, and why; `matches` has torch's own flight record of each rank and
+    life that left one, compared with simdist's.
     """
 
     plan: Plan
@@ -71,11 +71,11 @@ def replay(
     wait: Wait = "",
     keep: Path | None = None,
 ) -> RealReport | None:
-    """Run the plan as real processes, and judge what came out.
+    """Run the plan as real processes, and judge the result.
 
     `time_scale` (default: the plan's) multiplies every timeout, sleep and fault time. A rank that has not ended after
     `limit_s` seconds counts as hung. On several `nodes` each calls this; node 0 gets the report, the others None.
-    `keep` is a folder for the run's files, `{tmp}` included; without it they are gone after the run.
+    `keep` is a folder for the run's files, `{tmp}` included; without it they are removed after the run.
 
     Raises:
         SimdistError: the machine has no such backend, or the launcher failed.
@@ -104,7 +104,7 @@ def replay(
 
 
 def unavailable(backend: str, world_size: int, nodes: Nodes) -> str:
-    """Why this machine can't run `backend`, empty if it can."""
+    """Return why this machine can't run `backend`, empty if it can."""
     import torch
     import torch.distributed as dist
 
@@ -120,7 +120,7 @@ def unavailable(backend: str, world_size: int, nodes: Nodes) -> str:
 
 
 def without(plan: Plan, left_out: tuple[NotReplayed, ...]) -> Plan:
-    """The plan without the faults that can't be replayed."""
+    """Return the plan without the faults that can't be replayed."""
     names = [each.what.partition(" ")[0] for each in left_out]
     return replace(plan, faults=tuple(f for i, f in enumerate(plan.faults) if f"faults[{i}]" not in names))
 

@@ -1,4 +1,4 @@
-"""What link faults do to a packet at a moment: let it pass, late, or never. No clock and no socket in here."""
+"""The effect of link faults on a packet at a moment: it passes, late, or never. Uses no clock and no socket."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Conditions", "link_faults"]
 
 
 def link_faults(faults: Sequence[Fault]) -> list[LinkFault]:
-    """Those that strike links."""
+    """Return the faults that strike links."""
     return [fault for fault in faults if isinstance(fault, LinkFault)]
 
 
 class Conditions:
-    """The link faults of a run, in its own seconds: `scale` of them are one virtual second.
+    """The link faults of a run, in the run's own seconds: `scale` of them are one virtual second.
 
-    What is drawn for a packet is drawn from the `seed`, and from when it leaves.
+    Random effects on a packet are drawn from the `seed` and the time at which it leaves.
     """
 
     def __init__(self, faults: Sequence[Fault], scale: float, seed: int = 0) -> None:
@@ -28,9 +28,9 @@ class Conditions:
         self._last_s: dict[tuple[int, int], float] = {}  # when the last packet between two ranks arrives
 
     def due_s(self, src: int, dst: int, now_s: float, size_bytes: int = 0) -> float | None:
-        """When a packet of this size that leaves `src` at `now_s` is to arrive at `dst`; None if it is lost.
+        """Return when a packet of this size that leaves `src` at `now_s` arrives at `dst`; None if it is lost.
 
-        Infinite for one that is held until somebody releases it, which in a real run nobody does. Packets keep their
+        Infinite for one that is held until the fault is lifted, which never happens in a real run. Packets keep their
         order.
         """
         due_s = now_s
@@ -53,7 +53,7 @@ class Conditions:
         return due_s
 
     def events(self) -> list[tuple[float, LinkFault, str]]:
-        """What the run's events say of them, and when."""
+        """Return the texts of the run's events about these faults, with their times."""
         reported: list[tuple[float, LinkFault, str]] = []
         for fault in self._faults:
             start_s, until_s = self._span_s(fault)

@@ -1,7 +1,7 @@
 """Stores that only this machine reaches, for a job whose processes are all on it.
 
-A TCPStore listens on every address of the machine, whatever host it is given (torch 2.13), unless it is handed a socket
-that listens already.
+A TCPStore listens on every address of the machine, whatever host it is given (torch 2.13), unless it gets a socket that
+listens already.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def _listener(host: str, port: int) -> socket.socket | None:
         return None
     try:
         return socket.create_server((host, port))
-    except OSError:  # torch itself knows what to say of it, or shares the store that has the port
+    except OSError:  # torch itself reports the error, or shares the store that has the port
         return None

@@ -1,8 +1,8 @@
-"""Network namespaces with a TUN device each, made with system calls alone: they vanish with the process that made them.
+"""Network namespaces with a TUN device each, made with system calls only: they vanish with the process that made them.
 
-A namespace has no name and no file: it lives as long as a process is in it or holds a descriptor of it, and its TUN
-device as long as somebody holds the device open. So nothing is left behind however the makers end, SIGKILL included,
-and nothing of the host's own network is touched.
+A namespace has no name and no file: it lives as long as a process is in it or holds a descriptor of it. Its TUN device
+lives as long as a process holds it open. So nothing is left behind however the makers end, SIGKILL included, and the
+host's own network is not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUEUE = 10_000  # packets; a switch in user space is late at times
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """One namespace: `tun` gives and takes the packets of its device, `handle` keeps it and lets others in."""
+    """One namespace: `tun` reads and writes its device's packets; `handle` keeps it and lets processes enter."""
 
     tun: int
     handle: int
@@ -58,10 +58,10 @@ def make_namespace(rank: int) -> Namespace:
     """Move the calling thread into a new namespace, with the loopback device and the rank's own.
 
     Raises:
-        OSError: the system has no such thing, or not for this user.
+        OSError: the system has no namespaces, or not for this user.
     """
     call("unshare", _CLONE_NEWNET)
-    with contextlib.suppress(OSError):  # an address less for programs to choose from; none where there is no IPv6
+    with contextlib.suppress(OSError):  # one address less for programs to choose from; fails where there is no IPv6
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -84,10 +84,10 @@ def make_namespace(rank: int) -> Namespace:
 
 
 def enter(path: str) -> None:
-    """Move the calling thread into the namespace whose handle is open at `path`; threads that it starts follow.
+    """Move the calling thread into the namespace whose handle is open at `path`; threads that it starts are in it, too.
 
     Raises:
-        OSError: it is gone.
+        OSError: the namespace is gone.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -97,7 +97,7 @@ def enter(path: str) -> None:
 
 
 def call_inside(path: str, function: Callable[[], socket.socket]) -> socket.socket:
-    """A socket made inside the namespace, where it then belongs; the caller stays where it is.
+    """Return a socket made inside the namespace, to which it then belongs; the caller's thread stays where it is.
 
     Raises:
         OSError: the namespace is gone.
@@ -120,7 +120,7 @@ def call_inside(path: str, function: Callable[[], socket.socket]) -> socket.sock
 
 @functools.cache
 def why_no_namespaces() -> str:
-    """Why this process can't make such namespaces, empty if it can. Tried for real, once."""
+    """Return why this process can't make namespaces, empty if it can. It tries once."""
     if sys.platform != "linux":
         return f"they are Linux's, and this is {sys.platform}"
     if os.geteuid():
@@ -141,7 +141,7 @@ def why_no_namespaces() -> str:
 
 
 def _in_thread(function: Callable[[], None]) -> None:
-    # A thread of its own, since a thread that has moved can't always move back.
+    # In a thread of its own, since a thread that has moved can't always move back.
     thread = threading.Thread(target=function, name="simdist namespace")
     thread.start()
     thread.join()

@@ -1,7 +1,7 @@
-"""A rank's way to the launcher's store, on which store faults lie in wait: slow requests, and the end of it.
+"""A rank's way to the launcher's store, where store faults act: requests are slow, or the store is lost.
 
-A TCP proxy in the rank's supervisor, on the standard library alone. What the rank says passes through a delay line,
-what the store says passes at once; when the store is lost, every connection ends and nobody listens any more.
+A TCP proxy in the rank's supervisor, on the standard library alone. The rank's data passes through a delay line, the
+store's data passes at once. When the store is lost, every connection ends and new ones are refused.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _CHUNK = 1 << 16
 
 
 def has_store_faults(job: Job) -> bool:
-    """True if a rank's way to the store has to be watched."""
+    """True if a rank needs a proxy to the store."""
     return any(isinstance(fault, StoreFault) for fault in job.faults)
 
 
 class StoreProxy:
-    """Listens on `listener` from now on, and passes on to the store at `host` and `port`.
+    """Listens on `listener` from now on, and forwards to the store at `host` and `port`.
 
-    The faults' times count from the beginning of the run, which it learns from the board. Those that strike `rank`
-    alone are in its journal; rank 0's proxy reports the others.
+    The faults' times count from the beginning of the run, which the board reports. Faults that strike `rank` alone go
+    to its journal; rank 0's proxy reports the others.
     """
 
     def __init__(self, job: Job, rank: int, life: int, listener: socket.socket, host: str, port: int) -> None:
@@ -88,7 +88,7 @@ class StoreProxy:
         if self._rank != (0 if fault.target is None else fault.target):
             return
         if fault.keeps_store and not self._life:
-            return  # there is nothing old yet
+            return  # the first life finds nothing old
         lost_ns = fault.lost_at_ns()
         await self._until(lost_ns if lost_ns is not None else fault.start_ns if isinstance(fault, LastingFault) else 0)
         assert self._origin_ns is not None
@@ -110,7 +110,7 @@ class StoreProxy:
         requests = asyncio.create_task(self._requests(reader, store_writer))
         answers = asyncio.create_task(_answers(store_reader, writer))
         self._lines |= {requests, answers}
-        # When one way ends, so does the other: neither side half-closes.
+        # When one direction ends, so does the other: neither side half-closes.
         await asyncio.wait({requests, answers}, return_when=asyncio.FIRST_COMPLETED)
         for line in (requests, answers):
             line.cancel()
@@ -119,7 +119,7 @@ class StoreProxy:
             each.close()
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The delay line: what comes in leaves in order, each part after its own delay."""
+        """The delay line: data leaves in the order of its arrival, each part after its own delay."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
         async def leave() -> None:

@@ -1,9 +1,9 @@
-"""The network between the ranks of a run with link faults: a switch in user space, on which the faults lie.
+"""The network between the ranks of a run with link faults: a switch in user space, in which the faults act.
 
-Run by the keeper as `python -m simdist.hardware.links._wire`, with the job on its standard input; it answers with where
-the ranks' namespaces are, and lives as long as the run. Each rank has a network namespace of its own with one TUN
+The keeper runs it as `python -m simdist.hardware.links._wire`, with the job on its standard input. It answers with the
+paths of the ranks' namespaces, and lives as long as the run. Each rank has a network namespace of its own with one TUN
 device, and every packet between two ranks passes through here: the faults begin and end everywhere at one instant, at
-the times that the board's clock gives. (The usual way, `tc netem`, can't hold and release, and many kernels lack it.)
+the times of the board's clock. (The usual way, `tc netem`, can't hold and release, and many kernels lack it.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH = 64  # packets of one rank before the others have their turn
 
 @contextlib.contextmanager
 def wired(job: Job, keeper: Keeper) -> Iterator[Job]:
-    """The job with a namespace for each rank, if it has link faults; all of it is gone afterwards.
+    """Yield the job with a namespace for each rank, if it has link faults; all of them are gone afterwards.
 
     Raises:
         SimdistError: the namespaces could not be made.
@@ -66,17 +66,17 @@ def wired(job: Job, keeper: Keeper) -> Iterator[Job]:
 
 
 class _Switch:
-    """Takes packets from the ranks' devices, and gives them to others' when they are due."""
+    """Reads packets from the ranks' devices, and writes each to its target's device when it is due."""
 
     def __init__(self, tuns: list[int], conditions: Conditions) -> None:
         self._tuns = tuns
         self._conditions = conditions
         self._late: list[tuple[float, int, int, bytes]] = []  # due, number, rank, packet
         self._count = 0
-        self.origin_ns: int | None = None  # set by another thread when the run begins; nothing is at fault before
+        self.origin_ns: int | None = None  # set by another thread when the run begins; there are no faults before
 
     def run(self) -> None:
-        """Until the process is killed."""
+        """Switch packets until the process is killed."""
         poll = select.poll()
         ranks = {tun: rank for rank, tun in enumerate(self._tuns)}
         for tun in self._tuns:
@@ -112,12 +112,12 @@ class _Switch:
                 heapq.heappush(self._late, (due_s, self._count, dst, packet))
 
     def _give(self, rank: int, packet: bytes) -> None:
-        with contextlib.suppress(OSError):  # its device takes no more for now: TCP sends again
+        with contextlib.suppress(OSError):  # its device takes no more now: TCP sends again
             os.write(self._tuns[rank], packet)
 
 
 def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Conditions) -> None:
-    """Let the switch know when the run has begun, and the journal when each fault begins and ends."""
+    """Set the switch's origin when the run has begun, and record the begin and end of each fault."""
     origin_ns = board.call("wait_begun", job.limit_s)
     if origin_ns is None:
         return
@@ -135,7 +135,7 @@ def _follow(job: Job, switch: _Switch, board: BoardClient, conditions: Condition
 
 
 def main() -> None:
-    """Make the namespaces, say where they are, and switch packets until the keeper ends it."""
+    """Make the namespaces, print where they are, and switch packets until the keeper ends the process."""
     job = pickle.load(sys.stdin.buffer)
     assert isinstance(job, Job)
     board = BoardClient(job.board, job.key)  # before this process leaves the host's network

@@ -1,1 +1,1 @@
-"""What runs inside the process of a real rank, and around it: the program, its faults, what it writes down."""
+"""Code inside the process of a real rank, and around it: the program, its faults, its recorder."""

@@ -1,10 +1,10 @@
-"""What a rank's c10d operations were, seen from inside the real process.
+"""Records a rank's c10d operations, inside the real process.
 
 Torch's `c10d::` operators get one more kernel, at the dispatch key `BackendSelect`, which every call passes on its way
-to the backend's: it notes the call, passes it on, and hands out a work that notes its end. Every caller passes there:
-Python, DDP's reducer and functional collectives in C++, on any thread, in inference mode; the process group itself
-stays as it is. (Seen with torch 2.13. Operations on a bare backend object, such as a `ProcessGroupGloo` that the
-program made itself, do not pass through the dispatcher and are not seen.)
+to the backend's kernel: it records the call, passes it on, and returns a work that records its end. All callers pass
+there: Python, DDP's reducer and functional collectives in C++, on any thread, in inference mode; the process group
+itself stays as it is. (Observed with torch 2.13. Operations on a bare backend object, such as a `ProcessGroupGloo` that
+the program made itself, do not pass through the dispatcher and are not recorded.)
 
 Events are those of a simulation (`simdist.trace`), so that the two can be compared: the same names, shapes and
 sequence numbers, and a "result" event with a checksum over what a member's tensors hold when it has waited.
@@ -45,7 +45,7 @@ class _Call:
 
     @property
     def kind(self) -> str:
-        """What it is counted with."""
+        """The kind of operations with which it shares a sequence count."""
         if self.op in MESSAGES:
             return "message"
         return self.op if self.op == "monitored_barrier" else "collective"
@@ -82,8 +82,8 @@ def _all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
     return [_Call("all_to_all", inputs, outputs, tuple(inputs[0].shape))]
 
 
-# Operator -> its operations; the arguments are the operator's own (torch/csrc/distributed/c10d/Ops.cpp). Those of the
-# coalesced operators are recorded one by one, as the simulation issues them.
+# Operator -> its operations; the arguments are the operator's own (torch/csrc/distributed/c10d/Ops.cpp). Operations of
+# the coalesced operators are recorded one by one, as the simulation issues them.
 _DESCRIBE: dict[str, Callable[..., list[_Call]]] = {
     "allreduce_": _all_reduce,
     "allreduce_coalesced_": lambda tensors, *_: [_joined("all_reduce", tensors, tensors)],
@@ -118,7 +118,7 @@ _HERE = DispatchKey.BackendSelect
 
 
 class Recorder:
-    """Notes each operation of this process in the journal, and lets the strikes strike."""
+    """Records each operation of this process in the journal, and lets faults strike."""
 
     def __init__(self, journal: Journal, strikes: Strikes) -> None:
         self._journal = journal
@@ -131,7 +131,7 @@ class Recorder:
         self._kept: list[_RecordedWork] = []  # works in flight: C++ holds only their C++ half
 
     def install(self) -> None:
-        """Stand before torch's kernels; for the rest of the process's life."""
+        """Register before torch's kernels, for the rest of the process's life."""
         # As in a simulation, to compare results.
         vars(c10d_module)["_object_to_tensor"] = with_zero_padding(c10d_module._object_to_tensor)
         serialization: Any = torch.serialization
@@ -148,8 +148,8 @@ class Recorder:
             group = next(dist.ProcessGroup.unbox(arg) for arg in args if isinstance(arg, torch.ScriptObject))
             tickets = [self._issue(call, group) for call in calls]
             try:
-                # Without the interpreter's lock, as torch calls it: a thread of Gloo's may want that lock, to free a
-                # tensor, while it holds the queue's.
+                # Without the GIL, as torch calls it: a thread of Gloo's may want the GIL, to free a tensor, while it
+                # holds the queue's lock.
                 result = operator.redispatch(keyset.remove(_HERE), *args)
             except BaseException as error:
                 for ticket in tickets:
@@ -161,7 +161,7 @@ class Recorder:
                 return None
             outputs, boxed = result if isinstance(result, tuple) else (None, result)
             inner = Work.unbox(boxed)
-            if inner is None:  # NCCL queued it on the caller's stream: nobody has to wait, unless with async_op=True
+            if inner is None:  # NCCL queued it on the caller's stream: only async_op=True gives a work
                 for ticket in tickets:
                     ticket.completed()
                 return result
@@ -179,7 +179,7 @@ class Recorder:
     def _issue(self, call: _Call, group: dist.ProcessGroup) -> _Ticket:
         ticket = _Ticket(self, call, group.group_name)
         self._strikes.before(call.op, ticket.group)
-        known = group_world().pg_group_ranks.get(group)  # None of a group that the program puts together itself
+        known = group_world().pg_group_ranks.get(group)  # None for a group that the program puts together itself
         ranks = list(range(group.size()) if known is None else known)
         with self._lock:
             key = (ticket.group, call.kind)
@@ -206,7 +206,7 @@ class Recorder:
 
 
 class _Ticket:
-    """One operation that was issued, until its end has been noted."""
+    """One issued operation, until its end has been recorded."""
 
     def __init__(self, recorder: Recorder, call: _Call, group: str) -> None:
         self._journal = recorder._journal
@@ -218,7 +218,7 @@ class _Ticket:
         self.sequence = 0
 
     def completed(self) -> None:
-        """It is over, and went well."""
+        """Record that it is over without an error."""
         if self._note_once():
             begin = self._journal.now_ns()
             self._journal.record(completed, self._call.op, self.group, self.sequence, begin, 0)
@@ -227,7 +227,7 @@ class _Ticket:
             self._strikes.after(self._call.op, self.group, self.sequence)
 
     def failed(self, error: BaseException, *, begun: bool = True) -> None:
-        """It is over, with an error; the tensors hold what had arrived, if it had `begun`."""
+        """Record that it is over with an error; the tensors hold what had arrived, if it had `begun`."""
         if self._note_once():
             name, text = type(error).__name__, str(error)
             self._journal.record(failed, self._call.op, self.group, self.sequence, name, text)
@@ -236,7 +236,7 @@ class _Ticket:
             self._strikes.after(self._call.op, self.group, self.sequence)
 
     def refused(self, error: BaseException) -> None:
-        """It was not even begun: an argument is bad, or the connection is known to be closed."""
+        """Record that it was not even begun: an argument is bad, or the connection is known to be closed."""
         if self._call.op in MESSAGES or self._call.op == "monitored_barrier":
             self.failed(error, begun=False)
         elif self._note_once():
@@ -255,13 +255,13 @@ class _Ticket:
 
 
 class _RecordedWork(Work):
-    """Torch's own work, with a note at the end of each wait."""
+    """Wraps torch's own work, and records the end of each wait."""
 
     def __init__(self, inner: Any, tickets: Sequence[_Ticket]) -> None:
         super().__init__()
         self._inner = inner
         self._tickets = tickets
-        self.over = False  # somebody has waited for it
+        self.over = False  # a wait has ended
 
     def _end(self, error: BaseException | None) -> None:
         self.over = True

@@ -1,7 +1,8 @@
-"""Virtual durations in real time: every timeout and every sleep of the workload, times the scale.
+"""Virtual durations in real time: every timeout and every sleep of the workload is multiplied by the scale.
 
-Wrapped are `time.sleep`, the `timeout` of the functions of torch.distributed that make groups or take one, and that of
-dist. What a program measures with a clock is real time and stays as it is, and so do timeouts inside options objects.
+It wraps `time.sleep`, the `timeout` of the functions of torch.distributed that make groups or take one, and that of
+stores. Times that a program measures with a clock are real time and stay as they are, and so do timeouts inside options
+objects.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _scale = 1.0
 
 
 def scaled(timeout: timedelta) -> timedelta:
-    """The timeout in this run's time; never nothing at all, which would mean "no timeout"."""
+    """Return the timeout in this run's time; never zero, which would mean "no timeout"."""
     return max(timeout * _scale, timedelta(milliseconds=1)) if timeout > timedelta(0) else timeout
 
 
 def scale_time(scale: float) -> None:
-    """Lay the scale over time and torch.distributed, once, before the workload is imported."""
+    """Wrap time and torch.distributed with the scale, once, before the workload is imported."""
     global _scale
     if scale == 1.0:
         return
@@ -53,7 +54,7 @@ def scale_time(scale: float) -> None:
 
 
 def _called_by_torch() -> bool:
-    """True if the function that asks was called from inside torch, or by what stands there in torch's place."""
+    """True if the calling function was called from inside torch, or from simdist's replacement of torch's code."""
     caller: FrameType | None = sys._getframe(2)
     while caller is not None and _module(caller).startswith("simdist."):
         caller = caller.f_back
@@ -74,7 +75,7 @@ def _wrap(module: object, package: object, name: str, default: timedelta | None)
     def with_scaled_timeout(*args: object, **kwargs: object) -> object:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments.get("timeout")
-        # Torch hands on what has been scaled already.
+        # Torch passes on timeouts that are scaled already.
         timeout = given if given is not None and _called_by_torch() else scaled(given or default or _NONE)
         if timeout:
             bound.arguments["timeout"] = timeout

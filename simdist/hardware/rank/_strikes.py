@@ -1,4 +1,4 @@
-"""The scenario's faults inside a real rank: what strikes it is real, when it strikes is as in the simulation."""
+"""The scenario's faults inside a real rank: they strike for real, at the same moments as in the simulation."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["UNDER_WAY", "Strikes"]
 
 UNDER_WAY = 16 << 20  # bytes; see simdist.c10d.engine._strikes
 
-_SETTLED_S = 0.1  # from the last peer's call until its messages are certainly under way
+_SETTLED_S = 0.1  # from the last peer's call until its messages are surely under way
 _FLYING_S = 0.02  # into a large operation
-_DOOR_S = 5.0  # how long a rank that is to die inside an operation waits for its peers there
+_DOOR_S = 5.0  # how long a rank that will die inside an operation waits there for its peers
 
 
 class Strikes:
-    """The faults of one rank: `before`, `inside` and `after` surround each operation, the others are for the program.
+    """The faults of one rank: `before`, `inside` and `after` surround each operation, the others serve the program.
 
-    When they strike is for `simdist.faults.Watches` to say, in virtual time, as in a simulation. A fault that strikes
-    during an operation waits until all peers are inside it, and strikes before this rank's part of it has begun: its
-    data is still in its own buffers, as in a simulation. If the operation is large, a part of it is under way.
+    `simdist.faults.Watches` decides when they strike, in virtual time, as in a simulation. A fault that strikes during
+    an operation waits until all peers are inside it, and strikes before this rank's part of it has begun: its data is
+    still in its own buffers, as in a simulation. If the operation is large, a part of it is under way.
 
-    While a fault is still to come that may keep another rank out of an operation, a collective that both take part in
-    is entered when that rank has entered it too, or is gone: whether a message of ours lies unread in a process that
-    dies decides between "closed" and "reset", and a race of microseconds must not decide that.
+    A fault may still keep another rank out of an operation. Until then this rank enters a collective with that rank
+    only after that rank has entered it, or is gone: whether one of our messages lies unread in a process that dies
+    decides between "closed" and "reset", and a race of microseconds must not decide that.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Strikes:
             self._awaited.append(fault)
 
     def arm(self) -> None:
-        """Start the clocks of the faults that strike at a time, and listen for those that others come after."""
+        """Start the clocks of the timed faults, and listen for the faults that others come after."""
         for index, watch in self._watches:
             if watch.alarm_ns is not None:
                 self._start_alarm(index, watch)
@@ -90,7 +90,7 @@ class Strikes:
 
     @property
     def _now_ns(self) -> int:
-        """Virtual time: that of the run, counted back by its scale."""
+        """Virtual time: the run's time divided by its scale."""
         return round(self._journal.now_ns() / self._job.time_scale)
 
     def _start_alarm(self, index: int, watch: Watch) -> None:
@@ -104,7 +104,7 @@ class Strikes:
                 self._strike(index)
 
     def _listen(self, listener: BoardClient) -> None:
-        """Hear of the strikes of faults, those of other ranks included, that this rank's faults come after."""
+        """Wait for strikes of the faults, also of other ranks, that this rank's faults come after."""
         names = sorted({str(self._job.faults[index].after) for index, watch in self._watches if watch.trigger.waits})
         while names:
             try:
@@ -127,19 +127,19 @@ class Strikes:
     # -- what the program does -----------------------------------------------------------------------------------
 
     def on_step(self, index: int) -> None:
-        """Stand in for `simdist.step`."""
+        """Replaces `simdist.step`."""
         self._journal.record(step_begun, int(index))
         self._strike_all(self._watches.step(int(index)))
 
     def on_point(self, name: str) -> None:
-        """Stand in for `simdist.point`."""
+        """Replaces `simdist.point`."""
         self._strike_all(self._watches.point(str(name)))
 
     def before(self, op: str, group: str) -> None:
-        """An operation is about to be issued: be late, or be struck.
+        """Called before an operation is issued: be late, or be struck.
 
         Raises:
-            Exception: that of a fault, in place of the operation.
+            Exception: the exception of a fault, in place of the operation.
         """
         due = self._watches.operation(op)
         self._be_late()
@@ -150,7 +150,7 @@ class Strikes:
             self._pending.setdefault((when, op), []).extend(due)
 
     def inside(self, op: str, group: str, sequence: int, ranks: Sequence[int], peer: int, nbytes: int) -> None:
-        """The operation has been issued, but its data has not left."""
+        """Called when the operation has been issued, but its data has not left."""
         after = self._pending.pop(("after", op), [])
         if after:
             self._after[op, group, sequence] = after
@@ -180,7 +180,7 @@ class Strikes:
         self._strike(index)
 
     def _await(self, op: str, group: str, sequence: int, ranks: Sequence[int]) -> None:
-        """Wait for those who may be struck before they come: they enter too, or they are gone."""
+        """Wait for ranks that may be struck before they arrive: until they enter too, or are gone."""
         for fault in list(self._awaited):
             if fault.rank not in ranks:
                 continue
@@ -192,7 +192,7 @@ class Strikes:
                 self._awaited.remove(fault)
 
     def after(self, op: str, group: str, sequence: int) -> None:
-        """The operation is over for this rank."""
+        """Called when the operation is over for this rank."""
         self._strike_all(self._after.pop((op, group, sequence), []))
 
     # -- strikes -------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Strikes:
             self._release(fault.name, round(struck_ns / self._job.time_scale))
 
     def _strike_all(self, indices: Sequence[int]) -> None:
-        """One after the other; the last one's exception is raised.
+        """Strike by one fault after the other; the last one's exception is raised.
 
         Raises:
             Exception: in the program, from a step, a point or an operation.

@@ -1,4 +1,4 @@
-"""What a fault can do to a real rank, from inside its process."""
+"""The actions of a fault on a real rank, from inside its process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HARMLESS = (_signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT)
 
 
 class RealRank:
-    """This process, as a fault strikes it; see `simdist.faults.StruckRank`. `index` is the fault's place in the job.
+    """This process, which a fault strikes; see `simdist.faults.StruckRank`. `index` is the fault's place in the job.
 
-    `orders` is where the supervisor listens: who is stopped can't wake himself.
+    `orders` is the supervisor's pipe: a stopped process can't wake itself.
     """
 
     def __init__(self, job: Job, journal: Journal, rank: int, life: int, orders: int, index: int) -> None:
@@ -31,7 +31,7 @@ class RealRank:
         self.is_real = True
 
     def kill(self, signal: str) -> None:
-        """The signal, for real; whatever the program has done about it, it is delivered."""
+        """Send the signal, for real; it is delivered even if the program blocks it."""
         self._ends("killed")
         number = _signal.Signals[signal]
         if number not in (_signal.SIGKILL, _signal.SIGSTOP):
@@ -46,14 +46,14 @@ class RealRank:
         os._exit(code)
 
     def signal(self, signal: str) -> None:
-        """The signal, for real; a handler runs on the main thread when Python gets to it."""
+        """Send the signal, for real; a handler runs on the main thread when Python gets to it."""
         number = _signal.Signals[signal]
         dies = _signal.getsignal(number) == _signal.SIG_DFL and number not in _HARMLESS
         self._ends("killed" if dies else "")
         os.kill(os.getpid(), number)
 
     def stop(self, duration_ns: int | None) -> None:
-        """SIGSTOP; the supervisor sends SIGCONT."""
+        """Stop by SIGSTOP; the supervisor sends SIGCONT."""
         self._ends("hung")
         seconds = "never" if duration_ns is None else str(self._job.scaled_s(duration_ns))
         os.write(self._orders, f"{seconds}\n".encode())
@@ -62,11 +62,11 @@ class RealRank:
     def crash_host(
         self, down_ns: int | None, *, every: bool = False, outcome: int | None = None, disks: str = "own"
     ) -> None:
-        """Refused: it is the machine of the whole run."""
+        """Refused: the machine runs the whole run."""
         raise UnsupportedError("no machine is switched off for a run")
 
     def break_device(self, error: str) -> None:
-        """Refused: it is a device that others use after the run."""
+        """Refused: others use the device after the run."""
         raise UnsupportedError("no real device is broken for a run")
 
     def _ends(self, how: str) -> None:

@@ -1,11 +1,11 @@
-"""The process between torchrun's agent and a rank: it sees how the rank really ends, and wakes one that is stopped.
+"""The process between torchrun's agent and a rank: it sees how the rank really ends, and wakes a stopped rank.
 
-Run by the agent, once per rank, as `python -m simdist.hardware.rank._supervisor JOB AGENT`, with the agent's process
+The agent runs it, once per rank, as `python -m simdist.hardware.rank._supervisor JOB AGENT`, with the agent's process
 id. It does not import torch.
 
-Where the scenario has restarts, it ends as soon as its rank does, and the agent does what torchrun does. Where it has
-none, every rank is to reach its own end, as in the simulation, but an agent stops the survivors of the first failure:
-so the supervisor stays until all ranks of the world have ended.
+If the scenario has restarts, it ends as soon as its rank does, and the agent does what torchrun does. Without restarts,
+every rank should reach its own end, as in the simulation, but an agent stops the survivors of the first failure: so the
+supervisor stays until all ranks of the world have ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simdist.hardware.links._proxy import StoreProxy, has_store_faults
 __all__ = ["main"]
 
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
-_PEERS_S = 1.0  # for those who fail with a rank, before the agent stops them
+_PEERS_S = 1.0  # for ranks that fail together with this one, before the agent stops them
 _EXIT_S = 15.0  # from the end of its program to the end of its process
 
 
@@ -43,7 +43,7 @@ class _Rank:
         out = Path(job.out)
         self.hung = False
         self.stopped_for_good = threading.Event()
-        self.said_code: int | None = None  # what it said it would exit with
+        self.said_code: int | None = None  # the exit code that it announced
         self.said_at = 0.0
         name = f"rank{self.rank}-life{self.life}"
         orders, write_end = os.pipe()
@@ -59,7 +59,7 @@ class _Rank:
         threading.Thread(target=self._wake, args=(orders,), daemon=True).start()
 
     def _wake(self, orders: int) -> None:
-        """Let the rank go on at the end of each pause that it announces; and hear with what it is about to exit."""
+        """Wake the rank at the end of each pause that it announces; and note the exit code that it announces."""
         with os.fdopen(orders) as lines:
             for line in lines:
                 if line.strip() == "never":
@@ -75,7 +75,7 @@ class _Rank:
             self.process.send_signal(number)
 
     def end(self) -> None:
-        """SIGTERM, as from the agent; SIGKILL for what does not listen, or can't because it is stopped."""
+        """Send SIGTERM, as the agent does; SIGKILL if the rank does not react, or can't because it is stopped."""
         self._send(signal.SIGTERM)
         try:
             self.process.wait(0.0 if self.stopped_for_good.is_set() else _GRACE_S)
@@ -89,7 +89,7 @@ class _Rank:
 
 
 def _network(job: Job, rank: int) -> dict[str, str]:
-    """What the rank's environment says of the network: where the store is, or a proxy in its place; which device."""
+    """Return the rank's environment for the network: the address of the store, or of its proxy; the device."""
     said = {}
     if job.networks:
         said = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), DEVICE)
@@ -117,25 +117,25 @@ def main(job_path: str, agent: int) -> int:
 
     def on_sigterm(number: int, frame: object) -> None:
         nonlocal stopped_by_agent
-        stopped_by_agent = True  # acted on in the loop: a handler may not wait for what the loop waits for
+        stopped_by_agent = True  # the loop acts on it: a handler may not wait for what the loop waits for
 
     signal.signal(signal.SIGTERM, on_sigterm)
     deadline = time.monotonic() + job.limit_s
     while rank.process.poll() is None:
         if stopped_by_agent:
             rank.end()
-        elif os.getppid() != agent:  # where the kernel does not see to it
+        elif os.getppid() != agent:  # where the kernel does not kill it with the agent
             rank.kill()
             return 1
         elif rank.stopped_for_good.is_set() and job.max_restarts == 0:
-            # Nobody will wake it: the run is over for it when it is over for all who still can end.
+            # Nothing will wake it: its run is over when it is over for all ranks that can still end.
             board.call("end", rank.life, rank.rank)
             board.call("wait_ended", rank.life, 0, max(0.1, deadline - time.monotonic()))
             rank.hung = True
             rank.kill()
         elif rank.said_code is not None and time.monotonic() > rank.said_at + _EXIT_S:
-            # Its program is over, but the interpreter does not end: Gloo's threads are joined with the
-            # interpreter locked when a DDP model outlives its group (torch 2.13).
+            # Its program is over, but the interpreter does not end: when a DDP model outlives its group, Gloo's threads
+            # are joined while the GIL is held (torch 2.13).
             rank.kill()
             rank.process.returncode = rank.said_code
         elif time.monotonic() > deadline:
@@ -146,13 +146,13 @@ def main(job_path: str, agent: int) -> int:
                 rank.process.wait(0.05)
     code = rank.process.returncode
     journal = Journal(Path(job.out), rank.rank, rank.life)
-    # When, by the system's clock: the reader knows when the run began.
+    # The time is the system clock's: the reader knows when the run began.
     journal.note("ended", None if rank.hung else code, stopped_by_agent, time_ns=time.time_ns())
     board.call("end", rank.life, rank.rank)
     if job.max_restarts == 0 and not stopped_by_agent:
         board.call("wait_ended", rank.life, 0, max(0.1, deadline + 2 * _GRACE_S - time.monotonic()))
     elif code != 0 and not stopped_by_agent:
-        # The others fail at once if they do: before the agent looks, as in a simulation.
+        # The other ranks that fail with it fail at once: before the agent looks, as in a simulation.
         board.call("wait_ended", rank.life, 0, _PEERS_S)
     return 0 if code == 0 else 1
 

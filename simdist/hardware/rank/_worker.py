@@ -1,8 +1,8 @@
-"""A rank of a real run: the user's function between a recorder and an account of how it ended.
+"""A rank of a real run: it runs the user's function under a recorder, and reports how it ended.
 
-Run by the supervisor as `python -m simdist.hardware.rank._worker JOB FD SUPERVISOR`, with its process id; torchrun's
-environment is there already. Only torch, the standard library and simdist's plain data types are imported besides the
-workload.
+The supervisor runs it as `python -m simdist.hardware.rank._worker JOB FD SUPERVISOR`, with its process id; torchrun's
+environment is set already. Besides the workload it imports only torch, the standard library and simdist's plain data
+types.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_READY_S = 120.0  # until all ranks have imported what they need
+_READY_S = 120.0  # until all ranks have imported their modules
 
 
 def main(job_path: str, orders: int, supervisor: int) -> None:
@@ -66,7 +66,7 @@ def main(job_path: str, orders: int, supervisor: int) -> None:
 def _prepared(
     job: Job, journal: Journal, boards: tuple[BoardClient, BoardClient | None], rank: int, life: int, orders: int
 ) -> tuple[Callable[..., object], Strikes]:
-    """Import everything, and lay the recorder over torch before the workload can take names from it."""
+    """Import everything, and install the recorder before the workload can take names from torch."""
     import torch
 
     import simdist
@@ -83,7 +83,7 @@ def _prepared(
     serve_on_loopback("torch.distributed.rendezvous")  # with restarts, rank 0 serves the store itself
     scale_time(job.time_scale)
     use_device(job)
-    # Set on the package, they are what `simdist.step` and `from simdist import step` find.
+    # Set on the package, so that `simdist.step` and `from simdist import step` find them.
     simdist.step = strikes.on_step
     simdist.point = strikes.on_point
     sys.path.insert(0, job.folder)
@@ -95,7 +95,7 @@ def _prepared(
 
 
 def _seed_generators(seed: int, rank: int, life: int) -> None:
-    """Let them start as those of the simulated rank do, instead of from what the operating system gives."""
+    """Start Python's, numpy's and torch's generators in the state of the simulated rank, instead of a random one."""
     import torch
 
     python, legacy, of_torch = generator_words(seed, rank, life)
@@ -131,11 +131,11 @@ def _call(function: Callable[..., object], job: Job, journal: Journal, rank: int
 
 
 def _pickled(status: str, content: object) -> bytes:
-    """The value, or the exception with the names of its class and bases, in case it can't be had back."""
+    """Return the pickled value, or exception with the names of its class and bases, in case it can't be unpickled."""
     names = [base.__name__ for base in type(content).__mro__]
     try:
         pickle.loads(data := pickle.dumps(content))
-    except Exception:  # whatever a user's class makes of it
+    except Exception:  # a user's class may raise anything
         data = b""
     return pickle.dumps((status, names, str(content) if status == "raised" else repr(content), data))
 

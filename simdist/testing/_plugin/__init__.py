@@ -1,4 +1,4 @@
-"""What the pytest plugin does once a test needs it; nothing of this is imported before.
+"""The parts of the pytest plugin that only simulated tests need; nothing of this is imported before.
 
     marker, options -> `_settings` -> Settings
     a marked test:  `_execution` runs the body on each rank, with `_arguments` and `_surroundings` of its own

@@ -1,8 +1,8 @@
-"""What the body of a test is called with on a rank.
+"""The arguments of a test's body on a rank.
 
-A fixture is set up once, in the host process. What it returns is one object for all ranks, except for what ranks would
-spoil for each other: tensors, modules and optimizers are copied for each, as processes would have their own. All that
-is copied is copied at once, so that an optimizer goes with its model.
+A fixture is set up once, in the host process. Its value is one object for all ranks, except for values that ranks would
+spoil for each other: tensors, modules and optimizers are copied for each rank, as processes would have their own. One
+copy operation covers all of them, so that an optimizer refers to its model's copy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Arguments", "rank_placeholder"]
 
 _COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH = 4  # of containers in which tensors are looked for
+_DEPTH = 4  # of containers that are searched for tensors
 
 
 class _RankPlaceholder:
-    """What the fixture `rank` is while fixtures are set up, when there is no rank yet."""
+    """The fixture `rank` while fixtures are set up, when there is no rank yet."""
 
     def _unknown(self, *_: object) -> Never:
         raise SimdistError(
@@ -42,7 +42,7 @@ class _RankPlaceholder:
 
 
 def rank_placeholder(item: pytest.Function) -> _RankPlaceholder:
-    """The value of the fixture `rank` in the host process.
+    """Return the value of the fixture `rank` in the host process.
 
     Fails the test if it has no ranks.
     """
@@ -54,7 +54,7 @@ def rank_placeholder(item: pytest.Function) -> _RankPlaceholder:
 
 
 class Arguments:
-    """Function and arguments of a test, as each rank gets them."""
+    """Function and arguments of a test, for each rank."""
 
     def __init__(self, function: Callable[..., object], arguments: Mapping[str, object]) -> None:
         self._arguments = dict(arguments)
@@ -69,7 +69,7 @@ class Arguments:
         )
 
     def on(self, rank: int) -> tuple[Callable[..., object], dict[str, object]]:
-        """The function and its arguments for one rank.
+        """Return the function and its arguments for one rank.
 
         Raises:
             SimdistError: a fixture returned a tensor that can't be copied.

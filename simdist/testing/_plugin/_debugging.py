@@ -1,4 +1,4 @@
-"""A person debugs a rank: `breakpoint()`, `pdb.set_trace()`."""
+"""Support for a person who debugs a rank: `breakpoint()`, `pdb.set_trace()`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _STREAMS: Extra[tuple[TextIO, TextIO]] = Extra("streams of ranks")
 
 
 def remember_streams(runtime: Runtime) -> None:
-    """Called on the host's thread once the world is there: the streams that its ranks write to."""
+    """Remember the streams that the ranks write to; called on the host's thread once the world has started."""
     runtime.extras[_STREAMS] = sys.stdout, sys.stderr
 
 
 def debugging(begins: bool, debugger: Any) -> None:
-    """The calling rank stops for a person, or goes on."""
+    """Called when the calling rank stops for a person, or goes on."""
     runtime = current_runtime()
     if runtime is None:
         return
@@ -26,6 +26,6 @@ def debugging(begins: bool, debugger: Any) -> None:
     if begins:
         debugger.nosigint = True  # a handler for Ctrl-C can be set in a process's main thread only
     else:
-        # pytest captures again, by putting the host's streams in place.
+        # pytest resumes its capture by installing the host's streams.
         streams = runtime.extras[_STREAMS]
         sys.stdout, sys.stderr = streams

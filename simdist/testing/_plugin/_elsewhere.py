@@ -1,11 +1,12 @@
-"""Tests done by the workers of a Dask cluster: `pytest --simdist-seeds 1000 --simdist-scheduler tcp://10.0.0.1:8786`.
+"""Tests that a Dask cluster's workers run: `pytest --simdist-seeds 1000 --simdist-scheduler tcp://10.0.0.1:8786`.
 
-Simulated tests (each seed of one is a test) go there, the others run here. Each worker keeps a pytest of its own
-(`_served.py`), in a process that has collected the same tests and runs those it is given by their node ids; its reports
-are logged here in the order of the tests, so that terminal, exit code, `-x` and JUnit files are as without a cluster.
+Simulated tests (each seed of one is a test) run there, the others here. Each worker keeps a pytest of its own
+(`_served.py`), in a process that has collected the same tests and runs those that it gets by their node ids. Its
+reports are logged here in the order of the tests, so that terminal, exit code, `-x` and JUnit files are as without a
+cluster.
 
-- Nobody knows which test a worker runs next, so fixtures of every scope are torn down after each test.
-- A test during which its process dies has failed. A worker that dies loses nothing: see `simdist.programs`.
+- It is unknown which test a worker runs next, so fixtures of every scope are torn down after each test.
+- A test fails if its process dies. The death of a worker loses nothing: see `simdist.programs`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ __all__ = ["Elsewhere"]
 
 
 class Elsewhere:
-    """The loop over the tests of a session, some of which others run; a plugin.
+    """The loop over the tests of a session, some of which run on workers; a plugin.
 
-    `is_simulated` says of a test whether it drives worlds.
+    `is_simulated` returns whether a test drives worlds.
 
     Raises:
-        pytest.UsageError: `address` is none, or another option does not go with it.
+        pytest.UsageError: `address` is no address, or another option excludes it.
     """
 
     def __init__(self, config: pytest.Config, address: str, is_simulated: Callable[[pytest.Item], bool]) -> None:
@@ -52,10 +53,10 @@ class Elsewhere:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run all of them."""
+        """Run all tests of the session."""
         option = session.config.option
         if option.collectonly or (session.testsfailed and not option.continue_on_collection_errors):
-            return None  # nothing is to be run, or pytest says why not
+            return None  # there is nothing to run, or pytest reports why not
         there = {
             item.nodeid: item
             for item in session.items
@@ -80,7 +81,7 @@ class Elsewhere:
 
 
 class _Here(Worker[str, "list[Observed] | str"]):
-    """This process, if no worker is left."""
+    """This process, which runs the tests if no worker is left."""
 
     def __init__(self, items: dict[str, pytest.Item]) -> None:
         self._items = items
@@ -88,14 +89,14 @@ class _Here(Worker[str, "list[Observed] | str"]):
     def do(self, task: str) -> list[Observed]:
         item = self._items[task]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-        return []  # it is logged
+        return []  # pytest has logged it already
 
     def killed(self, number: int, task: str, how: str) -> str:
         return f"every worker that began this test died, the last one {how}"
 
 
 def _arguments(config: pytest.Config) -> tuple[Sequence[str], str, str]:
-    """How pytest was called, where, and with which options of the environment."""
+    """Return how pytest was called: arguments, folder, and PYTEST_ADDOPTS."""
     arguments = [str(each) for each in config.invocation_params.args]
     if config.pluginmanager.has_plugin("xdist"):
         arguments.append("-n0")
@@ -103,7 +104,7 @@ def _arguments(config: pytest.Config) -> tuple[Sequence[str], str, str]:
 
 
 def _log(item: pytest.Item, seen: Sequence[Observed] | str) -> None:
-    """Report what others have seen of a test; or, in words, why nobody has."""
+    """Log a worker's reports of a test; or a text that says why it has none."""
     hook = item.config.hook
     if isinstance(seen, str):
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -1,4 +1,4 @@
-"""One test: its body on every rank, or its own drive of worlds; and what comes after it."""
+"""Runs one test: its body on every rank, or its own drive of worlds; and the steps after it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["default_group", "simulated_call"]
 
 @contextlib.contextmanager
 def simulated_call(item: pytest.Function) -> Iterator[None]:
-    """Around pytest's call of a simulated test.
+    """Surrounds pytest's call of a simulated test.
 
-    The function of a marked test is replaced by one that runs it on ranks. A world that a test with `sim` leaves behind
-    is ended, and with `--simdist-check-determinism` the test is repeated.
+    For a marked test it replaces the function by one that runs it on ranks. It ends a world that a test with `sim`
+    leaves behind, and with `--simdist-check-determinism` it repeats the test.
     """
     __tracebackhide__ = True
     worlds = worlds_of(item)
@@ -53,7 +53,7 @@ def simulated_call(item: pytest.Function) -> Iterator[None]:
 
 
 def _on_ranks(item: pytest.Function, worlds: Worlds) -> Callable[..., None]:
-    """What pytest calls in place of the test's function."""
+    """Return the function that pytest calls in place of the test's."""
     function, settings = item.obj, worlds.settings
     _refuse(item, function)
 
@@ -89,7 +89,7 @@ def _on_ranks(item: pytest.Function, worlds: Worlds) -> Callable[..., None]:
 
 
 def _explore(item: pytest.Item, worlds: Worlds, call: Callable[[int], None], first: RunResult) -> None:
-    """Run the test under as many other schedules as `--simdist-explore` says; the first that fails, fails the test."""
+    """Run the test under as many other schedules as `--simdist-explore` asks; the first that fails, fails the test."""
     __tracebackhide__ = True
     count = item.config.option.simdist_explore or 0
     if not count:
@@ -115,7 +115,7 @@ def default_group(settings: Settings, *, wanted: bool) -> Iterator[None]:
         return
     timeout = None if settings.timeout is None else datetime.timedelta(microseconds=settings.timeout / 1000)
     if settings.backend == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # without which all ranks would take the first
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # else all ranks would take the first
     dist.init_process_group(settings.backend, timeout=timeout)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Why a test does not do the same twice: it runs in two more fresh processes, traced line by line."""
+"""Finds out why two runs of a test differ: it runs in two more fresh processes, traced line by line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def run_test(arguments: Sequence[str]) -> None:
 
 
 def explanation(arguments: Sequence[str], nodeid: str) -> str:
-    """The first difference of two runs with each side's code line, and the line that began it; empty if they agree.
+    """Return the first difference of two runs with each side's code line, and the line that caused it; empty if none.
 
-    `arguments` are pytest's. What differs only in the process that found it, by what ran there before, is not seen.
+    `arguments` are pytest's. A difference that only earlier tests in the first process caused is not found.
     """
     job = Job(__name__, run_test.__name__, (tuple(arguments),), lines=True)
     try:

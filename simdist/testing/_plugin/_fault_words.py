@@ -1,4 +1,4 @@
-"""The keywords by which a test gives a fault to `sim`, and what they are as fields of the fault."""
+"""The keywords by which a test gives a fault to `sim`, and their conversion to fields of the fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Time = str | int  # "50ms", or nanoseconds
 
 
 class CommonWords(TypedDict, total=False):
-    """Of every fault; see `simdist.faults.Fault`."""
+    """Keywords of every fault; see `simdist.faults.Fault`."""
 
     name: str
     after: str
@@ -44,7 +44,7 @@ class TriggerWords(CommonWords, total=False):
 
 
 class SpanWords(CommonWords, total=False):
-    """From when until when a fault lasts; see `simdist.faults.LastingFault`."""
+    """When a fault begins and ends; see `simdist.faults.LastingFault`."""
 
     start: Time
     until: Time | None
@@ -55,14 +55,14 @@ _TIMES = ("at", "period", "start", "until")
 
 
 def fields_from(method: str, words: Mapping[str, object], known: type) -> dict[str, Any]:
-    """The keywords of `method` as fields of a fault.
+    """Return the keywords of `method` as fields of a fault.
 
     Raises:
-        ArgumentError: one is not among the `known`, or is given in both words, or a time is none.
+        ArgumentError: a keyword is unknown, or given by both of its names, or a time is invalid.
     """
     fields: dict[str, Any] = {}
     for word, value in words.items():
-        if word not in known.__annotations__:  # of a TypedDict: its bases' words are there, too
+        if word not in known.__annotations__:  # a TypedDict's annotations include those of its bases
             hint = guess_or_list(word, known.__annotations__)
             raise ArgumentError("sim", [f"{method}() got an unexpected keyword argument {word!r}{hint}"])
         if word in _TIMES:

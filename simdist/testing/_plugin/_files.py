@@ -19,7 +19,7 @@ def make_folders(config: pytest.Config) -> None:
     """Make the folders that `--simdist-trace` and `--simdist-events` name.
 
     Raises:
-        UsageError: one can't be made.
+        UsageError: a folder can't be made.
     """
     for option in ("simdist_trace", "simdist_events"):
         folder = getattr(config.option, option)
@@ -32,7 +32,7 @@ def make_folders(config: pytest.Config) -> None:
 
 
 def write_files(item: pytest.Item, seed: int, index: int, result: RunResult) -> None:
-    """Write what the options ask for; `index` counts the worlds of the test."""
+    """Write the files that options ask for; `index` counts the worlds of the test."""
     option = item.config.option
     if option.simdist_trace:
         from simdist.trace import write_chrome_trace
@@ -49,7 +49,7 @@ def write_files(item: pytest.Item, seed: int, index: int, result: RunResult) -> 
 
 
 def events_path(folder: str, nodeid: str, seed: int, index: int) -> Path:
-    """Where the events of a test's `index`-th world go."""
+    """Return the path for the events of a test's `index`-th world."""
     return _path(folder, nodeid, seed, index, ".jsonl")
 
 
@@ -58,7 +58,7 @@ def _path(folder: str, nodeid: str, seed: int, index: int, suffix: str) -> Path:
 
 
 def _slug(nodeid: str, seed: int) -> str:
-    """A file name that no other test has: what can't stand in one is replaced, what is too long is cut."""
+    """Return a unique file name for the test: invalid characters are replaced, long names are cut."""
     name = re.sub(r"[^A-Za-z0-9_.=,-]+", "_", nodeid.replace("::", "-")).strip("_")
     if len(name) > _LONGEST or name != nodeid.replace("::", "-").replace("/", "_").replace("[", "_").replace("]", ""):
         name = f"{name[:_LONGEST]}-{zlib.crc32(nodeid.encode()):08x}"

@@ -13,15 +13,15 @@ __all__ = ["hides", "in_the_test", "traceback_of", "without_internals"]
 
 
 def hides(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """For `__tracebackhide__`: hide the frame, unless there is nothing to see but a message."""
+    """For `__tracebackhide__`: hide the frame, unless pytest would then show only a message."""
     error = excinfo.value
     return not isinstance(error, pytest.fail.Exception) or error.pytrace
 
 
 def without_internals(error: BaseException) -> BaseException:
-    """`error`, and whatever it came from, with tracebacks that show the user's frames only.
+    """Reduce the tracebacks of `error`, its causes and contexts to the user's frames.
 
-    A traceback that has none of these stays as it is.
+    A traceback without user frames stays as it is.
     """
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
@@ -40,7 +40,7 @@ def without_internals(error: BaseException) -> BaseException:
 
 
 def in_the_test(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> pytest.ExceptionInfo[BaseException]:
-    """What pytest should report of a misuse of simdist: the user's lines that led to it, unless `--full-trace`."""
+    """Return pytest's report of a misuse of simdist: with the user's lines that led to it, unless `--full-trace`."""
     error = excinfo.value
     if item.config.getoption("fulltrace", False) or isinstance(error, InternalError):
         return excinfo
@@ -48,7 +48,7 @@ def in_the_test(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException])
 
 
 def traceback_of(innermost: FrameType) -> TracebackType | None:
-    """A traceback as if something had been raised in the user's innermost frame from `innermost` on."""
+    """Return a traceback that ends in the user's innermost frame from `innermost` on."""
     frames = [(frame, frame.f_lasti, frame.f_lineno) for frame in user_frames(innermost)]
     return _chained(frames[::-1])
 

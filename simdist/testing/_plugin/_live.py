@@ -1,4 +1,4 @@
-"""A world that is under way: the test holds it, lets virtual time pass, looks, interferes."""
+"""A running world: the test holds it, lets virtual time pass, looks at ranks, and gives faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank at one moment. `waiting` is what it waits for, in words; empty if it could run or has ended."""
+    """One rank at one moment. `waiting` describes its wait; empty if it could run or has ended."""
 
     rank: int
     status: Literal["running", "returned", "raised", "exited", "killed"]
@@ -43,8 +43,8 @@ class RankView:
 class LiveWorld:
     """A simulated world between its start and its end. Made by `Sim.start`.
 
-    Nothing happens in it but in `advance`, `advance_to` and `finish`; in between, the test may look at `ranks`, bring
-    in faults with the methods of `sim`, and release what it holds. As a context manager it ends the world at last.
+    Virtual time only passes in `advance`, `advance_to` and `finish`. In between, the test may look at `ranks`, give
+    faults with the methods of `sim`, and release what it holds. As a context manager it ends the world at the end.
 
     Example:
         >>> world = sim.start(train, world_size=4)
@@ -86,12 +86,12 @@ class LiveWorld:
 
     @property
     def over(self) -> bool:
-        """True once the world has ended; nothing can happen in it any more."""
+        """True once the world has ended."""
         return self._worlds.live is not self
 
     @property
     def ranks(self) -> tuple[RankView, ...]:
-        """Where each rank stands now."""
+        """The present state of each rank."""
         self._must_live()
         return tuple(_view(process) for process in self._world.processes)
 
@@ -101,7 +101,7 @@ class LiveWorld:
         Returns False if every rank has ended; time then stands still at the last end.
 
         Raises:
-            ArgumentError: no duration.
+            ArgumentError: `duration` is no duration.
             StallError: a rank blocks on something outside the simulation; the world has ended.
         """
         __tracebackhide__ = True
@@ -111,7 +111,7 @@ class LiveWorld:
         """Let virtual time pass until `time`, counted from the start of the world; else as `advance`.
 
         Raises:
-            SimdistError: that time has passed.
+            SimdistError: that time is in the past.
         """
         __tracebackhide__ = True
         self._must_live()
@@ -123,7 +123,7 @@ class LiveWorld:
     def finish(self, *, check: bool = True) -> RunResult:
         """Run the world to its end.
 
-        With `check`, raise what the first failed rank raised, unless every rank returned or was ended by a fault.
+        With `check`, raise the exception of the first failed rank, unless every rank returned or was ended by a fault.
         """
         __tracebackhide__ = hides
         self._must_live()
@@ -136,29 +136,29 @@ class LiveWorld:
         return result
 
     def close(self) -> None:
-        """End the world where it stands: no rank runs any further. Does nothing to one that has ended."""
+        """End the world at the present time: no rank runs any further. Does nothing if it has ended."""
         if self._worlds.live is self:
             self._record.notes += _standing(self.now_ns, self.ranks)
             self._end()
 
     def bring_in(self, fault: Fault) -> None:
-        """A fault that the test gives now."""
+        """Add a fault to the world now."""
         self._must_live()
         self._world.injector.add(fault)
 
     def lift(self, fault: Fault) -> None:
-        """A fault that the test ends now; does nothing once the world has ended."""
+        """End a fault now; does nothing once the world has ended."""
         if not self.over:
             self._world.injector.lift(fault)
 
     @property
     def max_restarts(self) -> int:
-        """How often all ranks are started again."""
+        """How often all ranks may be restarted."""
         return self._record.spec.max_restarts
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """What was given to this world, struck or not."""
+        """The faults that were given to this world, struck or not."""
         return self._world.injector.faults
 
     @property
@@ -181,7 +181,7 @@ class LiveWorld:
             return action()
         except BaseException as error:
             stuck = self._stuck_in() if isinstance(error, StallError) else None
-            # The stall or interrupt is the story; that its thread did not end follows from it.
+            # Report the stall or interrupt only: that its thread did not end follows from it.
             with contextlib.suppress(SimdistError):
                 self._end()
             if stuck is not None and not self._worlds.full_trace:
@@ -196,7 +196,7 @@ class LiveWorld:
 
 
 def _standing(now_ns: int, ranks: Sequence[RankView]) -> list[str]:
-    """For the report of a test that ended before its world."""
+    """Return lines for the report of a test that ended before its world."""
     from simdist.scenario import format_duration
 
     lines = [f"{len(ranks)} ranks, under way at {format_duration(now_ns)} of virtual time"]

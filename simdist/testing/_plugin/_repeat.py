@@ -1,4 +1,4 @@
-"""The determinism check: the same test in a fresh process, under another hash seed, event for event."""
+"""The determinism check: the same test in a fresh process, under another hash seed, compared event by event."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["compare", "repetition"]
 
 
 def repetition(item: pytest.Item, seed: int, results: Sequence[RunResult], nodeid: str, *, failed: bool) -> str | None:
-    """Run the test `nodeid` again in a fresh process; the first event that differs, in words, or None if none does.
+    """Run the test `nodeid` again in a fresh process; return the first difference in words, None if there is none.
 
-    Of a test that `failed`, stderr is left out: tracebacks show where objects lie in memory.
+    For a test that `failed`, stderr is left out: tracebacks contain addresses of objects.
 
     Raises:
-        RunFailedError: the second process did not get as far as the test.
+        RunFailedError: the second process did not reach the test.
     """
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with tempfile.TemporaryDirectory(prefix="simdist-") as folder:
@@ -70,7 +70,7 @@ def _on_stderr(line: str) -> bool:
 
 
 def compare(here: Iterable[str], there: Iterable[str]) -> str | None:
-    """What differs first between two streams of event lines, in words; None if they are the same."""
+    """Return the first difference between two streams of event lines, in words; None if they are the same."""
     for index, (ours, theirs) in enumerate(itertools.zip_longest(here, there)):
         if ours != theirs:
             return (
@@ -82,7 +82,7 @@ def compare(here: Iterable[str], there: Iterable[str]) -> str | None:
 
 
 def _command(config: pytest.Config) -> Iterator[str]:
-    """pytest as it was called, without what chooses tests, spreads them, or stops for a person."""
+    """Yield pytest's command line, without options that choose tests, spread them, or stop for a person."""
     yield from (sys.executable, "-m", "pytest", "-p", "simdist.testing.plugin", "-p", "no:cacheprovider", "-q")
     for name in config.known_args_namespace.plugins:
         if not name.startswith("no:cacheprovider"):
@@ -98,6 +98,6 @@ def _command(config: pytest.Config) -> Iterator[str]:
 
 
 def _python_path() -> str:
-    """Where this simdist was found, ahead of what PYTHONPATH says already."""
+    """Return the folder of this simdist, followed by the present PYTHONPATH."""
     here = str(Path(str(simdist.__file__)).resolve().parents[1])
     return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,7 +1,8 @@
-"""A worker's pytest: a process that collects the tests once, and runs those it is asked for.
+"""A worker's pytest: a process that collects the tests once, and runs those that it is asked for.
 
-`ServedTests` stands in the worker and starts it; what it loads as a plugin is this module. The two talk over a pipe:
-node ids go in, what was seen of each test comes back. The process ends when the pipe does, so none outlives its worker.
+`ServedTests` lives in the worker and starts the process, which loads this module as a plugin. The two communicate over
+a pipe: node ids go in, reports of each test come back. The process ends when the pipe does, so it never outlives its
+worker.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from simdist.programs import Worker
 __all__ = ["Observed", "ServedTests", "pytest_addoption"]
 
 _PIPE = "_SIMDIST_PIPE"  # the variable that names its end of the pipe
-_LINES = 12  # of its output that are shown when it dies
-_LAST_WORDS = "Fatal Python error"  # from which on they are shown, if they are there
+_LINES = 12  # of its output that are shown when the process dies
+_LAST_WORDS = "Fatal Python error"  # if it is there, its output is shown from it on
 
 Observed = tuple[str, dict[str, Any]]
 """A report, as pytest's hooks make it serializable; or the arguments of a recorded warning."""
@@ -37,7 +38,7 @@ Observed = tuple[str, dict[str, Any]]
 
 
 class ServedTests(Worker[str, "list[Observed] | str"]):
-    """Runs tests in a pytest called with `arguments` in `folder`; a context manager, as a `Start` gives one."""
+    """Runs tests in a pytest called with `arguments` in `folder`; a context manager, as a `Start` returns one."""
 
     def __init__(self, arguments: Sequence[str], folder: str, options: str) -> None:
         self._arguments = arguments
@@ -55,7 +56,7 @@ class ServedTests(Worker[str, "list[Observed] | str"]):
         self._output.close()
 
     def do(self, task: str) -> list[Observed] | str:
-        """What is seen of a test; or, in words, that nothing is."""
+        """Return the reports of a test; or a text that says why there are none."""
         if self._pipe is None and (problem := self._start()):
             return problem
         assert self._pipe is not None
@@ -67,7 +68,7 @@ class ServedTests(Worker[str, "list[Observed] | str"]):
         return seen
 
     def _start(self) -> str:
-        """Begin; what prevents it."""
+        """Start the process; return the problem that prevents it, "" if none."""
         if not Path(self._folder).is_dir():
             return f"the worker has no folder {self._folder}: the tests have to be there under the same path"
         ours, theirs = Pipe()
@@ -96,7 +97,7 @@ class ServedTests(Worker[str, "list[Observed] | str"]):
         return ""
 
     def _end(self) -> str:
-        """Let it end; how it did."""
+        """End the process; return how it ended."""
         if self._process is None or self._pipe is None:
             return ""
         self._pipe.close()
@@ -114,7 +115,7 @@ class ServedTests(Worker[str, "list[Observed] | str"]):
 
 
 class _Server:
-    """The plugin: the loop over what is asked for."""
+    """The plugin: the loop over the requested tests."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -122,9 +123,9 @@ class _Server:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run what is asked for, until nothing is any more."""
+        """Run the requested tests, until the pipe closes."""
         items = {item.nodeid: item for item in session.items}
-        with contextlib.suppress(EOFError, OSError):  # nobody wants more
+        with contextlib.suppress(EOFError, OSError):  # the worker asks for no more
             self._pipe.send("ready")
             for nodeid in self._asked():
                 item = items.get(nodeid)
@@ -141,7 +142,7 @@ class _Server:
             yield self._pipe.recv()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep it."""
+        """Keep the report."""
         config = self._config
         self._seen.append(("report", config.hook.pytest_report_to_serializable(config=config, report=report)))
 
@@ -152,7 +153,7 @@ class _Server:
         nodeid: str,
         location: tuple[str, int, str] | None,
     ) -> None:
-        """Keep it; a warning that can't be sent goes as its text."""
+        """Keep the warning; one that can't be pickled is sent as its text."""
         message, category = warning_message.message, warning_message.category
         try:
             pickle.dumps((message, category))
@@ -175,7 +176,7 @@ class _Server:
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Begin to serve."""
+    """Start serving if the pipe's variable is set."""
     number = os.environ.pop(_PIPE, None)
     if number is not None:
         pluginmanager.register(_Server(Connection(int(number))), "simdist-served")

@@ -1,4 +1,4 @@
-"""What a test's markers and the command line ask for, checked."""
+"""The settings from a test's markers and the command line, checked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Settings:
     judges: bool | Sequence[str | Judge] = False
     values: str = "all"
     policy: str | None = None
-    init: bool | None = None  # None: for the body of a marked test, not for worlds of `sim`
+    init: bool | None = None  # None: for the body of a marked test, but not for worlds of `sim`
     timeout: int | None = None
     max_restarts: int = 0
     cluster: Cluster | Callable[[int], Cluster] | None = None
@@ -62,10 +62,10 @@ class Settings:
     stall_s: float = 30.0
 
     def faults_for(self, seed: int) -> tuple[Fault, ...]:
-        """The faults of a run with `seed`.
+        """Return the faults of a run with `seed`.
 
         Raises:
-            ArgumentError: the function of the seed returned something else.
+            ArgumentError: the user's function of the seed returned something else.
         """
         __tracebackhide__ = True
         if not callable(self.faults):
@@ -76,10 +76,10 @@ class Settings:
         return tuple(found["faults"])
 
     def cluster_for(self, world_size: int) -> Cluster | None:
-        """The cluster of a world of that size.
+        """Return the cluster of a world of that size.
 
         Raises:
-            ArgumentError: the function of the size returned something else.
+            ArgumentError: the user's function of the size returned something else.
         """
         __tracebackhide__ = True
         if not callable(self.cluster):
@@ -114,17 +114,17 @@ class StartWords(TypedDict, total=False):
 
 
 class WorldWords(StartWords, total=False):
-    """Those of `sim.run`."""
+    """The keywords of `sim.run`."""
 
     seed: int | None
     argv: Sequence[str] | None
 
 
 def nanoseconds(value: object, name: str = "time") -> int:
-    """A duration as people write it ("2s", "30ms"), a count of nanoseconds, or a timedelta.
+    """Return the nanoseconds of a duration as people write it ("2s", "30ms"), a count of nanoseconds, or a timedelta.
 
     Raises:
-        ArgumentError: it is no duration; `name` says which argument.
+        ArgumentError: the value is no duration; `name` names the argument.
     """
     try:
         time_ns: int = _TIME.check(value)
@@ -154,7 +154,7 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, o
     checked = _checked(given, problems)
     fixed = checked.get("faults", ())
     if not callable(fixed):
-        defaults = Settings()  # where a keyword is not given; one that is wrong rules nothing out
+        defaults = Settings()  # for keywords that are not given; a wrong keyword excludes nothing
         size = checked.get("world_size", WORLD_SIZE.most if "world_size" in given else defaults.world_size)
         lives = checked.get("max_restarts", None if "max_restarts" in given else defaults.max_restarts)
         problems += problems_of(fixed, size, max_restarts=lives, has_disk=False)
@@ -164,7 +164,7 @@ def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, o
 
 
 def settings_from(defaults: Settings, keywords: Mapping[str, object], wrong: Sequence[str] = ()) -> Settings:
-    """`defaults` with some keywords given anew; `wrong` is what is wrong already.
+    """Return `defaults` with some keywords replaced; `wrong` has the problems found before.
 
     Raises:
         ArgumentError: a keyword is unknown or its value makes no sense; every problem at once.
@@ -189,7 +189,7 @@ def _reported(what: str, problems: Sequence[str]) -> str:
 
 
 def parametrize_seeds(metafunc: pytest.Metafunc) -> None:
-    """One test for each seed, if markers and command line ask for several."""
+    """Make one test for each seed, if markers and command line ask for several."""
     seeds = _seeds(metafunc.definition)
     if len(seeds) > 1:
         if "simdist_seed" not in metafunc.fixturenames:
@@ -198,7 +198,7 @@ def parametrize_seeds(metafunc: pytest.Metafunc) -> None:
 
 
 def seed_of(item: pytest.Item) -> int:
-    """The seed of one test."""
+    """Return the seed of one test."""
     parameters = getattr(item, "callspec", None)
     if parameters is not None and "simdist_seed" in parameters.params:
         return int(parameters.params["simdist_seed"])
@@ -206,17 +206,17 @@ def seed_of(item: pytest.Item) -> int:
 
 
 def policy_for(policy: str | None, seed: int) -> str:
-    """The scheduling policy: as asked for, or by the seed."""
+    """Return the scheduling policy: the given one, or the seed's."""
     return policy if policy is not None else "fifo" if seed == 0 else "random"
 
 
 def world_size_of(item: pytest.Item) -> int:
-    """The number of ranks of one test."""
+    """Return the number of ranks of one test."""
     return item_settings(item).world_size
 
 
 def item_settings(item: pytest.Item) -> Settings:
-    """The settings of a test that is about to run."""
+    """Return the settings of a test that is about to run."""
     callspec = getattr(item, "callspec", None)
     try:
         return settings_of(item, callspec.params if callspec is not None else None)
@@ -233,12 +233,12 @@ def _seeds(node: pytest.Item) -> tuple[int, ...]:
     return seeds if option.simdist_seed is None else (first,)
 
 
-# -- what the keywords have to be: as `simdist.run`'s arguments, and what only the marker has -----------------------
+# -- the specs of the keywords: those of `simdist.run`'s arguments, and those that only the marker has --------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Seeds(Spec):
-    """How many seeds, from 0 on, or the seeds themselves."""
+    """A number of seeds, from 0 on, or the seeds themselves."""
 
     def check(self, value: object, dialect: Dialect = PYTHON) -> tuple[object, ...]:
         expected = f"expected how many, 1 or more, or the seeds themselves; found {brief(value)}"
@@ -261,7 +261,7 @@ class _Seeds(Spec):
 
 @dataclass(frozen=True, slots=True)
 class _OrFunction(Spec):
-    """What `spec` wants, or a function that returns it."""
+    """A value that `spec` accepts, or a function that returns one."""
 
     spec: Spec
 

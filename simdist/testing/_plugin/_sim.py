@@ -1,4 +1,4 @@
-"""The fixture `sim`: worlds driven from outside, and the faults that a test gives them."""
+"""The fixture `sim`: worlds that a test drives, and faults that it gives them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _SOURCES = ("at_ns", "at_step", "at_point", "op", "nth", "after")  # any of them
 
 
 class FaultHandle:
-    """A fault that a test has given. `fault` describes it; `lift` ends it: heals, releases, lets go on.
+    """A fault that a test has given. `fault` describes it; `lift` ends it: heals, releases, resumes.
 
     `heal`, `release` and `resume` are other names for `lift`. The test may call it between two `advance`s, and so may
-    code on a rank. A fault that has not struck yet never will.
+    code on a rank. A lifted fault that has not struck yet never will.
     """
 
     def __init__(self, sim: Sim, fault: Fault) -> None:
@@ -49,7 +49,7 @@ class FaultHandle:
         self.fault = fault
 
     def lift(self) -> None:
-        """End the fault now; does nothing twice, or after its world."""
+        """End the fault now; does nothing the second time, or after its world."""
         self._sim._lift(self.fault)
 
     heal = release = resume = lift
@@ -59,13 +59,13 @@ class FaultHandle:
 
 
 class Sim:
-    """What the fixture `sim` is: starts worlds, and gives them faults.
+    """The value of the fixture `sim`: starts worlds, and gives them faults.
 
-    A fault that is given while no world is under way belongs to the next one, from its start on; one that is given
-    between two `advance`s takes effect at once. Times and durations are texts such as "2s" and "50ms", or nanoseconds.
+    A fault that is given while no world runs belongs to the next one, from its start on; one that is given between two
+    `advance`s takes effect at once. Times and durations are texts such as "2s" and "50ms", or nanoseconds.
 
-    The keywords of the marker (`simdist.testing.plugin`) are those of `run` and `start`; the test's own marker gives
-    their defaults, and the command line the seed.
+    `run` and `start` take the keywords of the marker (`simdist.testing.plugin`); the test's own marker gives their
+    defaults, and the command line the seed.
 
     Example:
         >>> result = sim.run(train, world_size=4)
@@ -78,7 +78,7 @@ class Sim:
     def __init__(self, worlds: Worlds, seed: int) -> None:
         self._worlds = worlds
         self._waiting: list[Fault] = []
-        self._refused = False  # the last world did not start, for a reason that the test was given
+        self._refused = False  # the last world did not start, and the test got the reason
         self.seed = seed
 
     # -- worlds --------------------------------------------------------------------------------------------------
@@ -95,11 +95,11 @@ class Sim:
         """Call `fn(*args, **kwargs)` on every rank of a world, and run it to its end.
 
         `fn` is an ordinary program: it calls `init_process_group` itself, unless `init=True` is given, here or to the
-        marker. With `check`, the first failure on a rank is raised here, as the same exception, and a fault that never
-        struck is one as well; with `check=False` the result says so.
+        marker. With `check`, the first failure on a rank is raised here, as the same exception, and so is a fault that
+        never struck; with `check=False` the result shows both.
 
         Raises:
-            SimdistError: the keywords make no sense, or another world is under way.
+            SimdistError: the keywords make no sense, or another world is running.
         """
         __tracebackhide__ = True
         with self.start(fn, args=args, kwargs=kwargs, **settings) as world:
@@ -115,10 +115,10 @@ class Sim:
         argv: Sequence[str] | None = None,
         **settings: Unpack[StartWords],
     ) -> LiveWorld:
-        """Start a world like `run`'s at virtual time 0, and hand it over before anything has happened in it.
+        """Start a world like `run`'s at virtual time 0, and return it before anything has happened in it.
 
         Raises:
-            SimdistError: the keywords make no sense, or another world is under way.
+            SimdistError: the keywords make no sense, or another world is running.
         """
         __tracebackhide__ = True
         given = {"fn": fn, "args": args, "kwargs": kwargs, "argv": argv}
@@ -183,7 +183,7 @@ class Sim:
 
     def partition(self, *groups: Sequence[int], **span: Unpack[SpanWords]) -> FaultHandle:
         """Nothing passes between different groups of ranks, until `heal`: `sim.partition([0, 1], [2, 3])`."""
-        # What is no group is reported with all else that is wrong with the fault.
+        # Values that are no groups are reported with all other problems of the fault.
         return self.give(Partition(groups=groups, **fields_from("partition", span, SpanWords)))  # type: ignore[arg-type]
 
     def hold(self, src: int, dst: int, *, both_ways: bool = False, **span: Unpack[SpanWords]) -> FaultHandle:
@@ -191,7 +191,7 @@ class Sim:
         return self.give(Hold(src=src, dst=dst, both_ways=both_ways, **fields_from("hold", span, SpanWords)))
 
     def delay_store(self, by: Time, *, rank: int | None = None, **span: Unpack[SpanWords]) -> FaultHandle:
-        """Requests to the launcher's store take longer: those of `rank`, or everybody's."""
+        """Requests to the launcher's store take longer: those of `rank`, or of all ranks."""
         fields = fields_from("delay_store", span, SpanWords)
         return self.give(StoreDelay(rank=rank, delay_ns=nanoseconds(by, "by"), **fields))
 
@@ -203,13 +203,13 @@ class Sim:
         return self.give(StoreLost(at_ns=now_ns if at is None else nanoseconds(at, "at"), **fields))
 
     def give(self, fault: Fault) -> FaultHandle:
-        """Any fault, such as one of a class of your own; the methods above are short for this.
+        """Give any fault, such as one of your own class; the methods above are short for this.
 
         Raises:
-            FaultError: it does not fit the world.
+            FaultError: the fault does not fit the world.
         """
         live = self._worlds.live
-        if live is None:  # a world that is not there yet may have any size, lives and other faults
+        if live is None:  # a world that has not started may have any size, lives and other faults
             names = [fault.after] if isinstance(fault, Fault) and isinstance(fault.after, str) else []
             problems = problems_of([fault], 1 << 30, has_disk=False, names=names)
         else:

@@ -1,8 +1,8 @@
-"""What a rank sees of pytest's own fixtures while a world lives.
+"""pytest's own fixtures on ranks, while a world runs.
 
 `monkeypatch`, `capsys` and `caplog` are objects of the host process that all ranks share. On a rank they act on the
-rank: on its environment, its output, its log records. As everywhere in simdist, what code calls is replaced for the
-length of the world by something that asks which thread is calling.
+rank: on its environment, its output, its log records. As everywhere in simdist, their functions are replaced for the
+length of the world by ones that look which thread is calling.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Records = Callable[[_Log], list[logging.LogRecord]]
 
 
 class _Environment:
-    """The environment of one process, from wherever it is changed: pytest undoes a rank's change in the host."""
+    """The environment of one process, for any thread: pytest undoes a rank's change in the host."""
 
     def __init__(self, process: SimProcess) -> None:
         self._data = process.environ
@@ -59,7 +59,8 @@ def pytest_on_ranks() -> Iterator[None]:
     patches.replace(log, "records", property(_own_records(log.records.fget)))
     patches.replace(log, "text", property(_own_text(log.text.fget)))
     patches.replace(log, "clear", _clear_own(log.clear))
-    # Torch logs every exception of a collective, for no one by default; pytest would show it again below the failure.
+    # Torch logs every exception of a collective, by default to no handler; pytest would show it again below the
+    # failure.
     logger = c10d_logger()
     if logger.name.startswith("c10d-NullHandler"):
         patches.replace(logger, "disabled", True)
@@ -112,7 +113,7 @@ def _disabled(
 ) -> Callable[..., contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
     def disabled(fixture: object) -> Iterator[None]:
-        # Capturing goes on by putting the host's streams back, and on a rank those are the wrong ones.
+        # Capturing resumes by installing the host's streams, which are the wrong ones on a rank.
         streams = sys.stdout, sys.stderr
         with original(fixture):
             yield

@@ -1,4 +1,4 @@
-"""A test with `@pytest.mark.simdist_sweep`: its body runs on every rank, and has to come back from every crash."""
+"""A test with `@pytest.mark.simdist_sweep`: its body runs on every rank, and must recover from every crash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["sweeping_call"]
 
 @contextmanager
 def sweeping_call(item: pytest.Function) -> Iterator[None]:
-    """Call the test's body as the sweep does it, in place of once."""
+    """Let pytest call a sweep of the test's body, in place of one call."""
     marker = item.get_closest_marker("simdist_sweep")
     assert marker is not None
     body = item.obj

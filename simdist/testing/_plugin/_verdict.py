@@ -1,4 +1,4 @@
-"""Did a world do what its test wants: which rank failed first, and the exception that says so."""
+"""Decides whether a world passed: which rank failed first, and the exception that says so."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ENDS_ALL = (pytest.exit.Exception, KeyboardInterrupt)
 
 
 def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> BaseException | None:
-    """What to raise for a world; None if it did well.
+    """Return the exception to raise for a world; None if it passed.
 
     A rank that an injected fault killed or stopped did not fail. A fault that never struck is a failure, unless it is
-    optional; what a judge found is one too. `tracebacks` show where the ranks stand that did not end by themselves.
+    optional; a judge's finding is one too. `tracebacks` show where those ranks are that did not end themselves.
     """
     for rank in result.ranks:
         if isinstance(rank.exception, _ENDS_ALL):
@@ -46,17 +46,17 @@ def failure_of(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> Ba
 
 
 def primary_of(result: RunResult) -> RankResult | None:
-    """The rank that failed first, apart from those that an injected fault has ended."""
+    """Return the rank that failed first, apart from those that an injected fault has ended."""
     return replace(result, ranks=tuple(_left_alone(result))).first_failure()
 
 
 def is_skip(error: BaseException | None) -> bool:
-    """True if it is pytest's or unittest's way to skip."""
+    """True if it is pytest's or unittest's exception for a skip."""
     return isinstance(error, _SKIPS)
 
 
 def ended(rank: RankResult) -> str:
-    """What became of a rank, as the rest of a sentence."""
+    """Return how a rank ended, as the rest of a sentence."""
     return f"skipped: {rank.exception}" if is_skip(rank.exception) else how_it_ended(rank)
 
 
@@ -75,7 +75,7 @@ def _disagreement(skipped: Sequence[RankResult], all_ranks: Sequence[RankResult]
 
 
 def _found(result: RunResult) -> BaseException | None:
-    """What judges found, as the test's failure; the report below it has the rest."""
+    """Return the first finding of the judges as the test's failure; the report below it has the rest."""
     if not result.findings:
         return None
     finding = result.findings[0]

@@ -1,4 +1,4 @@
-"""The worlds of one test: opened here, kept here until the test's report is made."""
+"""The worlds of one test: opened here, and kept until the test's report is made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Record:
 
 
 class UnderWay(Protocol):
-    """A world between its start and its end, which the test drives: `LiveWorld`."""
+    """A running world that the test drives: `LiveWorld`."""
 
     @property
     def now_ns(self) -> int:
@@ -53,16 +53,16 @@ class UnderWay(Protocol):
 
     @property
     def max_restarts(self) -> int:
-        """How often all ranks are started again."""
+        """How often all ranks may be restarted."""
         ...
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """What was given to it."""
+        """The faults that were given to it."""
         ...
 
     def bring_in(self, fault: Fault) -> None:
-        """Give it a fault now."""
+        """Give the world a fault now."""
         ...
 
     def lift(self, fault: Fault) -> None:
@@ -70,7 +70,7 @@ class UnderWay(Protocol):
         ...
 
     def close(self) -> None:
-        """End it where it stands."""
+        """End the world at the present time."""
         ...
 
 
@@ -82,11 +82,11 @@ class Worlds:
         self.settings: Settings = item_settings(item)
         self.seed = seed_of(item)
         self.full_trace = bool(item.config.getoption("fulltrace", False))
-        self.drives = "sim" in item.fixturenames  # from outside; else its body runs on each rank
+        self.drives = "sim" in item.fixturenames  # the test drives worlds; else its body runs on each rank
         self.records: list[Record] = []
         self.live: UnderWay | None = None
         self.notes: list[str] = []
-        self.schedule = 0  # the number of the one that is explored; 0 is the usual one
+        self.schedule = 0  # the number of the schedule that is explored; 0 is the usual one
 
     def open(
         self,
@@ -97,7 +97,7 @@ class Worlds:
         faults: Sequence[Fault],
         argv: Sequence[str] | None = None,
     ) -> tuple[World, Record, contextlib.ExitStack]:
-        """Start a world; the caller runs it, and closes the stack that comes with it."""
+        """Start a world; the caller runs it, and closes the returned stack."""
         record: Record
 
         def keep(frames: Mapping[int, FrameType]) -> None:
@@ -158,12 +158,12 @@ class Worlds:
         return without_internals(failure)
 
     def leave(self) -> None:
-        """The test is over: end the world that is under way, if there is one."""
+        """End the running world, if there is one: the test is over."""
         if self.live is not None:
             self.live.close()
 
     def ended(self, record: Record, result: RunResult) -> None:
-        """A world ended."""
+        """Called when a world has ended."""
         record.result = result
         for stream in ("stdout", "stderr"):
             for rank in result.ranks:
@@ -198,14 +198,14 @@ _KEY = pytest.StashKey[Worlds]()
 
 
 def worlds_of(item: pytest.Function) -> Worlds:
-    """The worlds of a test."""
+    """Return the worlds of a test."""
     if _KEY not in item.stash:
         item.stash[_KEY] = Worlds(item)
     return item.stash[_KEY]
 
 
 def replay_command(item: pytest.Item, seed: int) -> str:
-    """The command that runs this one test again, with this seed."""
+    """Return the command that runs this one test again, with this seed."""
     path, *names = without_seed(item, seed).split("::")
     # pytest's own `cwd_relative_nodeid` fails on workers of pytest-xdist, where the folder is a text.
     path = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir)
@@ -213,7 +213,7 @@ def replay_command(item: pytest.Item, seed: int) -> str:
 
 
 def without_seed(item: pytest.Item, seed: int) -> str:
-    """The node id that the test has when the command line gives the seed."""
+    """Return the node id that the test has when the command line gives the seed."""
     nodeid = str(item.nodeid)
     parameters = getattr(item, "callspec", None)
     if parameters is not None and "simdist_seed" in parameters.params:
@@ -223,14 +223,14 @@ def without_seed(item: pytest.Item, seed: int) -> str:
 
 
 def _lines(result: RunResult, tracebacks: Mapping[int, TracebackType]) -> list[str]:
-    """The report of a world; the failure above it is the deadlock itself, where a rank hangs in one."""
+    """Return the report of a world; where a rank hangs in a deadlock, the failure above it is the deadlock itself."""
     first = primary_of(result)
     report = report_of(result, first=first, tracebacks=tracebacks, ended=ended)
     return report.lines(deadlock=first is None or first.status != "hung")
 
 
 def add_to_report(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Below a failure stands what became of the ranks of the last world; a passing test keeps what they printed."""
+    """Below a failure, add how the ranks of the last world ended; to a passing test, add what they printed."""
     worlds = item.stash.get(_KEY, None)
     if worlds is None or not worlds.records:
         return

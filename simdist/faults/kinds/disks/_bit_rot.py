@@ -16,9 +16,9 @@ __all__ = ["BitRot"]
 class BitRot(RankFault):
     """A bit of a file flips on the disk when the trigger comes. Nothing reports it: a reader gets another byte.
 
-    `path` is the file, relative to its disk, and may be a pattern ("*.pt"): then it is the last by name that the rank
-    can see. `byte` counts from the beginning; None is the middle. The program gets a FileNotFoundError if there is no
-    such file, and a ValueError if that has no such byte: then the fault says what can't be.
+    `path` is the file, relative to its disk, and may be a pattern ("*.pt"), which means the last file by name that the
+    rank can see. `byte` counts from the beginning; None is the middle. The program gets a FileNotFoundError if there is
+    no such file, and a ValueError if the file has no such byte.
     """
 
     path: Annotated[str, Text(title=True)]
@@ -27,11 +27,11 @@ class BitRot(RankFault):
 
     @property
     def needs_disk(self) -> bool:
-        """It does."""
+        """True."""
         return True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and a trigger by time."""
+        """The problems of every rank fault, and a trigger by time."""
         yield from super().problems(world)
         if world.fine("at_ns", "at_step", "at_point", "op", "nth", "after") and self.trigger.is_timed:
             yield "at_ns" if self.at_ns is not None else "after", "needs an operation, a step or a point of its rank"

@@ -22,15 +22,15 @@ _NEED_SPACE = ("create", "mkdir", "symlink")
 class DiskFull(DiskFault):
     """Only `free_bytes` more can be written while it lasts; then writes and new files fail with ENOSPC.
 
-    A write that fits in part is a short one, as on Linux, and the next one fails. What is removed meanwhile makes no
-    room. With `error="EDQUOT"` it is a quota that is used up; give the `rank` whose it is.
+    A write that fits in part is a short one, as on Linux, and the next one fails. Removing files meanwhile makes no
+    room. With `error="EDQUOT"` a quota is used up; give the `rank` that it belongs to.
     """
 
     free_bytes: Annotated[int, Whole(least=0)] = 0
     error: Annotated[str, OneOf(("ENOSPC", "EDQUOT"))] = "ENOSPC"
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Count what is written."""
+        """Count the bytes that are written."""
         from simdist.files import StorageCalled  # torch comes with it
         from simdist.kernel import PASS, Verdict
 

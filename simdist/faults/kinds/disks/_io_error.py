@@ -1,4 +1,4 @@
-"""`IoError`: a disk fails to do what it is asked."""
+"""`IoError`: an effect on a disk fails."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["IoError"]
 class IoError(RankFault):
     """An effect on the disk fails: the program gets an OSError with `error`, and nothing is done.
 
-    As Linux has it, a failed fsync (the default `op`) is reported once: the next one returns, and the bytes that the
-    first was to bring to the disk are still not there, unless they are written again.
+    As on Linux, a failed fsync (the default `op`) is reported once: the next one succeeds, and the bytes of the first
+    are still not on the disk, unless they are written again.
     """
 
     op: Annotated[str | None, OPERATION] = "fsync"
     error: Annotated[str, Text()] = "EIO"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, an unknown error, and what is no effect on a disk."""
+        """The problems of every rank fault, an unknown error, and an operation that is no effect on a disk."""
         yield from super().problems(world)
         if world.fine("op") and not effects_of(self.op):
             yield "op", f"{self.op!r} is no effect on a disk; the usual ones are 'write', 'fsync' and 'rename'"
@@ -35,7 +35,7 @@ class IoError(RankFault):
             yield "error", f"unknown error {brief(self.error)}; expected a name such as 'EIO', 'ENOSPC' or 'EDQUOT'"
 
     def exception(self) -> Exception:
-        """The error itself."""
+        """Return the OSError."""
         number = int(getattr(errno, self.error))
         return OSError(number, os.strerror(number))
 

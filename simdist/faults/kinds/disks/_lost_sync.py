@@ -1,4 +1,4 @@
-"""`LostSync`: a disk says that it is done, and is not."""
+"""`LostSync`: a disk confirms a sync that it has not done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYNCS = ("fsync", "fdatasync", "fsync_dir", "sync")
 
 
 class LostSync(RankFault):
-    """A sync returns, and nothing was made durable by it: a disk that confirms flushes which it has not made.
+    """A sync returns, but has made nothing durable: the disk confirms a flush that it has not done.
 
     The program sees no difference until its host loses power. `op` is "fsync", "fdatasync", "fsync_dir" or "sync"; with
     `every=1` the disk never keeps what it confirms.
@@ -28,7 +28,7 @@ class LostSync(RankFault):
     op: Annotated[str | None, OPERATION] = "fsync"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and what is no sync."""
+        """The problems of every rank fault, and an operation that is no sync."""
         yield from super().problems(world)
         why = "makes nothing durable; op is one of " + ", ".join(map(repr, _SYNCS))
         yield from problems_in_place(self, world, _SYNCS, why)

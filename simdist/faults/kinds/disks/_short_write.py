@@ -1,4 +1,4 @@
-"""`ShortWrite`: a write writes less than it was given."""
+"""`ShortWrite`: a write writes fewer bytes than it was given."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ShortWrite"]
 
 
 class ShortWrite(RankFault):
-    """A write writes only `bytes_written` of its bytes, and says so; Python's buffered files write the rest then."""
+    """A write writes only `bytes_written` of its bytes, and reports it; Python's buffered files then write the rest."""
 
     op: Annotated[str | None, OPERATION] = "write"
     bytes_written: Annotated[int, Whole(least=0)] = 1
 
     @property
     def part_bytes(self) -> int:
-        """What it says."""
+        """The bytes that are written."""
         return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and another effect than a write."""
+        """The problems of every rank fault, and another effect than a write."""
         yield from super().problems(world)
         yield from problems_in_place(self, world, ("write",), "writes no bytes; the only op is 'write'")
 

@@ -1,4 +1,4 @@
-"""`SlowDisk`: everything takes longer, or nothing gets on at all."""
+"""`SlowDisk`: effects on the disk take longer, or stall."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SlowDisk(DiskFault):
     stalls: bool = False
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Ask before each effect."""
+        """Delay each effect."""
 
         def lateness_ns(rank: int, now_ns: int) -> int:
             if not self.strikes(rank, now_ns, start_ns, until_ns):

@@ -1,1 +1,1 @@
-"""What happens between ranks, and between a rank and the launcher's store."""
+"""Faults between ranks, and between a rank and the launcher's store."""

@@ -13,7 +13,7 @@ __all__ = ["Hold"]
 
 
 class Hold(FaultBetween):
-    """Messages from `src` to `dst` stay in flight until `until_ns`, or until someone releases them (None).
+    """Messages from `src` to `dst` stay in flight until `until_ns`, or until the fault is lifted (None).
 
     They keep their order, and leave at the time of release, as if sent then. `both_ways` holds the other direction too.
     """
@@ -23,11 +23,11 @@ class Hold(FaultBetween):
     both_ways: Annotated[bool, TRUTH] = False
 
     def effect(self) -> LinkEffect:
-        """They are held."""
+        """Messages are held."""
         return LinkEffect(held=True)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """One direction can't be held alone."""
+        """Refuses one direction alone."""
         if not self.both_ways and machine.backend == "gloo" and machine.nodes == 1 and self.after is None:
             return (
                 "Gloo sends nothing that the receiver has not asked for, so holding one direction stops the other, too"

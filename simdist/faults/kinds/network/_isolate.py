@@ -16,8 +16,8 @@ __all__ = ["Isolate"]
 class Isolate(LinkFault):
     """Nothing passes between `rank` and any other rank until `until_ns`; with `host`, between its host and the others.
 
-    The ranks of an isolated host still reach each other. A host that has all ranks of the world is cut off from nobody:
-    then the fault never strikes. Requests to the launcher's store are not affected.
+    The ranks of an isolated host still reach each other. If all ranks of the world are on this host, the fault never
+    strikes. Requests to the launcher's store are not affected.
 
     Example:
         >>> Isolate(rank=2, start_ns=1_000_000_000, until_ns=3_000_000_000).begins()
@@ -30,22 +30,22 @@ class Isolate(LinkFault):
     host: Annotated[bool, TRUTH] = False
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every link fault, and a world with nobody else."""
+        """The problems of every link fault, and a world of one rank."""
         yield from super().problems(world)
         if world.world_size == 1:
             yield "", "a world of 1 rank has nobody to be cut off from"
 
     def effect_on(self, src: int, dst: int) -> LinkEffect | None:
-        """Nothing passes from or to the rank; of its host, `arm` knows the ranks."""
+        """Block messages from and to the rank; `arm` finds the ranks of its host."""
         return LinkEffect(blocked=True) if self.rank in (src, dst) else None
 
     def arm(self, stage: Stage) -> None:
-        """Not at all if nobody is on another host."""
+        """Do nothing if no rank is on another host."""
         if len(self._inside(stage)) < stage.world_size:
             super().arm(stage)
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """One cut between inside and outside."""
+        """Lay one cut between inside and outside."""
         inside = self._inside(stage)
         outside = [rank for rank in range(stage.world_size) if rank not in inside]
         stage.keep(stage.network.cut((inside, outside), start_ns=start_ns, until_ns=until_ns))
@@ -57,7 +57,7 @@ class Isolate(LinkFault):
         return [rank for rank in range(stage.world_size) if placement[rank] == placement[self.rank]]
 
     def real_obstacle(self, machine: Machine) -> str:
-        """All ranks of a real run with link faults are on one machine."""
+        """Refuses hosts: all ranks of a real run with link faults are on one machine."""
         return super().real_obstacle(machine) or (
             "link faults strike links between ranks on one machine, and a host has none to another" if self.host else ""
         )

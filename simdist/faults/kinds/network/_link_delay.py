@@ -19,7 +19,7 @@ class LinkDelay(FaultBetween):
 
     With `jitter_ns` each takes up to so much longer in addition: how much is drawn for each, evenly. With a tail, a
     `tail_share` of the messages takes `tail_ns` longer in addition, as behind a full queue. Both are drawn from the
-    seed. No message overtakes another: what leaves behind a late one arrives behind it.
+    seed. No message overtakes another: a message that leaves behind a late one arrives behind it.
 
     Example:
         >>> LinkDelay(src=0, dst=1, delay_ns=1_000_000, jitter_ns=500_000, tail_share=0.01, tail_ns=20_000_000).begins()
@@ -32,7 +32,7 @@ class LinkDelay(FaultBetween):
     tail_ns: Annotated[int, DELAY] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every fault between two ranks, and a tail of which one half is missing."""
+        """The problems of every fault between two ranks, and a tail of which one half is missing."""
         yield from super().problems(world)
         if world.fine("tail_share", "tail_ns"):
             if self.tail_share and not self.tail_ns:
@@ -41,7 +41,7 @@ class LinkDelay(FaultBetween):
                 yield "tail_ns", "needs tail_share, the share of the messages that take so much longer"
 
     def effect(self) -> LinkEffect:
-        """The delay, and what is drawn."""
+        """Return the delay, and the drawn parts."""
         return LinkEffect(
             delay_ns=self.delay_ns, jitter_ns=self.jitter_ns, tail_share=self.tail_share, tail_ns=self.tail_ns
         )

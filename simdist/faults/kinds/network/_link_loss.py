@@ -16,15 +16,15 @@ __all__ = ["LinkLoss"]
 class LinkLoss(FaultBetween):
     """A `share` of the packets from `src` to `dst` is lost; `both_ways` adds the other direction. Drawn from the seed.
 
-    The connection does not break: TCP sends again what was lost. On real processes packets are lost. In a simulation
-    each message is one packet, and so is a receiver's word to the sender that it is ready. One that is lost arrives by
-    a retransmission: 200 ms later, or 400 ms after that if it is lost again, then 800 ms, up to 2 minutes, as Linux
-    waits at least. What leaves behind it in the same direction waits for it.
+    The connection does not break: TCP sends lost packets again. On real processes packets are lost. In a simulation
+    each message is one packet, and so is a receiver's note to the sender that it is ready. A lost packet arrives by a
+    retransmission: 200 ms later, or 400 ms after that if it is lost again, then 800 ms, up to 2 minutes, as Linux waits
+    at least. Packets that leave behind it in the same direction wait for it.
 
-    So it is with messages of one packet. Packets in the middle of a large message are lost as well, and sent again
+    This is right for messages of one packet. Packets in the middle of a large message are lost as well, and sent again
     after a round trip (fast retransmit): that costs little and is left out. So are the round trip that Linux adds to
-    each wait, and the end of a connection on which nothing arrives for 15 minutes. A simulation of NCCL does not
-    follow messages: each step around the ring is one packet of each pair.
+    each wait, and the end of a connection on which nothing arrives for 15 minutes. A simulation of NCCL does not follow
+    messages: each step around the ring is one packet of each pair.
 
     Example:
         >>> LinkLoss(src=0, dst=1, share=0.01).begins()
@@ -34,7 +34,7 @@ class LinkLoss(FaultBetween):
     share: Annotated[float, SHARE]
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every fault between two ranks, and a share of nothing."""
+        """The problems of every fault between two ranks, and a share of nothing."""
         yield from super().problems(world)
         if world.fine("share") and self.share == 0:
             yield "share", "of a share of 0 nothing is lost"

@@ -14,10 +14,10 @@ __all__ = ["LinkSlow"]
 class LinkSlow(FaultBetween):
     """No more than `bandwidth` bytes per second get from `src` to `dst`; `both_ways` limits the other direction, too.
 
-    It is as if a slow cable lay between the two ranks alone: the data of a message moves at this rate while the fault
-    lasts, the next message between the two waits behind it, and messages to other ranks do not. On real processes all
-    share the rate; in a simulation each operation has all of it, and only messages of one operation, or sends of one
-    group, share it. A bandwidth that is more than the link has changes nothing.
+    The effect is that of a slow cable between the two ranks alone: the data of a message moves at this rate while the
+    fault lasts, the next message between the two waits behind it, and messages to other ranks do not. On real processes
+    all messages share the rate; in a simulation each operation has all of it, and only messages of one operation, or
+    sends of one group, share it. A bandwidth that is more than the link has changes nothing.
 
     Example:
         >>> LinkSlow(src=0, dst=1, bandwidth=10_000_000).begins()

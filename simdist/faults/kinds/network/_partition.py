@@ -18,10 +18,10 @@ __all__ = ["Partition"]
 class Partition(LinkFault):
     """Nothing passes between different `groups` of ranks; ranks in no group reach everyone. Heals at `until_ns`.
 
-    With `one_way` nothing passes from the first group to the others; all that goes the other way does, and so does
-    what a receiver answers a sender before it sends. With `period_ns` the network splits and heals in turn until
-    `until_ns`: each period it is split at first, and whole for its last `up_ns`. What does not pass arrives as soon
-    as it can; a real TCP waits for its next retransmission, which may find the network split again.
+    With `one_way` nothing passes from the first group to the others; everything passes the other way, and so do a
+    receiver's answers to a sender before it sends. With `period_ns` the network splits and heals in turn until
+    `until_ns`: in each period it is split at first, and whole for its last `up_ns`. Messages that do not pass arrive as
+    soon as they can; a real TCP waits for its next retransmission, which may find the network split again.
 
     Example:
         >>> flapping = Partition(groups=((0, 1), (2,)), period_ns=500_000_000, up_ns=100_000_000)
@@ -37,7 +37,7 @@ class Partition(LinkFault):
     up_ns: Annotated[int | None, PERIOD] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every link fault, groups that are no split, and periods in which nothing opens or closes."""
+        """The problems of every link fault, groups that are no split, and periods in which nothing opens or closes."""
         yield from super().problems(world)
         if world.fine("groups"):
             members = Counter(rank for group in self.groups for rank in group)
@@ -63,20 +63,20 @@ class Partition(LinkFault):
             yield "up_ns", "is all of the period, so the network never splits"
 
     def is_on(self, now_ns: int) -> bool:
-        """True if the network is split at this moment, counted from where its times count from."""
+        """True if the network is split at this moment, on the time line of the fault's own times."""
         return super().is_on(now_ns) and not (
             self.period_ns and self.up_ns and (now_ns - self.start_ns) % self.period_ns >= self.period_ns - self.up_ns
         )
 
     def effect_on(self, src: int, dst: int) -> LinkEffect | None:
-        """Nothing passes from side to side."""
+        """Block messages from side to side."""
         sides = [index for rank in (src, dst) for index, group in enumerate(self.groups) if rank in group]
         if len(sides) < 2 or sides[0] == sides[1] or (self.one_way and sides[0] != 0):
             return None
         return LinkEffect(blocked=True)
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """One cut for all pairs."""
+        """Lay one cut for all pairs."""
         cut = stage.network.cut(
             self.groups,
             start_ns=start_ns,
@@ -88,7 +88,7 @@ class Partition(LinkFault):
         stage.keep(cut)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """One direction can't be cut alone."""
+        """Refuses a cut of one direction alone."""
         return super().real_obstacle(machine) or (
             "Gloo sends nothing that the receiver has not asked for, so a cut of one direction stops the other, too"
             if self.one_way

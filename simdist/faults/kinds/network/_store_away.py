@@ -14,8 +14,8 @@ class StoreAway(StoreFault, LastingFault):
     """The launcher's store does not answer from `start_ns` to `until_ns`, as when its process or its host is paused.
 
     Connections stay, and new ones are accepted. Requests wait, and are answered afterwards, however late: a client of a
-    TCPStore has no time-out for answers. A wait for keys whose time runs out meanwhile fails when the store is back.
-    What has no answer (`set`) returns at once.
+    TCPStore has no time-out for answers. A wait for keys whose time runs out meanwhile fails when the store is back. A
+    request without an answer (`set`) returns at once.
 
     Example:
         >>> import os, simdist, time
@@ -30,13 +30,13 @@ class StoreAway(StoreFault, LastingFault):
     """
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
-        """Until the end; asked by real processes only."""
+        """Return the time until the end; only real processes ask."""
         if not self.is_on(now_ns):
             return 0
         return (LONGEST_NS if self.until_ns is None else self.until_ns) - now_ns
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Stop it, and let it go on."""
+        """Stop the store, and let it go on."""
         if until_ns is not None and until_ns <= stage.now_ns:
             return
         if start_ns > stage.now_ns:
@@ -47,9 +47,9 @@ class StoreAway(StoreFault, LastingFault):
             stage.call_at(until_ns, stage.resume_store)
 
     def begins(self) -> str:
-        """That it is silent."""
+        """The text when the store is silent."""
         return "the launcher's store does not answer"
 
     def ends(self) -> str:
-        """That it is back."""
+        """The text when the store is back."""
         return "the launcher's store answers again"

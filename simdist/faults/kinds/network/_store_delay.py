@@ -20,9 +20,9 @@ __all__ = ["StoreDelay"]
 class StoreDelay(StoreFault, LastingFault):
     """Every request of `rank` (None: of any rank) to the launcher's store takes `delay_ns` longer.
 
-    Each takes up to `jitter_ns` longer in addition, all times alike. That is drawn from the run's seed, for each
-    request or, on real processes, for each piece of what the rank sends. The launcher's store is the one that torchrun
-    serves, at MASTER_ADDR and MASTER_PORT; a store that a rank serves itself is not affected.
+    Each takes up to `jitter_ns` longer in addition, evenly distributed. That is drawn from the run's seed, for each
+    request or, on real processes, for each piece of data that the rank sends. The launcher's store is the one that
+    torchrun serves, at MASTER_ADDR and MASTER_PORT; a store that a rank serves itself is not affected.
     """
 
     delay_ns: Annotated[int | None, MOMENT] = None
@@ -30,7 +30,7 @@ class StoreDelay(StoreFault, LastingFault):
     rank: Annotated[int | None, Maybe(RANK)] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Nothing that makes requests longer."""
+        """The problems of every fault that lasts, and a delay of nothing."""
         yield from super().problems(world)
         if world.fine("delay_ns", "jitter_ns") and self.delay_ns is None and not self.jitter_ns:
             yield "delay_ns", "no request takes longer; give delay_ns or jitter_ns"
@@ -47,7 +47,7 @@ class StoreDelay(StoreFault, LastingFault):
         return drawn_ns if self.is_on(now_ns) else 0
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Ask before each request."""
+        """Delay each request."""
         origin_ns = stage.origin_ns
 
         def lateness_ns(rank: int, now_ns: int) -> int:

@@ -12,7 +12,7 @@ __all__ = ["StoreLost"]
 
 
 class StoreLost(StoreFault):
-    """The launcher's store is gone at `at_ns`: connections to it end, and nobody answers there any more.
+    """The launcher's store is gone at `at_ns`: connections to it end, and new ones are refused.
 
     A restart brings a new one.
     """
@@ -24,7 +24,7 @@ class StoreLost(StoreFault):
         return self.at_ns
 
     def arm(self, stage: Stage) -> None:
-        """End it at its time."""
+        """End the store at its time."""
 
         def lose() -> None:
             stage.report()

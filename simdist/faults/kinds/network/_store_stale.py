@@ -15,10 +15,10 @@ __all__ = ["StoreStale"]
 class StoreStale(StoreFault):
     """A restart finds the launcher's store at its old port, with all keys that the life before left in it.
 
-    So does torchrun, of torch 2.13 and others, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set
-    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). Without this fault each life has a store of its own.
-    A rank that reads a key before another rank has set it anew reads what an earlier life wrote. That holds for what
-    groups keep there, too: a rank that is early looks for the others where they listened before, and fails with
+    Torchrun does so, of torch 2.13 and others, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set
+    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). Without this fault each life has a store of its own. A
+    rank that reads a key before another rank has set it anew reads the value of an earlier life. The same holds for the
+    keys of process groups: a rank that is early looks for the others where they listened before, and fails with
     "Connection refused".
 
     Example:
@@ -39,13 +39,13 @@ class StoreStale(StoreFault):
     keeps_store = True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """A run without a restart."""
+        """The problems of every store fault, and a run without a restart."""
         yield from super().problems(world)
         if world.max_restarts == 0:
             yield "kind", "no restart finds the store; give max_restarts"
 
     def arm(self, stage: Stage) -> None:
-        """Keep it from now on."""
+        """Keep the store from now on."""
         stage.keep_store()
 
     def begins(self) -> str:
@@ -53,5 +53,5 @@ class StoreStale(StoreFault):
         return "the launcher's store is as the life before left it"
 
     def real_obstacle(self, machine: Machine) -> str:
-        """None of its own: it takes restarts."""
+        """Allows restarts, other than the base."""
         return super().real_obstacle(replace(machine, max_restarts=0))

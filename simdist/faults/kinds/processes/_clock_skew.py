@@ -1,4 +1,4 @@
-"""`ClockSkew`: a wall clock that is wrong."""
+"""`ClockSkew`: the wall clock is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClockSkew(LastingFault):
 
     From `start_ns` on it is off at once, as after a correction by NTP; a clock with a drift gains so many microseconds
     in each second (negative: loses). At `until_ns` it is right again, at once. It is the clock of the host that `rank`
-    begins on, so all ranks of that host see it, in each life. Wrong are `time.time`, `datetime.now`, CLOCK_REALTIME,
+    begins on, so all ranks of that host see it, in each life. It affects `time.time`, `datetime.now`, CLOCK_REALTIME,
     times of log lines and dumps, and those of files that a rank of the host writes. `time.monotonic`, `perf_counter`,
     sleeps and time-outs are right.
 
@@ -41,7 +41,7 @@ class ClockSkew(LastingFault):
     drift_ppm: float = 0.0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """A clock that is right, or one that runs backwards."""
+        """The problems of every fault that lasts, and a clock that is right, or runs backwards."""
         yield from super().problems(world)
         if world.fine("drift_ppm") and not -_MOST_PPM < self.drift_ppm <= _MOST_PPM:
             yield "drift_ppm", f"{self.drift_ppm:g} ppm is no drift; expected more than -1000000, and at most 1000000"
@@ -59,7 +59,7 @@ class ClockSkew(LastingFault):
         stage.skew_clock(self.rank, skew_ns)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """The clock is not the rank's own."""
+        """Refuses: the clock is not the rank's own."""
         return (
             "real processes share the clock of the machine, and setting it would strike everything else that runs there"
         )

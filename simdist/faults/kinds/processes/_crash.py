@@ -28,14 +28,14 @@ class Crash(DeathFault):
     exit_code: Annotated[int | None, EXIT_CODE] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and an unknown signal."""
+        """The problems of every rank fault, and an unknown signal."""
         yield from super().problems(world)
         is_reported = world.fine("exit_code", "signal") and self.exit_code is None
         if is_reported and self.signal not in _signal.Signals.__members__:
             yield "signal", f"unknown signal {brief(self.signal)}; expected a name such as 'SIGKILL'"
 
     def strike(self, rank: StruckRank) -> None:
-        """The signal, or the exit."""
+        """Send the signal, or exit."""
         if self.exit_code is not None:
             rank.exit(self.exit_code)
         else:

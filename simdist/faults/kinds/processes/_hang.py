@@ -15,12 +15,12 @@ __all__ = ["Hang"]
 class Hang(RankFault):
     """The rank stops, as under SIGSTOP: its connections stay open. It goes on after `duration_ns`, or never (None)."""
 
-    may_keep_out: ClassVar[bool] = False  # it comes later, or never, and is not gone
+    may_keep_out: ClassVar[bool] = False  # it arrives later, or never, but is not gone
 
     duration_ns: Annotated[int | None, MOMENT] = None
 
     def strike(self, rank: StruckRank) -> None:
-        """It stops."""
+        """Stop the rank."""
         rank.stop(self.duration_ns)
 
     def begins(self) -> str:

@@ -23,13 +23,12 @@ class HostCrash(DeathFault):
     With `all_hosts` every host does. A simulated disk then holds one of the outcomes that its file system allows: the
     seed draws one, or `outcome` says which, counted from 0, the most suspicious first.
 
-    `disks` says what becomes of the disks that hosts have of their own. They are "own" still; or the machine is
-    replaced and comes back with an "empty" one; or, of all hosts, each comes back with that of another ("swapped": the
-    first has that of the last, and so on). Hosts whose disks are swapped are shut down in good order: all that was
-    written is on them.
+    `disks` says what happens to the hosts' own disks. They are "own" still; or the machine is replaced and comes back
+    with an "empty" one; or, of all hosts, each comes back with that of another ("swapped": the first has that of the
+    last, and so on). Hosts whose disks are swapped are shut down in good order: everything that was written is on them.
 
     In the middle of a write (`op="write", when="during"`) `bytes_written` says how many of its bytes the host has seen;
-    None: half of them. Which of them are on the disk is for the outcome to say.
+    None: half of them. The outcome decides which of them are on the disk.
 
     No packet informs the ranks of other hosts: they hear nothing, and find their connections closed when the host is up
     again. A restart waits until then. The launcher's store lives on the first host.
@@ -43,7 +42,7 @@ class HostCrash(DeathFault):
     disks: Annotated[Disks, DISKS] = "own"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and disks that are not there."""
+        """The problems of every rank fault, and disks that do not exist."""
         yield from super().problems(world)
         if not world.fine("disks", "all_hosts") or self.disks == "own":
             return
@@ -53,15 +52,15 @@ class HostCrash(DeathFault):
             yield "disks", "a host that stays up keeps its disk; with all_hosts they can be swapped"
 
     def strike(self, rank: StruckRank) -> None:
-        """The host goes down."""
+        """Take the host down."""
         rank.crash_host(self.down_ns, every=self.all_hosts, outcome=self.outcome, disks=self.disks)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """The ranks of a real run share machines with the run itself."""
+        """Refuses: the ranks of a real run share machines with the run itself."""
         return "no machine is switched off for a run"
 
     def struck_ranks(self, hosts: Sequence[str]) -> frozenset[int]:
-        """Those on its host, or all."""
+        """Return the ranks on its host, or all."""
         return frozenset(rank for rank, host in enumerate(hosts) if self.all_hosts or host == hosts[self.rank])
 
     def begins(self) -> str:

@@ -12,9 +12,9 @@ from simdist.values import Text, brief, guess
 
 __all__ = ["DEVICE_ERRORS", "TORCH_ERRORS", "Raise"]
 
-# What can be raised besides Python's own, by their names in torch.distributed (torch 2.13).
+# Exceptions that can be raised besides Python's own, by their names in torch.distributed (torch 2.13).
 TORCH_ERRORS = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "QueueEmptyError")
-# And by their names in torch itself: what its allocators and its devices raise.
+# And by their names in torch itself: those of its allocators and its devices.
 DEVICE_ERRORS = ("AcceleratorError", "OutOfMemoryError")
 
 
@@ -33,7 +33,7 @@ class Raise(RankFault):
     message: Annotated[str, Text()] = "injected by a fault"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and a name of no exception."""
+        """The problems of every rank fault, and a name of no exception."""
         yield from super().problems(world)
         if world.fine("error") and not _can_be_raised(self.error):
             known = (*TORCH_ERRORS, *DEVICE_ERRORS, *filter(_can_be_raised, dir(builtins)))
@@ -45,7 +45,7 @@ class Raise(RankFault):
             )
 
     def exception(self) -> Exception:
-        """The exception itself."""
+        """Return the exception."""
         if self.error in TORCH_ERRORS:
             import torch.distributed as dist
 
@@ -71,6 +71,6 @@ def _can_be_raised(name: str) -> bool:
         return False
     try:
         kind("text")
-    except TypeError:  # it wants more than a text
+    except TypeError:  # it takes more than a text
         return False
     return True

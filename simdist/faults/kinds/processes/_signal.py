@@ -17,15 +17,15 @@ __all__ = ["Signal"]
 class Signal(RankFault):
     """The rank gets a signal, as from a scheduler that takes its machine away: its handler runs, if it has one.
 
-    A program without a handler does what is usual: it dies of SIGTERM, and takes no notice of SIGCHLD.
+    A program without a handler follows the default: it dies of SIGTERM, and ignores SIGCHLD.
     """
 
-    may_keep_out: ClassVar[bool] = False  # what the handler does is for the program to say
+    may_keep_out: ClassVar[bool] = False  # the program's handler decides
 
     signal: Annotated[str, Text()] = "SIGTERM"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and a signal that is none or that no program handles."""
+        """The problems of every rank fault, and a signal that does not exist or that no program handles."""
         yield from super().problems(world)
         if world.fine("signal"):
             if self.signal not in _signal.Signals.__members__:
@@ -34,7 +34,7 @@ class Signal(RankFault):
                 yield "signal", f"no program handles {self.signal}; a {_OTHERS[self.signal]} does what it does"
 
     def strike(self, rank: StruckRank) -> None:
-        """The signal."""
+        """Send the signal."""
         rank.signal(self.signal)
 
     def begins(self) -> str:

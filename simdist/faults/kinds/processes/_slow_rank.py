@@ -17,7 +17,7 @@ __all__ = ["SlowRank"]
 class SlowRank(OperationDelay):
     """A straggler: every operation of `rank` starts `delay_ns` late, from `start_ns` to `until_ns` (None: for ever).
 
-    Each starts up to `jitter_ns` later in addition, all times alike, and a share of them, `tail_share`, `tail_ns`
+    Each starts up to `jitter_ns` later in addition, evenly distributed, and a share of them, `tail_share`, `tail_ns`
     later. Both are drawn from the run's seed for each operation; on real processes the same numbers are drawn.
 
     Example:
@@ -39,7 +39,7 @@ class SlowRank(OperationDelay):
     tail_ns: Annotated[int, DELAY] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Nothing that makes it late, or half of what a tail takes."""
+        """The problems of every fault that lasts, a lateness of nothing, and half of a tail."""
         yield from super().problems(world)
         if not world.fine("delay_ns", "jitter_ns", "tail_share", "tail_ns"):
             return
@@ -58,7 +58,7 @@ class SlowRank(OperationDelay):
         return self.delay_ns or 0
 
     def drawn_ns(self, draw: Callable[[], float]) -> int:
-        """The jitter of an operation, and the tail if it is in it."""
+        """Return the jitter of an operation, and the tail if the operation is in it."""
         late_ns = uniform_ns(self.jitter_ns, draw) if self.jitter_ns else 0
         return late_ns + self.tail_ns if self.tail_share and draw() < self.tail_share else late_ns
 

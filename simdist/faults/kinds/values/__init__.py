@@ -1,1 +1,1 @@
-"""What goes wrong in silence, or in a device: values that change, and devices that break or compute wrongly."""
+"""Silent faults, and faults of devices: values that change, and devices that break or compute wrongly."""

@@ -1,4 +1,4 @@
-"""`BadValues`: some of what a rank gives to an operation is no number, infinite, or zero."""
+"""`BadValues`: some elements that a rank gives to an operation are not a number, infinite, or zero."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CARRIERS = tuple(name for name in (*OPERATIONS, *ALIASES) if not set(operations
 
 
 class BadValues(RankFault):
-    """Some of what the rank gives to an operation is no number, infinite, or zero, silently.
+    """Some elements that the rank gives to an operation are not a number, infinite, or zero, silently.
 
     A loss that has overflowed gives "nan" or "inf", a buffer that was cleared too early "zeros". `share` of the
-    elements have that value, at least one; which ones is drawn from the run's seed. They count through what this rank
-    sends or reduces, all its tensors one after the other, and change in the program's own tensors, unless a copy had to
-    be made of these (one that is not contiguous). The program gets a ValueError if the rank gives nothing, or elements
-    of a type that has no such value: whole numbers are never nan, and numbers of eight bits
-    are sent as bytes unless they are reduced.
+    elements have that value, at least one; which ones is drawn from the run's seed. They count through everything that
+    this rank sends or reduces, all its tensors one after the other. They change in the program's own tensors, unless a
+    copy had to be made of these (one that is not contiguous). The program gets a ValueError if the rank gives nothing,
+    or elements of a type that has no such value: whole numbers are never nan, and numbers of eight bits are sent as
+    bytes unless they are reduced.
 
     Example:
         >>> import simdist, torch, torch.distributed as dist
@@ -51,14 +51,14 @@ class BadValues(RankFault):
     share: Annotated[float, PART] = 0.01
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and an operation that carries no tensors."""
+        """The problems of every rank fault, and an operation that carries no tensors."""
         yield from super().problems(world)
         yield from problems_in_place(
             self, world, _CARRIERS, "carries no tensors of the rank; op is a collective or a send"
         )
 
     def change_drawn(self, payload: Payload, draw: Callable[[], float]) -> Payload:
-        """The tensors with that value in some places."""
+        """Return the tensors with that value in some places."""
         assert not isinstance(payload, bytes)  # it strikes no writes
         size = sum(each.numel() for each in payload)
         if not size:
@@ -73,7 +73,7 @@ class BadValues(RankFault):
         return payload
 
     def _spoil(self, tensor: torch.Tensor, places: list[int]) -> None:
-        """Put the value into elements of a tensor, with no trace in autograd."""
+        """Put the value into elements of a tensor; autograd does not see it."""
         import torch
 
         if not places:
@@ -95,7 +95,7 @@ class BadValues(RankFault):
 
 
 def _has(dtype: torch.dtype, bad: torch.Tensor) -> bool:
-    """True if a type has a value that is no number, or infinite: no integer has, and some of eight bits lack one."""
+    """True if a type has this value, not a number or infinite: no integer has, and some of eight bits lack one."""
     import torch
 
     if not dtype.is_floating_point:

@@ -20,12 +20,12 @@ _CARRIERS = (*(name for name in (*OPERATIONS, *ALIASES) if not set(operations_of
 
 
 class BitFlip(RankFault):
-    """A bit flips of what the rank gives to the operation: silent data corruption, which no checksum on the way sees.
+    """A bit flips in the data that the rank gives to the operation: silent data corruption that no checksum sees.
 
-    `op` is a collective, a send, or the "write" of a simulated disk. `byte` counts through what this rank sends or
-    reduces, all its tensors one after the other; None is the middle. It flips in the program's own tensor, unless a
-    copy had to be made of that (one that is not contiguous). The program gets a ValueError if the rank gives no such
-    byte: only the root gives something to a broadcast or a scatter.
+    `op` is a collective, a send, or the "write" of a simulated disk. `byte` counts through everything that this rank
+    sends or reduces, all its tensors one after the other; None is the middle. The bit flips in the program's own
+    tensor, unless a copy had to be made of that (one that is not contiguous). The program gets a ValueError if the rank
+    gives no such byte: only the root gives something to a broadcast or a scatter.
 
     Example:
         >>> BitFlip(rank=1, op="all_reduce", nth=3, byte=0, bit=6).begins()
@@ -39,13 +39,13 @@ class BitFlip(RankFault):
     bit: Annotated[int, Whole(least=0, most=7)] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, and an operation that carries nothing."""
+        """The problems of every rank fault, and an operation that carries nothing."""
         yield from super().problems(world)
         why = "carries nothing of the rank; op is a collective, a send, or 'write' to a simulated disk"
         yield from problems_in_place(self, world, _CARRIERS, why)
 
     def change(self, payload: Payload) -> Payload:
-        """The same with the bit flipped."""
+        """Return the data with the bit flipped."""
         if isinstance(payload, bytes):
             data = bytearray(payload)
             data[self._place(len(data))] ^= 1 << self.bit

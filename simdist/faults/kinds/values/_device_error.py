@@ -21,13 +21,13 @@ _BEGINS = {
 class DeviceError(RankFault):
     """The device of the rank fails: an "ecc" error, a "lost" device, or "oom", no memory for the next tensor.
 
-    After "ecc" and "lost" whatever uses the device raises `torch.AcceleratorError` with CUDA's text: kernels, copies,
-    waits for streams, collectives. So it goes on until the process ends; a restart has a device that works, unless
-    `life` is None and the fault strikes again. What the device ran is never done: collectives in which the rank takes
+    After "ecc" and "lost" every use of the device raises `torch.AcceleratorError` with CUDA's text: kernels, copies,
+    waits for streams, collectives. This lasts until the process ends; a restart has a device that works, unless `life`
+    is None and the fault strikes again. Work that was on the device never ends: collectives in which the rank takes
     part do not end, its watchdog takes the process down as torch's does, and peers find out as they do over NCCL.
 
-    After "oom" the next kernel that makes a tensor raises `torch.OutOfMemoryError`, as if another process held all
-    memory that is free. The one after it does not: a program that catches the error may go on with a smaller batch.
+    After "oom" the next kernel that makes a tensor raises `torch.OutOfMemoryError`, as if another process held all free
+    memory. The one after it does not: a program that catches the error may go on with a smaller batch.
 
     All devices that the rank's process uses break. A world without virtual devices has none to break.
 
@@ -52,11 +52,11 @@ class DeviceError(RankFault):
         return True
 
     def strike(self, rank: StruckRank) -> None:
-        """The device fails."""
+        """Break the device."""
         rank.break_device(self.error)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """A real device stays as it is."""
+        """Refuses: a real device is not broken."""
         return "no real device is broken for a run"
 
     def begins(self) -> str:

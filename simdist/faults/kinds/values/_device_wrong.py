@@ -18,7 +18,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 
 
 class DeviceWrong(LastingFault):
-    """The device of the rank computes wrongly while it lasts, and nobody hears of it: silent data corruption.
+    """The device of the rank computes wrongly while it lasts, and reports no error: silent data corruption.
 
     Each result of a matrix product, or of the operator that `kernel` names ("exp", "convolution"), has one element that
     is `factor` times what it should be; which one is drawn from the run's seed. Results of other types than
@@ -46,13 +46,13 @@ class DeviceWrong(LastingFault):
         return True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every fault that lasts, and a factor that changes nothing."""
+        """The problems of every fault that lasts, and a factor that changes nothing."""
         yield from super().problems(world)
         if world.fine("factor") and self.factor == 1:
             yield "factor", "1 changes nothing"
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:
-        """Change results from the start on, and report it with the first."""
+        """Change results from the start on, and report the fault with the first."""
         kernels = PRODUCTS if self.kernel is None else (self.kernel,)
         reported: list[int] = []
 
@@ -70,7 +70,7 @@ class DeviceWrong(LastingFault):
             stage.change_kernels(place)
 
     def real_obstacle(self, machine: Machine) -> str:
-        """A real device computes as it does."""
+        """Refuses: a real device is not changed."""
         return "no real device is made to compute wrongly"
 
     def begins(self) -> str:

@@ -1,4 +1,4 @@
-"""`WrongResult`: one rank gets something else out of a collective than the others."""
+"""`WrongResult`: one rank gets another result out of a collective than the others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FILLED = tuple(name for name in (*OPERATIONS, *ALIASES) if set(operations_of(na
 
 
 class WrongResult(RankFault):
-    """A bit is wrong of what one rank gets out of a collective, silently; all others get what is right.
+    """A bit is wrong in what one rank gets out of a collective, silently; all others get the right result.
 
-    So a network card or a memory that corrupts data on its way leaves it: replicas differ from then on. `byte` counts
-    through all that the operation fills on this rank, its tensors one after the other; None is the middle. It changes
-    when the result is there, also of an operation that nobody waits for yet, and only if the operation succeeds. The
-    rank gets a ValueError if the operation fills no such byte: a broadcast fills nothing on its root, a reduce on its
-    root alone.
+    A network card or a memory that corrupts data on its way has this effect: replicas differ from then on. `byte`
+    counts through everything that the operation fills on this rank, its tensors one after the other; None is the
+    middle. It changes when the result is there, also of an operation that no task waits for yet, and only if the
+    operation succeeds. The rank gets a ValueError if the operation fills no such byte: a broadcast fills nothing on its
+    root, a reduce on its root alone.
 
     Example:
         >>> import simdist, torch, torch.distributed as dist
@@ -50,7 +50,7 @@ class WrongResult(RankFault):
     bit: Annotated[int, Whole(least=0, most=7)] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """Those of every rank fault, an operation that fills nothing, and a side on which nothing is filled yet."""
+        """The problems of every rank fault, an operation that fills nothing, and a side that is too early."""
         yield from super().problems(world)
         if world.fine("op") and self.op not in _FILLED:
             yield "op", f"{self.op!r} fills no tensors; op is a collective that does"
@@ -58,7 +58,7 @@ class WrongResult(RankFault):
             yield "when", f"{self.when!r} is too early; the result is there after the operation"
 
     def change_result(self, results: list[torch.Tensor], draw: Callable[[], float]) -> list[torch.Tensor]:
-        """The same with the bit flipped."""
+        """Return the results with the bit flipped."""
         size = size_of(results)
         place = size // 2 if self.byte is None else self.byte
         if place >= size:
