@@ -196,7 +196,7 @@ class Injector:
             self._set_alarm(entry, watch)
 
     def draws_for(self, entry: Entry, rank: int | None = None, use: str = "") -> Callable[[], float]:
-        """The numbers that a fault draws in the present life: for what a rank does, for another use, or its trigger."""
+        """Return a fault's numbers in the present life: for a rank's operations, another use, or its trigger."""
         earlier = [each.fault for each in self._entries[: self._entries.index(entry)]]
         return draws_for(entry.fault, earlier, seed=self._seed, life=self.life, rank=rank, use=use)
 

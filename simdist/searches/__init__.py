@@ -1,22 +1,21 @@
-"""Searches for bugs that nobody injected: other schedules, other faults, and the smallest run that still fails.
+"""Searches for bugs that no test's faults show: other schedules, other faults, and the smallest run that still fails.
 
     program (a function, a scenario) -> attempts (a policy, faults) -> runs -> outcomes, causes -> report
 
-- An attempt (`simdist.programs`) is what is tried: the policy of a run, with a seed of its own, and faults. It is all
-  that a replay needs. `_attempts.py` draws schedules.
-- `_outcomes.py` says what became of a run: an outcome that runs may share, and the cause of a failure, by which
+- An attempt (`simdist.programs`) is one try: the policy of a run, with a seed of its own, and faults. A replay needs
+  nothing else. `_attempts.py` draws schedules.
+- `_outcomes.py` describes how a run ended: an outcome that runs may share, and the cause of a failure, by which
   failures are merged.
 - `_swarm.py` draws plans of faults, `_guide.py` changes those that reached something new; `_fuzz.py` tries them,
-  `_verdicts.py` says which failures the faults explain, `_shrinking.py` makes the others smaller, `_tokens.py` writes
-  them as one word, `_database.py` keeps them.
-- `_explore.py` and `_fuzz.py` are what users call. `_search.py` draws schedules, or has them from `_depth_first.py`,
-  which tries all that differ; `_turning_point.py` finds when a failure became inevitable; `_report.py` says it.
-- `_run_many.py` draws nothing: it runs a program with the seeds that it is given; `_many_report.py` says what they
-  came to.
+  `_verdicts.py` decides which failures the faults explain, `_shrinking.py` makes the others smaller, `_tokens.py`
+  writes them as one word, `_database.py` keeps them.
+- Users call `_explore.py` and `_fuzz.py`. `_search.py` draws schedules, or gets them from `_depth_first.py`, which
+  tries all that differ; `_turning_point.py` finds when a failure became inevitable; `_report.py` reports.
+- `_run_many.py` draws nothing: it runs a program with given seeds; `_many_report.py` reports on these runs.
 - `_trials.py` runs attempts, in this process or in others, and `simdist.programs` has the processes.
 
-It rests on `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and
-each failure replays with `simdist.run` or `simdist run`. Open `_search.py` first.
+It uses `simdist.run`, `simdist.scenario` and the policies of `simdist.kernel`: there is no runner of its own, and each
+failure replays with `simdist.run` or `simdist run`. Open `_search.py` first.
 """
 
 from simdist.programs import Attempt, PlanProgram

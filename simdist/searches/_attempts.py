@@ -1,4 +1,4 @@
-"""How schedules are drawn, and what the first run says of where faults may strike."""
+"""Draws schedules, and finds in the first run where faults may strike."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from simdist.result import RunResult
 
 __all__ = ["Facts", "Moment", "schedule", "trigger"]
 
-_SHORTEST_NS, _LONGEST_NS = 1_000_000, 120_000_000_000  # for which a rank is starved
+_SHORTEST_NS, _LONGEST_NS = 1_000_000, 120_000_000_000  # how long a rank may be starved
 _MOST_MOMENTS = 1000  # of a rank
-# By the kind of an event: the kind of moment, and where the event has its name.
+# By the kind of an event: the kind of the moment, and the key of its name in the event.
 _KINDS = {"store": ("store", "op"), "issue": ("operation", "op"), "storage": ("storage", "effect")}
 
 _DEEPEST = 5  # of probabilistic concurrency testing
@@ -26,8 +26,8 @@ _DEEPEST = 5  # of probabilistic concurrency testing
 class Moment:
     """Something that a rank did in the first run: where a fault may strike.
 
-    `kind` is "operation", "store" (a request), "storage" (an effect on a disk) or "time" (anything else); `name` is
-    what it is called, `nth` counts those of its kind, `nth_of_name` those of its name, both from 1.
+    `kind` is "operation", "store" (a request), "storage" (an effect on a disk) or "time" (anything else); `name` is its
+    name, `nth` counts moments of its kind, `nth_of_name` those of its name, both from 1.
     """
 
     kind: str
@@ -39,16 +39,16 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the first run says of a program: its ranks, and the moments of each at which a fault may strike."""
+    """The facts of a program's first run: its ranks, and the moments of each at which a fault may strike."""
 
     world_size: int
     virtual_time_ns: int
-    moments: tuple[tuple[Moment, ...], ...]  # by rank
+    moments: tuple[tuple[Moment, ...], ...]  # by rank; empty if unknown
     hosts: tuple[str, ...] = ()  # by rank; none if nobody knows
 
     @classmethod
     def of(cls, result: RunResult) -> Facts:
-        """Those of a run."""
+        """Return the facts of a run."""
         moments: dict[int, list[Moment]] = {rank.rank: [] for rank in result.ranks}
         hosts: dict[int, str] = {}
         counts: Counter[tuple[int, str, str]] = Counter()
@@ -69,7 +69,7 @@ class Facts:
 
 
 def schedule(number: int, seed: int, facts: Facts) -> Attempt:
-    """The schedule with this number: every other one by priorities, half of them with a rank that is starved."""
+    """Return the schedule with this number: every other one has priorities, and half of all have a starved rank."""
     source = random.Random(f"schedule {seed} {number}")
     own = source.randrange(2**31)
     name = f"pct:{source.randint(2, _DEEPEST)}" if number % 2 else "random"
@@ -78,14 +78,14 @@ def schedule(number: int, seed: int, facts: Facts) -> Attempt:
 
 
 def _starved(source: random.Random, facts: Facts) -> Fault:
-    """One rank gets no processor for a while, from some moment of the first run on."""
+    """Return a fault by which one rank gets no processor for a while, from some moment of the first run on."""
     rank = source.randrange(facts.world_size)
     duration_ns = int(_SHORTEST_NS * (_LONGEST_NS / _SHORTEST_NS) ** source.random())
     return Hang(rank=rank, duration_ns=duration_ns, optional=True, **trigger(source, facts.moments[rank]))
 
 
 def trigger(source: random.Random, moments: Sequence[Moment]) -> dict[str, Any]:
-    """The fields of a fault that strikes at one of these moments: by its time, its number, or its name and number.
+    """Return the fields of a fault that strikes at one of these moments: by time, by number, or by name and number.
 
     Each kind of moment is equally likely: a few effects on a disk count for as much as many operations.
     """

@@ -1,6 +1,6 @@
-"""What earlier searches found, in a local folder: replayed first, and forgotten when it fails no more.
+"""The failures of earlier searches, in a local folder: replayed first, and deleted when they no longer fail.
 
-As hypothesis keeps its examples: a folder for each scenario, and in it a small file for each cause.
+As hypothesis keeps its examples: a folder for each scenario, with a small file for each cause.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Database:
         return self.folder / self.plan.name
 
     def entries(self) -> Iterator[tuple[Path, Attempt]]:
-        """What was found, in the order of file names; what can't be read, or does not fit any more, is passed over."""
+        """Yield the failures, in the order of file names; unreadable ones, or those that no longer fit, are skipped."""
         for path in sorted(self._place.glob("*.json")) if self._place.is_dir() else ():
             try:
                 _, attempt = read_token(json.loads(path.read_text(encoding="utf-8"))["token"], self.plan.source)
@@ -41,12 +41,12 @@ class Database:
             yield path, attempt
 
     def keep(self, cause: Cause, attempt: Attempt, plan: Plan) -> None:
-        """Write down a failure, in place of an earlier one of the same cause."""
+        """Write a failure to a file, in place of an earlier one of the same cause."""
         self._place.mkdir(parents=True, exist_ok=True)
         entry = {"cause": str(cause), "token": token_of(plan, attempt)}
         path = self._place / f"{zlib.crc32(cause.key.encode()):08x}.json"
         path.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
 
     def forget(self, path: Path) -> None:
-        """It fails no more."""
+        """Delete a failure that no longer fails."""
         path.unlink(missing_ok=True)

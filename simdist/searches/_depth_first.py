@@ -1,24 +1,24 @@
-"""Every order of turns that matters, once: depth-first search with dynamic partial-order reduction.
+"""Tries every order of turns that matters, once: depth-first search with dynamic partial-order reduction.
 
 A run is a sequence of *steps*: what a task does from one choice to the next. Two steps of different tasks are
-*dependent* if they belong to one rank, or touch the same thing and one of them writes it. Orders in which only
-independent steps are exchanged are one and the same. After each run, for each step and each one before it with which
-it could have been exchanged, the search returns there later and lets another go first (Flanagan and Godefroid, "Dynamic
-partial-order reduction for model checking software", 2005; who goes first is that of Abdulla et al., "Optimal dynamic
-partial order reduction", 2014). *Sleep sets* spare it orders that it has had
-(Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996).
+*dependent* if they belong to one rank, or touch the same thing and one of them writes it. Orders that differ only in
+exchanges of independent steps are equal. After each run, for each step and each earlier one with which it could have
+been exchanged, the search later returns there and lets another task go first (Flanagan and Godefroid, "Dynamic
+partial-order reduction for model checking software", 2005; it picks this task as in Abdulla et al., "Optimal dynamic
+partial order reduction", 2014). *Sleep sets* spare it orders that it has tried (Godefroid, "Partial-Order Methods for
+the Verification of Concurrent Systems", 1996).
 
 Invariants:
-- Everyone who can run at an instant runs before time goes on. So only steps of one instant can be exchanged, and what a
-  timer does belongs to the step that set it.
-- The stack has a node for each step of the last run, and what is left to do at each. A run follows the stack up to the
-  deepest node at which a task is left to try, and from there on the first task that does not sleep.
-- Where a run comes to what nobody reports in full (files, sockets, faults, restarts, devices), all steps are dependent
-  from then on, and the search begins anew: it has every order then.
+- All tasks that can run at an instant run before time goes on. So only steps of one instant can be exchanged, and a
+  timer's action belongs to the step that set the timer.
+- The stack has a node for each step of the last run, with what is left to try there. A run follows the stack up to the
+  deepest node with a task left to try, and from there on takes the first task that does not sleep.
+- Some effects are not reported in full (files, sockets, faults, restarts, devices). When a run comes to one, all steps
+  are dependent from then on, and the search begins anew: then it tries every order.
 
 Doubt: threads of a rank may touch any of its variables, so all their steps are dependent. Objects that ranks share as
-threads of one interpreter, where real ones would have copies, are no part of it unless the run reports them as shared.
-Files that C code opens by itself are not seen.
+threads of one interpreter, where real ones would have copies, count only if the run reports them as shared. Files that
+C code opens itself are not seen.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _REPORTED = (
     "deadlock",
 )
 _BACKENDS = ("", "gloo")
-_LONGEST = 3000  # steps of a run that are returned to
+_LONGEST = 3000  # steps of a run to which the search returns
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a systematic search has had.
+    """How far a systematic search got.
 
-    `exhaustive`: every order was had, of all that can differ; otherwise it hit its bound. `decisions` is the number of
-    choices among several tasks in all runs, `repeated` that of the runs which turned out to be an earlier one's equal.
-    `reduced` is False where a run did what nobody reports in full (files, sockets, faults, restarts, devices), so that
-    orders could not be left out.
+    `exhaustive`: all orders that can differ were tried; otherwise the search hit its bound. `decisions` is the number
+    of choices among several tasks in all runs, `repeated` the number of runs that turned out to equal an earlier one.
+    `reduced` is False if a run had effects that are not reported in full (files, sockets, faults, restarts, devices),
+    so that no order could be left out.
     """
 
     exhaustive: bool
@@ -77,7 +77,7 @@ class Coverage:
 
 @dataclass(slots=True)
 class _Footprint:
-    """What a step touched, and whether it wrote it."""
+    """The things that a step touched, and whether it wrote them."""
 
     family: int = -1
     things: dict[Hashable, bool] = field(default_factory=dict)
@@ -95,7 +95,7 @@ _UNKNOWN = _Footprint(things={EVERYTHING: True})
 
 @dataclass(slots=True)
 class _Node:
-    """A choice: who could run, who was taken, who is still to be tried."""
+    """A choice: the tasks that could run, the one that was taken, those that are still to be tried."""
 
     able: tuple[Name, ...]
     time_ns: int
@@ -104,11 +104,11 @@ class _Node:
     step: _Footprint
     to_try: dict[Name, None] = field(default_factory=dict)
     tried: dict[Name, _Footprint] = field(default_factory=dict)
-    woken: list[Name] = field(default_factory=list)  # by this step
+    woken: list[Name] = field(default_factory=list)  # tasks that this step woke
 
 
 class DepthFirst:
-    """The search; a `Guide` of the kernel. `reduced` False: every order is tried, also those that are the same.
+    """The search; a `Guide` of the kernel. With `reduced` False it tries every order, also equal ones.
 
     Call `begin` before each run, and `end` after it, which returns False when there is nothing left to try.
     """
@@ -118,17 +118,17 @@ class DepthFirst:
         self.cut = False  # a run was too long to return to its last choices
         self.diverged = False  # a run did something else than the one before it, up to the same choice
         self.decisions = 0  # choices among several tasks, in all runs
-        self.repeated = 0  # runs of which it turned out on the way that they were had before
+        self.repeated = 0  # runs that turned out to equal an earlier one
         self._stack: list[_Node] = []
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Prepare for a run."""
         self._depth = 0
         self._names: dict[Task, Name] = {}
         self._counts: dict[str, int] = {}
         self._beyond = False
-        self._asleep: int | None = None  # the node from which on all who could run slept
+        self._asleep: int | None = None  # the node from which on all tasks that could run slept
 
     @property
     def policy(self) -> str:
@@ -139,13 +139,13 @@ class DepthFirst:
         return f"order:{'.'.join(map(str, found or [0]))}"
 
     def coverage(self, *, over: bool) -> Coverage:
-        """What the search has had; `over`: nothing was left to try."""
+        """Return how far the search got; `over`: nothing was left to try."""
         return Coverage(over and not self.cut, self.decisions, self.repeated, self.reduced)
 
     # -- during a run --------------------------------------------------------------------------------------------
 
     def woke(self, task: Task) -> None:
-        """A task became runnable: by the step that is being done, or by a timer after it."""
+        """Note that a task became runnable: by the running step, or by a timer after it."""
         if task not in self._names:
             number = self._counts.get(task.name, 0)
             self._counts[task.name] = number + 1
@@ -154,7 +154,7 @@ class DepthFirst:
             self._stack[self._depth - 1].woken.append(self._names[task])
 
     def touch(self, thing: Hashable, *, writes: bool) -> None:
-        """A step touches something."""
+        """Note that the running step touches something."""
         if thing == BEYOND:
             self._beyond = True
         elif self._depth:
@@ -162,7 +162,7 @@ class DepthFirst:
             things[thing] = things.get(thing, False) or writes
 
     def choose(self, tasks: Sequence[Task]) -> int:
-        """The place of the task whose turn it is."""
+        """Return the place of the task whose turn it is."""
         able = tuple(self._names[task] for task in tasks)
         self.decisions += len(able) > 1
         if self._depth >= _LONGEST or self.diverged:
@@ -178,7 +178,7 @@ class DepthFirst:
             sleeping = self._sleeping_here()
             place = next((place for place, name in enumerate(able) if name not in sleeping), -1)
             if place < 0:
-                place = 0  # had before: the run goes on, and nobody returns to it
+                place = 0  # tried before: the run goes on, but the search never returns to it
                 if self._asleep is None:
                     self._asleep = self._depth
             node = _Node(able, tasks[place].simulation.now_ns, sleeping, able[place], _Footprint())
@@ -201,7 +201,7 @@ class DepthFirst:
     # -- after it ------------------------------------------------------------------------------------------------
 
     def end(self, result: RunResult | None) -> bool:
-        """A run is over (None: without a result). True if another is to be had."""
+        """Evaluate a run (None: it has no result). True if another run is needed."""
         if self.reduced and (self._beyond or (result is not None and not _is_reported(result))):
             self.reduced = False
             self._stack.clear()
@@ -230,7 +230,7 @@ class DepthFirst:
         return False
 
     def _steps(self) -> Iterator[tuple[int, Name, _Footprint]]:
-        """The steps of the run, with their place, and those that tasks could have done that were ended instead."""
+        """Yield the steps of the run, with their places, and the steps that ended tasks could have done instead."""
         expected: set[Name] = set()
         for place, node in enumerate(self._stack):
             for name in sorted(expected.difference(node.able)):
@@ -243,7 +243,7 @@ class DepthFirst:
 
     def _find_races(self, steps: Iterator[tuple[int, Name, _Footprint]]) -> None:
         """Note at each step who else has to be tried there."""
-        before: list[int] = []  # for each step, a bit for each one that comes before it in all orders that are the same
+        before: list[int] = []  # for each step, a bit for each step that precedes it in all equal orders
         last: dict[Name, int] = {}
         waker: dict[Name, int] = {}
         for place, name, step in steps:
@@ -252,7 +252,7 @@ class DepthFirst:
                 if cause >= 0:
                     after |= before[cause] | 1 << cause
             races = []
-            # Who was ended could have gone on at the instant before.
+            # A task that was ended could have gone on at the instant before.
             time_ns = self._stack[place - 1 if step is _UNKNOWN else place].time_ns
             for earlier in range(place - 1, -1, -1):
                 other = self._stack[earlier]
@@ -271,7 +271,7 @@ class DepthFirst:
                 waker[each] = place
 
     def _try_at(self, earlier: int, place: int, name: Name, before: list[int], after: int) -> None:
-        """Let one of those begin at `earlier` with whom `name` gets to its step before the one that was taken there."""
+        """At `earlier`, let a task go first by which `name` gets to its step before the task that was taken there."""
         others = [each for each in range(earlier + 1, place) if not before[each] >> earlier & 1]
         among = sum(1 << each for each in others)
         first: dict[Name, bool] = {}
@@ -286,14 +286,14 @@ class DepthFirst:
 
 
 def _is_reported(result: RunResult) -> bool:
-    """True if all that ranks of the run may have done to each other was reported as touched."""
+    """True if the run reported all touches by which its ranks may have affected each other."""
     beside = result.faults or result.restarts or result.programs or result.shared_state
     known = all(name in _BACKENDS for name in (result.backend, *result.backends))
     return not beside and known and all(event.kind in _REPORTED for event in result.events)
 
 
 def _family(task: Task) -> int:
-    """The rank to which a task belongs, with all that descend from it; -1: a launcher's."""
+    """Return the rank of a task, also for its descendants; -1 for a launcher's."""
     process: Any = task.context
     rank: int = process.oldest.rank
     return rank

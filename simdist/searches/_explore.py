@@ -39,15 +39,15 @@ def explore(
 ) -> ExploreReport:
     """Run `fn` under many schedules, and report those under which it fails.
 
-    The first run is the usual one. The others draw who goes first at each instant, how long requests to stores and
-    messages to any receiver take, and half of the time a rank that gets no processor for 1 ms to 2 min of virtual time.
-    Every other schedule has priorities that change at a few random moments (probabilistic concurrency testing). The
-    seed of the program's own generators stays the same.
+    The first run is the usual one. The others draw which task goes first at each instant, how long requests to stores
+    and messages to any receiver take, and half of the time a rank that gets no processor for 1 ms to 2 min of virtual
+    time. Every other schedule has priorities that change at a few random moments (probabilistic concurrency testing).
+    The seed of the program's own generators stays the same.
 
     A `systematic` search draws nothing. It tries every order in which ranks and threads that can run at one instant may
-    take turns, at requests to stores, messages and locks, until none is left or `runs` are over. Of orders that are
-    known to be equal it tries one (dynamic partial-order reduction); `coverage` of the report says whether it had all.
-    Requests to stores, and messages to any receiver, take no time in it.
+    take turns, at requests to stores, messages and locks, until none is left or `runs` are over. Of equal orders it
+    tries one (dynamic partial-order reduction); `coverage` of the report says whether it tried all. Requests to stores,
+    and messages to any receiver, take no time in it.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -60,8 +60,8 @@ def explore(
         until_found: stop at the first failure.
         inevitable: look for the moment at which the first schedule of each cause became inevitable. It takes up to a
             hundred runs more.
-        workers: in how many processes schedules are tried, this one and others, if there are 40 or more. What is found
-            does not depend on it. Others import `fn` by its name, and start with the script's main module: a script
+        workers: in how many processes schedules are tried, this one and others, if there are 40 or more. The findings
+            do not depend on it. The others import `fn` by its name, and start with the script's main module: a script
             needs `if __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose
             workers try what this process does not. A systematic search has one process.
         progress: called with how many runs are done, how many there are, and how many causes were found.
@@ -72,8 +72,8 @@ def explore(
         raises if there is one.
 
     Raises:
-        ArgumentError: arguments are not what they have to be.
-        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
+        ArgumentError: arguments are invalid.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has the findings until then.
 
     Example:
         >>> import simdist, torch.distributed as dist
@@ -112,7 +112,7 @@ def explore_plan(
     workers: int | str = 1,
     progress: Progress | None = None,
 ) -> ExploreReport:
-    """As `explore`, of a scenario, judged by its own expectations, with all judges unless it names some.
+    """As `explore`, for a scenario, judged by its own expectations, with all judges unless it names some.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -129,10 +129,10 @@ def function_program(
     problems: Iterable[str],
     taken: Sequence[str] = (),
 ) -> FunctionProgram:
-    """A function as a user gives it. `taken` are settings that the search has too; `problems` what is wrong besides.
+    """Return a user's function as a program. `taken` are further settings of the search, `problems` those found before.
 
     Raises:
-        ArgumentError: names everything that is wrong.
+        ArgumentError: names every problem.
     """
     found = [*setting_problems(settings, what="search", taken=(*_TAKEN, *taken)), *problems]
     if found:
@@ -142,7 +142,7 @@ def function_program(
 
 
 def judged(plan: Plan) -> Plan:
-    """The plan with all judges, unless it names some."""
+    """Return the plan with all judges, unless it names some."""
     if plan.judges:
         return plan
     return replace(plan, judges=True, overrides=(*plan.overrides, "judges=true"))

@@ -1,4 +1,4 @@
-"""The search over faults: plans drawn one after the other, a verdict on each run, failures made smaller."""
+"""The search over faults: plans are drawn one after the other, each run is judged, failures are made smaller."""
 
 from __future__ import annotations
 
@@ -50,12 +50,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """What a search over faults tries.
+    """The settings of a search over faults.
 
-    `runs` is how many plans, or None: until the caller ends it. `seed` is that of the plans, `budget` how many ranks
-    may be struck in one run, `families` which of the families of faults are drawn from (None: all that can strike). Of
-    each group of ranks in `spare` one is left alone in each run. Without `shrink` what is found is reported as it was
-    drawn.
+    `runs` is the number of plans, or None: until the caller ends it. `seed` is that of the plans, `budget` how many
+    ranks may be struck in one run, `families` the families of faults to draw from (None: all that can strike). Of each
+    group of ranks in `spare` one is left alone in each run. Without `shrink` failures are reported as they were drawn.
     """
 
     runs: int | None = 200
@@ -66,7 +65,7 @@ class Tries:
     spare: Sequence[Sequence[int]] = ()
 
     def problems(self, world_size: int | None = None) -> Iterator[str]:
-        """What is wrong with them, in a world of so many ranks."""
+        """Yield what is wrong with them, in a world of so many ranks."""
         yield from family_problems(self.families)
         for group in self.spare:
             ranks = items_of(group) or ("",)
@@ -93,16 +92,16 @@ def fuzz(
     progress: Progress | None = None,
     **settings: Unpack[FuzzSettings],
 ) -> FuzzReport:
-    """Run `fn` under many plans of faults, and report the runs that fail as no fault explains.
+    """Run `fn` under many plans of faults, and report the runs whose failures no fault explains.
 
-    Each plan turns families of faults on or off, draws a few faults from them, and lets them end. A run has passed if
-    every rank returned what it returns without faults, or returned at all after a restart; it is explained if a rank is
-    gone for good, or communication failed while a fault was at work; all else is found: a hang after everything has
-    healed, another exception, another result, what a judge reports.
+    Each plan turns families of faults on or off, draws a few faults from them, and lets them end. A run passes if every
+    rank returns what it returns without faults, or returns at all after a restart. A failure is explained if a rank is
+    gone for good, or communication failed while a fault was active. Everything else is found: a hang after everything
+    has healed, another exception, another result, a report of a judge.
 
     After the first 64 plans every other one is a change of an earlier plan that reached something new: a fault at
-    another operation or on another side of it, an operation, an error or a line of the program that only faults lead
-    to.
+    another operation or on another side of it, an operation, an error or a line of the program that only runs after
+    faults.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -114,22 +113,22 @@ def fuzz(
             "stale", "disk", "device", "corruption". None: all that can strike.
         spare: groups of ranks that no run strikes all of, such as the ranks that have copies of one shard: `[(0, 2),
             (1, 3)]`. A host that goes down strikes all ranks on it.
-        shrink: make what is found smaller: fewest faults, ranks and steps, the plainest schedule.
+        shrink: make failures smaller: fewest faults, ranks and steps, the plainest schedule.
         judges: as in `simdist.run`; all of them by default.
-        workers: in how many processes plans are tried, this one and others, if there are 40 or more. What is found does
-            not depend on it. Others import `fn` by its name, and start with the script's main module: a script needs
-            `if __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose
+        workers: in how many processes plans are tried, this one and others, if there are 40 or more. The findings do
+            not depend on it. The others import `fn` by its name, and start with the script's main module: a script
+            needs `if __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose
             workers try what this process does not.
         progress: called with how many runs are done, and how many causes were found.
         settings: further ones of `simdist.run`, such as `max_restarts`. A program with a disk is a scenario's, whose
             disk is fresh for each run (`simdist fuzz FILE`).
 
     Returns:
-        How many runs passed or were explained, and each cause that was found, with its smallest plan.
+        How many runs passed or were explained, and each cause found, with its smallest plan.
 
     Raises:
-        ArgumentError: arguments are not what they have to be.
-        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
+        ArgumentError: arguments are invalid.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has the findings until then.
     """
     tries = Tries(runs=runs, seed=seed_of_plans, budget=budget, families=families, shrink=shrink, spare=spare)
     given = {"world_size": world_size, "judges": judges, **settings}
@@ -148,11 +147,11 @@ def fuzz_plan(
     workers: int | str = 1,
     progress: Progress | None = None,
 ) -> FuzzReport:
-    """As `fuzz`, of a scenario without its own faults, judged by its own expectations.
+    """As `fuzz`, for a scenario without its own faults, judged by its own expectations.
 
-    What is found is kept in the folder `database`, and tried first the next time. The search ends when `over` says so,
-    or after the runs that `tries` has. There are so many `workers`, this process and others, or
-    those of the Dask scheduler at that address.
+    Failures are kept in the folder `database`, and tried first the next time. The search ends when `over` returns True,
+    or after the runs of `tries`. `workers` is the number of processes, this one and others, or the address of a Dask
+    scheduler.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -171,7 +170,7 @@ def fuzz_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What is to be tried: a plan with its number, or what an entry of the database holds (-1)."""
+    """An attempt to try: a plan with its number, or an entry of the database (-1)."""
 
     number: int
     attempt: Attempt
@@ -180,7 +179,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What became of a plan, and what its run reached."""
+    """The verdict on a plan, and what its run reached."""
 
     verdict: Verdict
     reached: frozenset[Reached]
@@ -190,20 +189,20 @@ class _Judge(Judging[_Drawn, _Tried]):
     """Runs plans of faults."""
 
     def do(self, task: _Drawn) -> _Tried:
-        """Run one, and judge it."""
+        """Run a plan, and judge it."""
         with observed_by(LinesAfterFaults()) as lines:
             ran = self.trial.run(task.attempt)
         reached = frozenset[Reached]() if ran.result is None else reached_by(ran.result, lines.passed)
         return _Tried(self.trial.judge(ran, task.attempt), reached)
 
     def killed(self, number: int, task: _Drawn, how: str) -> _Tried:
-        """It is called by the number of its plan: a pool counts within a generation."""
+        """Report it by the number of its plan: a pool counts within a generation."""
         return super().killed(number if task.number < 0 else task.number, task, how)
 
 
 @dataclass(slots=True)
 class _Found:
-    """A cause: the number of the first plan that showed it, the smallest attempt that does, and how many did."""
+    """A cause: the number of the first plan that showed it, the smallest attempt that shows it, and a count."""
 
     cause: Cause
     number: int
@@ -213,7 +212,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Fuzz:
-    """A search over faults on its way; messages name what was `called`."""
+    """A running search over faults; `called` is its name in messages."""
 
     called: str
     program: Program
@@ -222,7 +221,7 @@ class _Fuzz:
     kept: Database | None = field(default=None, kw_only=True)
     over: Callable[[], bool] | None = field(default=None, kw_only=True)
     _found: dict[str, _Found] = field(default_factory=dict, init=False)
-    _over: bool = field(default=False, init=False)  # no more plans are to be tried
+    _over: bool = field(default=False, init=False)  # no more plans will be tried
     _counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "explained": 0, "found": 0}, init=False)
 
     def run(self, workers: int | str, progress: Progress | None) -> FuzzReport:
@@ -250,7 +249,7 @@ class _Fuzz:
             return replace(self._report(), reached=len(guide.reached), died=pool.died)
 
     def _without_faults(self, trial: Trial, cause: Cause) -> FuzzReport:
-        """The program fails already: its smallest run that does."""
+        """Report a program that fails without faults: its smallest run that fails."""
         small = Shrunk(self.program, Attempt(), 0, False)
         if self.tries.shrink:
             small = self._smallest(trial, Attempt(), cause)
@@ -272,7 +271,7 @@ class _Fuzz:
         return Guide(tries.seed, trial.facts, world, tries.budget, families, tries.spare)
 
     def _generations(self, guide: Guide) -> Iterator[Iterator[_Drawn]]:
-        """What is in the database; then plans, so many at a time."""
+        """Yield the entries of the database; then plans, one generation at a time."""
         if self.kept is not None:
             yield (_Drawn(-1, attempt, path) for path, attempt in list(self.kept.entries()))
         for first in itertools.count(0, GENERATION):
@@ -302,7 +301,7 @@ class _Fuzz:
             try:
                 if self.tries.shrink:
                     found.small = small = self._smallest(trial, drawn.attempt, cause)
-            finally:  # an interruption leaves it as it was drawn
+            finally:  # after an interruption it stays as it was drawn
                 if self.kept is not None and isinstance(small.program, PlanProgram):
                     self.kept.keep(cause, small.attempt, small.program.plan)
         else:
@@ -330,7 +329,7 @@ class _Fuzz:
         return sum(self._counts.values())
 
     def _so_far(self) -> FuzzReport | None:
-        """What an interrupted search has found; None if it has tried nothing."""
+        """Return the findings of an interrupted search; None if it has tried nothing."""
         return replace(self._report(), interrupted=True) if self._done else None
 
     def _report(self) -> FuzzReport:

@@ -1,4 +1,4 @@
-"""What a search over faults has found, and the files that replay it."""
+"""The findings of a search over faults, and the files that replay them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Bug", "FuzzReport"]
 class Bug:
     """Runs that fail for the same `cause`: how many, and the number of the `first` plan (-1: from the database).
 
-    `attempt` is the smallest that still fails in this way; `minimal` is False if there was no time to make it so.
+    `attempt` is the smallest that still fails in this way; `minimal` is False if there was no time to make sure.
     `replay` is the command or call that repeats it, `token` the word for `simdist replay`, `plan` the scenario.
     """
 
@@ -34,7 +34,7 @@ class Bug:
     plan: Plan | None = field(default=None, compare=False)
 
     def lines(self) -> Iterator[str]:
-        """The bug as a report has it."""
+        """The bug in a report."""
         yield f"found: {self.cause}"
         origin = "from the database" if self.first < 0 else f"first plan {self.first}"
         yield f"  {self.count} run{'s' if self.count > 1 else ''}, {origin}"
@@ -45,19 +45,19 @@ class Bug:
         yield self.last_line()
 
     def last_line(self) -> str:
-        """How to repeat it."""
+        """How to replay it."""
         return f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuzzReport(SearchReport):
-    """How many runs passed, how many failed as their faults explain, and what was found.
+    """How many runs passed, how many failed as their faults explain, and the bugs found.
 
-    `reached` counts what the runs came to: an operation and a fault with the phase in which it struck, what ranks
-    called and met afterwards, and the lines at which they failed. Plans that reach something new lead to others.
-    `wrong` is what is wrong with the program without any fault; nothing else was tried then, and the one bug is the
-    smallest run that fails so. `died` counts worker processes that did. A search that was `interrupted` has not tried
-    all that it should, or made its last bug small.
+    `reached` counts what the runs reached: an operation and a fault with the phase in which it struck, operations and
+    errors of ranks afterwards, and the lines at which they failed. Plans that reach something new lead to others.
+    `wrong` is the cause if the program fails without any fault; nothing else was tried then, and the one bug is the
+    smallest run that fails so. `died` counts worker processes that died. A search that was `interrupted` has not tried
+    all plans, or not made its last bug small.
     """
 
     runs: int
@@ -71,7 +71,7 @@ class FuzzReport(SearchReport):
 
     @property
     def ok(self) -> bool:
-        """True if all plans were tried that should be, and nothing was found."""
+        """True if all plans were tried, and nothing was found."""
         return not self.interrupted and not self.bugs and self.wrong is None
 
     def lines(self) -> Iterator[str]:
@@ -115,7 +115,7 @@ class FuzzReport(SearchReport):
         }
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write for each bug a scenario that replays it, and a pytest test; their paths. For searches of scenarios.
+        """Write for each bug a scenario that replays it, and a pytest test; yield the paths. Only for scenarios.
 
         Raises:
             ArgumentError: the search was one of a function.

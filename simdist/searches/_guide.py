@@ -1,12 +1,12 @@
-"""Plans guided by what earlier ones reached: those that reached something new are kept, and changed a little.
+"""Plans guided by earlier ones: plans that reached something new are kept, and changed a little.
 
-What a run reaches is a set of triples. Of a strike: the kind of the fault, the operation that the struck rank was in or
-had called last, and the phase. After a strike: the operations that ranks called, the errors that operations ended with,
-the lines of the program that ran, and those at which ranks failed.
+A run reaches a set of triples. For a strike: the kind of the fault, the operation that the struck rank was in or had
+called last, and the phase. After a strike: the operations that ranks called, the errors that operations ended with, the
+lines of the program that ran, and those at which ranks failed.
 
-Invariant: a plan depends on its number and on the generations before its own, which is over before the next begins. So
-the search finds the same with any number of workers. All plans of the first generation are drawn from nothing, later
-every other one.
+Invariant: a plan depends on its number and on the generations before its own, which end before its own begins. So the
+search finds the same with any number of workers. In the first generation all plans are drawn from scratch, later every
+other one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GENERATION = 64
 _MOST = 4  # faults of a plan
 _AFTERWARDS = "called afterwards"
 _PASSED = "passed afterwards"
-_TURNS = 12  # in which a change is drawn that fits
+_TURNS = 12  # attempts to draw a change that fits
 _SIDES: tuple[When, ...] = ("before", "during", "after")
 
 
 class Reached(NamedTuple):
-    """Something that a run came to: an operation or a line, a kind of fault, and the phase."""
+    """Something that a run reached: an operation or a line, a kind of fault, and the phase."""
 
     where: str
     fault: str
@@ -41,9 +41,9 @@ class Reached(NamedTuple):
 
 
 def reached_by(result: RunResult, passed: Iterable[tuple[str, str]] = ()) -> frozenset[Reached]:
-    """What a run reached, which has `passed` these lines after faults of these kinds."""
+    """Return what a run reached; it has `passed` these lines after faults of these kinds."""
     found = {Reached(line, fault, _PASSED) for line, fault in passed}
-    inside: dict[int, str] = {}  # by rank the operation that is under way
+    inside: dict[int, str] = {}  # by rank, the running operation
     last: dict[int, str] = {}
     struck, life = "", 0  # the kind of the fault that struck last
     for event in result.events:
@@ -73,14 +73,14 @@ def reached_by(result: RunResult, passed: Iterable[tuple[str, str]] = ()) -> fro
 
 @dataclass(slots=True)
 class Guide:
-    """Draws the plans of a search; call `end_generation` when all plans that were drawn have been learnt of."""
+    """Draws the plans of a search; call `end_generation` when `learn` was called for all plans that were drawn."""
 
     seed: int
     facts: Facts
     world: Surroundings
     budget: int
     families: Sequence[str]
-    spare: Sequence[Sequence[int]] = ()  # groups of ranks of which one is left alone
+    spare: Sequence[Sequence[int]] = ()  # groups of ranks, of each of which one is left alone
     reached: set[Reached] = field(default_factory=set)
     _called: list[str] = field(default_factory=list)  # operations that ranks called after a strike
     _kept: list[Drawn] = field(default_factory=list)  # plans of earlier generations that reached something new
@@ -88,7 +88,7 @@ class Guide:
     _drawn: dict[int, Drawn] = field(default_factory=dict)  # by number, those whose runs are not over
 
     def plan(self, number: int) -> Attempt:
-        """The plan with this number."""
+        """Return the plan with this number."""
         source = random.Random(f"change {self.seed} {number}")
         if number % 2 and self._kept:
             drawn = self._changed(source, source.choice(self._kept))
@@ -100,20 +100,20 @@ class Guide:
         return drawn.attempt
 
     def learn(self, number: int, reached: frozenset[Reached]) -> None:
-        """What the run of a plan reached. Plans are learnt of in the order of their numbers."""
+        """Note what the run of a plan reached. Called in the order of the plans' numbers."""
         drawn = self._drawn.pop(number)
         if drawn.attempt.faults and not reached <= self.reached:
             self._new.append(drawn)
         self.reached |= reached
 
     def end_generation(self) -> None:
-        """From now on plans may be changes of those that this generation kept."""
+        """Let later plans be changes of those that this generation kept."""
         self._kept += self._new
         self._new = []
         self._called = sorted({each.where for each in self.reached if each.phase == _AFTERWARDS})
 
     def _changed(self, source: random.Random, kept: Drawn) -> Drawn:
-        """A plan a little different from one that was kept; its faults still fit the world."""
+        """Return a plan a little different from one that was kept; its faults still fit the world."""
         for _ in range(_TURNS):
             faults = list(kept.attempt.faults)
             way = source.choice((self._moved, self._moved, self._redrawn, self._more, self._fewer, self._with_others))
@@ -141,7 +141,7 @@ class Guide:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def _moved(self, source: random.Random, faults: list[Fault], victims: Sequence[int]) -> list[Fault] | None:
-        """One fault strikes at another moment, on another side of it, or in another life."""
+        """Let one fault strike at another moment, on another side of it, or in another life."""
         place = source.randrange(len(faults))
         fault = faults[place]
         changed: Fault
@@ -163,32 +163,32 @@ class Guide:
         return [*faults[:place], changed, *faults[place + 1 :]]
 
     def _moment(self, source: random.Random, rank: int) -> dict[str, Any]:
-        """The trigger of a fault: at something that the rank did without faults, or that ranks did after one."""
+        """Return the trigger of a fault: at something that the rank did without faults, or that ranks did after one."""
         if not self._called or source.random() < 0.5:
             return trigger(source, self.facts.moments[rank])
         found: dict[str, Any] = {"op": source.choice(self._called), "nth": source.randint(1, 2)}
         return found | ({"life": source.randint(0, self.world.max_restarts)} if self.world.max_restarts else {})
 
     def _redrawn(self, source: random.Random, faults: list[Fault], victims: Sequence[int]) -> list[Fault] | None:
-        """One fault is drawn anew, of the same family, and strikes somebody else."""
+        """Draw one fault anew, of the same family, with another victim."""
         place = source.randrange(len(faults))
         family = next((kinds for kinds in FAMILIES.values() if faults[place].kind in kinds), (faults[place].kind,))
         other = fitting_fault(source, KINDS[source.choice(family)], self.facts, victims, self.world)
         return None if other is None else [*faults[:place], other, *faults[place + 1 :]]
 
     def _more(self, source: random.Random, faults: list[Fault], victims: Sequence[int]) -> list[Fault] | None:
-        """One fault more."""
+        """Add one fault."""
         kind = source.choice(FAMILIES[source.choice(self.families)])
         other = fitting_fault(source, KINDS[kind], self.facts, victims, self.world)
         return None if other is None or len(faults) >= _MOST else [*faults, other]
 
     def _fewer(self, source: random.Random, faults: list[Fault], victims: Sequence[int]) -> list[Fault] | None:
-        """One fault less."""
+        """Leave out one fault."""
         place = source.randrange(len(faults))
         return [*faults[:place], *faults[place + 1 :]] if len(faults) > 1 else None
 
     def _with_others(self, source: random.Random, faults: list[Fault], victims: Sequence[int]) -> list[Fault] | None:
-        """Half of the faults, and half of those of another plan that was kept and strikes the same ranks."""
+        """Return half of the faults, and half of those of another kept plan that strikes the same ranks."""
         others = [kept.attempt.faults for kept in self._kept if set(kept.victims) <= set(victims)]
         mixed = [*faults, *source.choice(others)] if others else faults
         return [fault for fault in dict.fromkeys(mixed) if source.random() < 0.5][:_MOST] or None

@@ -1,8 +1,8 @@
-"""Which lines of the program a run passes after a fault: where it recovers, and where it does not.
+"""Finds the lines of the program that run after a fault: where it recovers, and where it does not.
 
 From the first fault on, each line of the user's files counts once. Python 3.12 and later report a line once and are
-then asked not to (`sys.monitoring`), so that this costs next to nothing. Before, ranks run under `sys.settrace`, which
-costs a little for each call, and which leaves a thread alone that somebody else traces.
+then asked not to (`sys.monitoring`), so that this costs next to nothing. Before that, ranks run under `sys.settrace`,
+which costs a little for each call; a thread that has another trace function is left alone.
 
 Doubt: under Python 3.11 lines of threads that a rank starts do not count.
 """
@@ -67,7 +67,7 @@ class LinesAfterFaults:
             return sys.monitoring.DISABLE
 
         def end(self) -> None:
-            """Look no more."""
+            """Stop watching."""
             if self._tool >= 0:
                 sys.monitoring.set_events(self._tool, 0)
                 sys.monitoring.register_callback(self._tool, sys.monitoring.events.LINE, None)
@@ -77,7 +77,7 @@ class LinesAfterFaults:
     else:
 
         def _begin(self) -> None:
-            for frame in frames_by_thread().values():  # of threads that are traced; of others nothing comes of it
+            for frame in frames_by_thread().values():  # of traced threads; on others it has no effect
                 within: FrameType | None = frame
                 while within is not None:
                     if is_user_file(within.f_code.co_filename) and within.f_trace is None:
@@ -93,11 +93,11 @@ class LinesAfterFaults:
             return self._on_line
 
         def end(self) -> None:
-            """Look no more: the threads of ranks end, or stop to look at the next line."""
+            """Stop watching: the threads of ranks end, or stop at the next line."""
             self._struck = ""
 
 
 def _trace(hook: Any) -> None:
-    """Have the calling thread traced, unless somebody else does."""
+    """Trace the calling thread, unless it has a trace function."""
     if sys.gettrace() is None:
         sys.settrace(hook)

@@ -1,4 +1,4 @@
-"""What many runs of one program came to."""
+"""The report on many runs of one program."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SingleRun:
 
     `variant` is the number of its variant (-1: there are none). `outcome` says how its ranks ended, and is empty if the
     run could not be done, as when its process died. `cause` is why it failed, None if it did not. `replay` is the call
-    or command that repeats it, `token` the word for `simdist replay`, of a scenario. `cpu_s` is the processor time that
-    it took.
+    or command that repeats it; `token` is the word for `simdist replay`, for a scenario. `cpu_s` is the processor time
+    that it took.
     """
 
     number: int
@@ -43,7 +43,7 @@ class SingleRun:
         return self.cause is None
 
     def summary(self) -> dict[str, Json]:
-        """It as JSON-ready data."""
+        """The run as JSON-ready data."""
         return {
             "number": self.number,
             "seed": self.seed,
@@ -70,13 +70,13 @@ class FailedRuns:
         return self.runs[0]
 
     def lines(self, count: int) -> Iterator[str]:
-        """The failure as a report of so many runs has it."""
+        """The failure in a report of so many runs."""
         yield f"found: {self.cause}"
         yield f"  {len(self.runs)} of {count} runs: {_seed_text(self.runs)}"
         yield f"  replay: {self.first.replay}"
 
     def summary(self) -> dict[str, Json]:
-        """It as JSON-ready data."""
+        """The failure as JSON-ready data."""
         return {
             **self.cause.summary(),
             "count": len(self.runs),
@@ -90,10 +90,10 @@ class FailedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyReport(SearchReport):
-    """What became of every run, in the order of variants and seeds.
+    """The results of all runs, in the order of variants and seeds.
 
-    `died` counts worker processes that did; a run of which they die again and again is a failure. Runs that were
-    `interrupted` are not all that should be.
+    `died` counts worker processes that died; a run fails if processes die of it repeatedly. If the runs were
+    `interrupted`, some are missing.
     """
 
     results: tuple[SingleRun, ...]
@@ -102,12 +102,12 @@ class ManyReport(SearchReport):
 
     @property
     def runs(self) -> int:
-        """How many there were."""
+        """The number of runs."""
         return len(self.results)
 
     @property
     def ok(self) -> bool:
-        """True if all were run that should be, and none failed."""
+        """True if all runs were done, and none failed."""
         return not self.interrupted and self.first_failure() is None
 
     @property
@@ -158,7 +158,7 @@ class ManyReport(SearchReport):
 
 
 def _seed_text(runs: Sequence[SingleRun]) -> str:
-    """The seeds of runs, those of a variant together; the first few, and how many more."""
+    """Return the seeds of runs, grouped by variant; the first few, and how many more."""
     by_variant: dict[int, list[int]] = {}
     for run in runs[:_SEEDS]:
         by_variant.setdefault(run.variant, []).append(run.seed)

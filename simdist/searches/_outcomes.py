@@ -1,7 +1,7 @@
-"""What became of a run: an outcome that two runs may share, and the cause of a failure, by which failures are merged.
+"""How a run ended: an outcome that two runs may share, and the cause of a failure, by which failures are merged.
 
-Both are independent of times: an outcome says how each rank ended and what it returned. Numbers in a text, and how many
-ranks it lists, are no part of a cause.
+Both are independent of times: an outcome says how each rank ended and what it returned. A cause ignores numbers in a
+text, and how many ranks it lists.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Cause:
         return f"{self.text} ({self.where})" if self.where else self.text
 
     def summary(self) -> dict[str, Any]:
-        """It as JSON-ready data."""
+        """The cause as JSON-ready data."""
         return {"kind": self.kind, "cause": self.text, "rank": self.rank, "where": self.where}
 
 
 def outcome_of(result: RunResult) -> str:
-    """How each rank ended, in one line; ranks that ended alike stand together."""
+    """Return how each rank ended, in one line; ranks that ended alike are grouped."""
     ends: dict[str, list[int]] = {}
     for rank in result.ranks:
         ends.setdefault(_end_of(rank), []).append(rank.rank)
@@ -62,7 +62,7 @@ def _end_of(rank: RankResult) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value that a rank returned; of tensors shape and checksum, so that equal texts are equal values."""
+    """Return a rank's value as text; tensors by shape and checksum, so that equal texts are equal values."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_value_text(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
@@ -78,7 +78,7 @@ def _value_text(value: Any) -> str:
 
 
 def cause_of(ran: Ran) -> Cause | None:
-    """Why a run failed: the first reason that there is; None if it did not."""
+    """Return why a run failed: the first reason; None if it did not."""
     if isinstance(ran.error, EndlessError):
         return Cause("endless", str(ran.error), "endless") if ran.error.settled else None
     if ran.error is not None:
@@ -110,7 +110,7 @@ def _cause_of_end(rank: RankResult) -> Cause:
 
 
 def shape_of(text: str) -> str:
-    """A text without what differs between runs that fail alike, and between worlds of more and of fewer ranks."""
+    """Return a text without parts that differ between runs that fail alike, and between worlds of different sizes."""
     return _RANKS.sub("ranks N", _NUMBER.sub("N", _FOLDER.sub("simdist-", text)))
 
 

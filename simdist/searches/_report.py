@@ -1,4 +1,4 @@
-"""What a search over schedules has found."""
+"""The findings of a search over schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERRUPTED = "interrupted; found until then:"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How runs ended: `text` says what became of each rank, `count` of how many schedules; `first` was the first."""
+    """How runs ended: `text` describes each rank's end, `count` is the number of schedules; `first` the first one."""
 
     text: str
     count: int
@@ -39,9 +39,9 @@ class Outcome:
 class TurningPoint:
     """When a failure became inevitable.
 
-    Up to decision `decision` the failing schedule was kept, and what came after was drawn anew, `draws` times: some of
-    these runs passed. One decision later all of them failed. `time_ns` and `rank` are those of the first event that
-    differs between the failing run and the last one that passed; `failing` and `passing` say what happened there.
+    The failing schedule was kept up to decision `decision`, and the rest was drawn anew, `draws` times: some of these
+    runs passed. One decision later all of them failed. `time_ns` and `rank` are those of the first event that differs
+    between the failing run and the last one that passed; `failing` and `passing` describe this event.
     """
 
     decision: int
@@ -223,7 +223,7 @@ class ExploreReport(SearchReport):
         }
 
     def write(self, folder: Path) -> Iterator[Path]:
-        """Write for each failure a scenario that replays it, and a pytest test; their paths. For searches of scenarios.
+        """Write for each failure a scenario that replays it, and a pytest test; yield the paths. Only for scenarios.
 
         Raises:
             ArgumentError: the search was one of a function.

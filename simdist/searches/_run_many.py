@@ -1,4 +1,4 @@
-"""`simdist.run_many`: one program with many seeds, side by side, of a function and of a scenario."""
+"""`simdist.run_many`: one program with many seeds, in parallel; for a function and for a scenario."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_many(
     """Run `fn` once for each seed, over all cores, and report the runs that failed.
 
     Each is a run of `simdist.run`. It has failed if a rank failed, a judge found something, a fault never struck, or
-    `check` says so. Results come in the order of variants and seeds, whatever `workers` are.
+    `check` reports a problem. Results come in the order of variants and seeds, whatever `workers` are.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -80,11 +80,11 @@ def run_many(
         seeds: the seeds, or how many, from 0 on.
         variants: for each a mapping with settings of `simdist.run` in place of the common ones, such as
             `dict(faults=[Crash(rank=1, nth=3)])`. Each is run with every seed, or with the `seed` that it has.
-        check: called with the result of each run, in the process that did it; it returns what is wrong, or None. It may
+        check: called with the result of each run, in the process that did it; it returns a problem, or None. It may
             assert instead.
         until_failure: stop at the first run that fails.
-        workers: in how many processes runs are done. None: one for each core, or this one alone if there are fewer than
-            40 runs, or no other process can import `fn`. With 1, all are done in this process, and one that kills its
+        workers: in how many processes runs are done. None: one for each core, or only this one if there are fewer than
+            40 runs, or no other process can import `fn`. With 1, all are done in this process, and a run that kills its
             process ends this one. With more, this process does none, and a run of which processes die is a failure as
             any other. They import `fn` by its name, and start with the script's main module: a script needs `if
             __name__ == "__main__":`. Or the address of a Dask scheduler, such as "tcp://10.0.0.1:8786".
@@ -92,11 +92,11 @@ def run_many(
         settings: further ones of `simdist.run`, common to all runs.
 
     Returns:
-        What became of each run; `raise_for_failure` raises if one failed.
+        The result of each run; `raise_for_failure` raises if one failed.
 
     Raises:
-        ArgumentError: arguments are not what they have to be; one line for each.
-        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
+        ArgumentError: arguments are invalid; one line for each problem.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has the findings until then.
 
     Example:
         >>> import simdist, torch, torch.distributed as dist
@@ -144,7 +144,7 @@ def run_plan_many(
     until_failure: bool = False,
     progress: Progress | None = None,
 ) -> ManyReport:
-    """As `run_many`, of a scenario, judged by its own expectations.
+    """As `run_many`, for a scenario, judged by its own expectations.
 
     Raises:
         ScenarioError: the workload can't be imported.
@@ -163,10 +163,10 @@ class _Task:
 
 
 class _Programs(Protocol):
-    """What is run."""
+    """The program or programs that are run."""
 
     def run(self, task: _Task) -> Ran:
-        """Run it once."""
+        """Do one run."""
         ...
 
     def replay(self, task: _Task) -> str:
@@ -174,11 +174,11 @@ class _Programs(Protocol):
         ...
 
     def token(self, task: _Task) -> str:
-        """The word for `simdist replay`, if there is one."""
+        """The word for `simdist replay`, or ""."""
         ...
 
     def warm(self) -> None:
-        """Import what is needed."""
+        """Import the modules that runs need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class _Functions:
         return ""
 
     def warm(self) -> None:
-        """Nothing to do: the function's module is there."""
+        """Does nothing: the function's module is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +242,17 @@ class _Plans:
         self.program.warm()
 
 
-_AS_IT_IS = Attempt(policy="")  # of the program itself
+_AS_IT_IS = Attempt(policy="")  # the program itself, with nothing changed
 
 
 class _Running(Worker[_Task, SingleRun]):
-    """Does runs."""
+    """Does runs in a process."""
 
     def __init__(self, programs: _Programs) -> None:
         self._programs = programs
 
     def do(self, task: _Task) -> SingleRun:
-        """Do one."""
+        """Do one run."""
         began_s = time.process_time()
         ran = self._programs.run(task)
         spent_s = time.process_time() - began_s
@@ -269,7 +269,7 @@ class _Running(Worker[_Task, SingleRun]):
         )
 
     def killed(self, number: int, task: _Task, how: str) -> SingleRun:
-        """A run that takes its process with it is one that failed."""
+        """Return a failed run for one that killed its process."""
         return replace(self._named(task), cause=Cause("died", f"its process {how}", f"died | {how}"))
 
     def _named(self, task: _Task) -> SingleRun:
@@ -318,7 +318,7 @@ def _done(
 
 
 def _can_be_sent(start: object) -> bool:
-    """True if another process can have the program: all that it refers to lies in modules, and they in files."""
+    """True if another process can get the program: all that it refers to is in modules that have files."""
     try:
         pickle.dumps(start)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -329,14 +329,14 @@ def _can_be_sent(start: object) -> bool:
 
 
 def _name_problems(settings: Mapping[str, Any], own: Sequence[str] = ()) -> Iterator[str]:
-    """What is wrong with the names of settings; `own` are further arguments, which a misspelt name may mean."""
+    """Yield problems with the names of settings; `own` are further arguments, which a misspelt name may mean."""
     yield from (f"{name}: {why}" for name, why in _NOT_TAKEN.items() if name in settings)
     others = {name: value for name, value in settings.items() if name not in _NOT_TAKEN}
     yield from setting_problems(others, what="run", taken=("progress",), own=own)
 
 
 def _seeds(seeds: Any, variants: Any) -> tuple[list[int], list[str]]:
-    """The seeds, and what is wrong with them."""
+    """Return the seeds, and their problems."""
     if seeds is None:
         own = all("seed" in each for each in items_of(variants) or () if isinstance(each, Mapping))
         if variants is None or not own:
@@ -359,7 +359,7 @@ def _seeds(seeds: Any, variants: Any) -> tuple[list[int], list[str]]:
 
 
 def _checked(common: Mapping[str, object], variants: object) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The variants, and what is wrong with them, with the common settings, and with both together."""
+    """Return the variants, and problems with them, with the common settings, and with both together."""
     good, problems = misfits(common)
     items = items_of(variants)
     mappings = [each for each in items or () if isinstance(each, Mapping)]
@@ -382,7 +382,7 @@ def _checked(common: Mapping[str, object], variants: object) -> tuple[list[Mappi
 
 
 def _misfit(settings: CheckedSettings) -> Sequence[str]:
-    """Why settings do not fit together that are good by themselves."""
+    """Return why settings do not fit together that are valid by themselves."""
     try:
         check_fitting("simdist.run_many", settings)
     except (ArgumentError, FaultError) as error:

@@ -1,4 +1,4 @@
-"""The search over schedules: drawn one after the other, each run judged, failures merged by cause."""
+"""The search over schedules: they are drawn one after the other, each run is judged, failures are merged by cause."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DIVERGED = (
 
 @dataclass(slots=True)
 class _Seen:
-    """The first run of a kind, and how many came after it."""
+    """The first run of a kind, and the number of its runs."""
 
     number: int
     attempt: Attempt
@@ -51,9 +51,9 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What became of a run: how ranks ended, what is wrong, and what should be reached in some run.
+    """The result of a run: how ranks ended, what is wrong, and what should be reached in some run.
 
-    There is no outcome of a run that was cut short while a rank was starved, or could not be done.
+    A run that was cut short while a rank was starved, or could not be done, has no outcome.
     """
 
     outcome: str | None
@@ -63,7 +63,7 @@ class _Look:
 
     @classmethod
     def at(cls, ran: Ran) -> _Look:
-        """At this run."""
+        """Return the result of this run."""
         if ran.result is not None:
             return cls(outcome_of(ran.result), cause_of(ran), ran.result.sometimes)
         endless = ran.error if isinstance(ran.error, EndlessError) else None
@@ -75,13 +75,13 @@ class _Looking(Judging[Attempt, _Look]):
     """Runs schedules."""
 
     def do(self, task: Attempt) -> _Look:
-        """Run one, and look."""
+        """Run a schedule, and return its result."""
         return _Look.at(self.trial.run(task))
 
 
 @dataclass(slots=True)
 class Search:
-    """A search over schedules on its way."""
+    """A running search over schedules."""
 
     program: Program
     seed: int
@@ -105,7 +105,7 @@ class Search:
             stack.enter_context(self.program.ready())
             trial = Trial(self.program)
             self._note(0, Attempt(), _Look.at(trial.first), trial.run)
-            # Of a program that can't be run nothing is known, and no schedule of its own can be drawn.
+            # If the program can't be run nothing is known about it, and no schedule can be drawn for it.
             if trial.first.result is None or (self.until_found and self._has_found):
                 return self._report()
             facts = trial.facts
@@ -121,10 +121,10 @@ class Search:
             return replace(self._report(), died=pool.died)
 
     def run_systematically(self, most: int, progress: Progress | None) -> ExploreReport:
-        """Try every order that can differ, in so many runs at most.
+        """Try every order that can differ, in at most so many runs.
 
         Raises:
-            SimdistError: the program does not do the same each time that it runs in the same order.
+            SimdistError: the program does not do the same whenever it runs in the same order.
             InterruptedRunsError: it was interrupted.
         """
         with kept_when_interrupted(self._so_far), ExitStack() as stack:
@@ -150,7 +150,7 @@ class Search:
             return replace(self._report(), coverage=orders.coverage(over=over))
 
     def _shrunk(self, failure: Schedule, bounds: Bounds | None) -> Schedule:
-        """The failure with the plainest order that still shows it."""
+        """Return the failure with the plainest order that still shows it."""
 
         def fails(attempt: Attempt) -> bool:
             cause = cause_of(self.program.run(attempt, bounds))
@@ -188,7 +188,7 @@ class Search:
             self._failures[cause.key][0].count += 1
 
     def _so_far(self) -> ExploreReport | None:
-        """What an interrupted search has found; None if it has run nothing."""
+        """Return the findings of an interrupted search; None if it has run nothing."""
         return replace(self._report(), interrupted=True) if self._done else None
 
     def _report(self) -> ExploreReport:

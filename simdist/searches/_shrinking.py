@@ -1,9 +1,9 @@
-"""The smallest attempt that still fails in the same way: fewest faults, ranks, steps, and the plainest schedule.
+"""Finds the smallest attempt that still fails in the same way: fewest faults, ranks, steps, the plainest schedule.
 
-Of an order that a systematic search has found, as few choices as can be are other than the first task.
+For an order of a systematic search: as few choices as possible other than the first task.
 
-Greedy, as fault plans are short: leave out each fault, then whatever else is simpler, and begin again after each
-success, until nothing more can be left out. "The same way" is one cause: see `Cause.key`.
+The method is greedy, as fault plans are short: leave out each fault, then try everything else that is simpler, and
+begin again after each success, until nothing more can be left out. "The same way" is one cause: see `Cause.key`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shrunk:
 
 
 def shrunk(program: Program, attempt: Attempt, fails: Callable[[Program, Attempt], bool]) -> Shrunk:
-    """Make a failure smaller; `fails` says whether an attempt still fails in the same way."""
+    """Make a failure smaller; `fails` returns whether an attempt still fails in the same way."""
     runs = 0
     seen: list[tuple[Program, Attempt]] = [(program, attempt)]
     while True:
@@ -62,9 +62,9 @@ def shrunk(program: Program, attempt: Attempt, fails: Callable[[Program, Attempt
 
 @dataclass(frozen=True, slots=True)
 class ShrunkOrder:
-    """The plainest order that fails: at so many `choices`, of those that the first had, not the first task goes next.
+    """The plainest order that fails: at `choices` of the first one's choices, a task other than the first goes next.
 
-    It took `runs`. With `minimal` False they were used up.
+    It took `runs` runs. `minimal` is False if they were used up.
     """
 
     attempt: Attempt
@@ -77,8 +77,8 @@ class ShrunkOrder:
 def shrunk_order(attempt: Attempt, fails: Callable[[Attempt], bool]) -> ShrunkOrder:
     """Leave choices out of an order, many at once and then each, and take earlier tasks at those that are left.
 
-    `fails` says whether an attempt still fails in the same way. Another task that runs at a choice may
-    change what there is to choose later; that it still fails is all that counts.
+    `fails` returns whether an attempt still fails in the same way. If another task runs at a choice, the later choices
+    may change; all that counts is that the run still fails.
     """
     first = [int(place) for place in attempt.policy.removeprefix(_ORDER).split(".")]
     runs = 0
@@ -88,7 +88,7 @@ def shrunk_order(attempt: Attempt, fails: Callable[[Attempt], bool]) -> ShrunkOr
         runs += 1
         try:
             return fails(_ordered(attempt, tried))
-        except SimdistError:  # it does not fit the program any more
+        except SimdistError:  # the order no longer fits the program
             return False
 
     places = first
@@ -107,7 +107,7 @@ def _ordered(attempt: Attempt, places: list[int]) -> Attempt:
 
 
 def _simpler_orders(places: list[int]) -> Iterator[list[int]]:
-    """The order with fewer choices, the plainest first; then with earlier tasks."""
+    """Yield the order with fewer choices, the plainest first; then with earlier tasks."""
     chosen = [index for index, place in enumerate(places) if place]
     size = len(chosen)
     while size:
@@ -123,12 +123,12 @@ def _simpler_orders(places: list[int]) -> Iterator[list[int]]:
 def _still(fails: Callable[[Program, Attempt], bool], program: Program, attempt: Attempt) -> bool:
     try:
         return fails(program, attempt)
-    except SimdistError:  # what is left does not fit together
+    except SimdistError:  # the rest does not fit together
         return False
 
 
 def _simpler(program: Program, attempt: Attempt) -> Iterator[tuple[Program, Attempt]]:
-    """Attempts with one thing less, the simplest first."""
+    """Yield attempts with one thing less, the simplest first."""
     faults = attempt.faults
     if len(faults) > 2:
         half = len(faults) // 2
@@ -146,11 +146,11 @@ def _simpler(program: Program, attempt: Attempt) -> Iterator[tuple[Program, Atte
 
 
 def _simpler_faults(fault: Fault) -> Iterator[Fault]:
-    """The same with fields at their defaults, or a rounder, shorter time."""
+    """Yield the fault with fields at their defaults, or a rounder, shorter time."""
     fields = {name: each for name, each in fields_of(type(fault)).items() if name not in _COMMON}
     said = {name: each for name, each in fields.items() if getattr(fault, name) != each.default}
     more = {name: each.default for name, each in said.items() if each.default is not ... and name not in _MOMENTS}
-    # All of them at once, each, and two that need each other.
+    # All of them at once, each alone, and pairs that need each other.
     sizes = dict.fromkeys(size for size in (len(more), 1, 2) if 0 < size <= len(more))
     for size in sizes:
         for names in itertools.combinations(more, size):

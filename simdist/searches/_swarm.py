@@ -1,10 +1,10 @@
-"""Plans of faults, drawn: swarm testing.
+"""Draws plans of faults: swarm testing.
 
 In each plan every family of faults is on or off as a whole (Groce et al., "Swarm testing", 2012): a run with crashes
-and nothing else reaches what one with a little of everything does not. At most so many ranks are struck as the budget
-says. Each fault comes from the catalogue (`simdist.faults.KINDS`) and its fields from what the class says of them; what
-does not fit the program is drawn anew. Everything ends: after the last strike there is a time in which the program has
-to recover.
+only reaches states that a run with a little of everything does not. `budget` limits how many ranks are struck. Each
+fault comes from the catalogue (`simdist.faults.KINDS`) and its fields from the specs of its class; a fault that does
+not fit the program is drawn anew. All faults end: after the last strike there is a time in which the program has to
+recover.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEADLY = (
 CORRUPTING = FAMILIES["corruption"]
 
 _MOST = 4  # faults of a plan
-_TURNS = 12  # in which a fault is drawn that fits
+_TURNS = 12  # attempts to draw a fault that fits
 _SHORTEST_NS, _LONGEST_NS = 1_000, 10_000_000_000
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1_000, 1_000_000_000
 _LEAST_SHARE, _MOST_SHARE = 0.001, 0.5
@@ -64,7 +64,7 @@ class Drawn:
 
 
 def leaves_one(faults: Iterable[Fault], facts: Facts, spare: Sequence[Sequence[int]]) -> bool:
-    """True if of each group of ranks in `spare` the faults together leave one alone."""
+    """True if the faults together leave one rank of each group in `spare` alone."""
     if not spare:
         return True
     struck = frozenset[int]().union(*(fault.struck_ranks(facts.hosts) for fault in faults))
@@ -81,9 +81,9 @@ def plan_of_faults(
     families: Sequence[str],
     spare: Sequence[Sequence[int]] = (),
 ) -> Drawn:
-    """The plan with this number, and a schedule; at most `budget` ranks of the `world` are struck.
+    """Return the plan with this number, and a schedule; at most `budget` ranks of the `world` are struck.
 
-    `spare` has groups of ranks; of each group one at least is left alone.
+    `spare` has groups of ranks; at least one rank of each group is left alone.
     """
     source = random.Random(f"plan {seed} {number}")
     policy = source.choice(("fifo", f"random@{source.randrange(2**31)}", f"pct:3@{source.randrange(2**31)}"))
@@ -105,21 +105,21 @@ def plan_of_faults(
 
 
 def families_of(world: Surroundings) -> Iterator[str]:
-    """The families of which a fault could strike there."""
+    """Return the families of which a fault could strike in this world."""
     unfit = list(unfit_families(world))
     in_vain = () if world.max_restarts or world.has_disk else ("host",)  # it is the end, and leaves nothing to look at
     return (name for name in FAMILIES if name not in unfit and name not in in_vain)
 
 
 def unfit_families(world: Surroundings) -> Iterator[str]:
-    """The families of which no fault can strike there."""
+    """Return the families of which no fault can strike in this world."""
     has = {"device": world.has_devices, "disk": world.has_disk, "network": world.world_size > 1}
     has["stale"] = bool(world.max_restarts)
     return (name for name, there in has.items() if not there)
 
 
 def family_problems(families: object) -> Iterator[str]:
-    """What is wrong with the families that a caller wants (None: all that fit)."""
+    """Yield what is wrong with the families that a caller wants (None: all that fit)."""
     names = () if families is None else items_of(families)
     if names is None:
         yield f"families: expected a sequence of families, such as ['crash'], found {shown(families)}"
@@ -129,7 +129,7 @@ def family_problems(families: object) -> Iterator[str]:
 
 
 def no_fault_fits(families: Iterable[str]) -> str:
-    """The problem that all families that a caller wants are unfit."""
+    """Return the problem that all families that a caller wants are unfit."""
     return f"families: no fault of {', '.join(families)} fits; more restarts, a disk or devices may be missing"
 
 
@@ -142,7 +142,7 @@ def fitting_fault(
     *,
     turns: int = _TURNS,
 ) -> Fault | None:
-    """A fault of this kind that fits the `world` and strikes `victims` where `facts` say; None if none was drawn."""
+    """Draw a fault of this kind that fits the `world` and strikes `victims` at moments of `facts`, or None."""
     about: dict[str, Any] = {
         "has_disk": world.has_disk,
         "has_local_disks": world.has_local_disks,
@@ -162,7 +162,7 @@ def fitting_fault(
 
 
 def _values(source: random.Random, kind: type[Fault], facts: Facts, victims: Sequence[int]) -> dict[str, Any] | None:
-    """Fields for a fault; None if one has to be given and nobody can know it."""
+    """Draw fields for a fault; None if a required one can't be drawn."""
     values: dict[str, Any] = {}
     fields = {name: each for name, each in fields_of(kind).items() if name not in _AGAIN}
     victim = source.choice(victims) if victims else 0
@@ -203,7 +203,7 @@ def _values(source: random.Random, kind: type[Fault], facts: Facts, victims: Seq
 
 
 def _drawn(source: random.Random, spec: Spec, victims: Sequence[int], facts: Facts) -> Any:
-    """A value of a field; `...` for its default."""
+    """Draw a value of a field; `...` for its default."""
     inner = spec.spec if isinstance(spec, Maybe) else spec
     if isinstance(inner, Duration):
         return _duration(source)

@@ -1,7 +1,7 @@
 """A failing run as one word, for an issue: `simdist replay sd1-eNp...`.
 
-It holds the scenario's path, its overrides and seed, the policy and the faults in the words of a file: all that the
-run depends on besides the program itself. It is packed JSON; the number at its front is the form of what follows.
+It holds the scenario's path, its overrides and seed, the policy and the faults in the words of a file: all that the run
+depends on besides the program itself. It is packed JSON; its prefix is the version of the format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORM = "sd1-"
 
 
 def token_of(plan: Plan, attempt: Attempt) -> str:
-    """The token of an attempt at a scenario."""
+    """Return the token of an attempt at a scenario."""
     source = os.path.relpath(plan.source) if Path(plan.source).is_absolute() else plan.source
     faults = [fault_text(fault) for fault in attempt.faults]
     data = [Path(source).as_posix(), plan.seed, list(plan.overrides), attempt.policy, faults]
@@ -39,10 +39,10 @@ def _letters(packed: bytes) -> str:
 
 
 def read_token(token: str, source: str | None = None) -> tuple[Plan, Attempt]:
-    """The scenario, without faults of its own, and the attempt. `source` is another path for the same file.
+    """Return the scenario, without faults of its own, and the attempt. `source` is another path for the same file.
 
     Raises:
-        ScenarioError: it is no token, or the file is not what it was.
+        ScenarioError: it is no token, or the file has changed.
     """
     path, seed, overrides, policy, faults = _unpacked(token)
     if source is not None:

@@ -1,4 +1,4 @@
-"""A program on trial: run with faults, and held against its run without."""
+"""A program that is run with faults, and compared with its run without faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simdist.searches._verdicts import Verdict, verdict_of
 
 __all__ = ["Judging", "Trial", "bounds_of", "elsewhere"]
 
-_LONGEST_NS = 240_000_000_000  # longer than all faults of an attempt together, and what waits for them
+_LONGEST_NS = 240_000_000_000  # longer than all faults of an attempt together, and than the waits for them
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -24,11 +24,11 @@ _Judging = TypeVar("_Judging", bound="Judging[Any, Any]")
 
 @dataclass(slots=True)
 class Trial:
-    """A program with its run without faults, which is the first. Call it inside `program.ready()`."""
+    """A program with its first run, which has no faults. Make it inside `program.ready()`."""
 
     program: Program
     first: Ran = field(init=False)
-    wrong: Cause | None = field(init=False)  # with the program already, without any fault
+    wrong: Cause | None = field(init=False)  # the cause if the program fails without any fault
     _bounds: Bounds | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,35 +38,35 @@ class Trial:
 
     @property
     def plain(self) -> RunResult:
-        """The run without faults; there has to be one."""
+        """The run without faults; there must be one."""
         assert self.first.result is not None
         return self.first.result
 
     @property
     def facts(self) -> Facts:
-        """Of the run without faults."""
+        """The facts of the run without faults."""
         return Facts.of(self.plain)
 
     def verdict(self, attempt: Attempt) -> Verdict:
-        """What a run of the attempt comes to."""
+        """Run the attempt, and return the verdict."""
         return self.judge(self.run(attempt), attempt)
 
     def judge(self, ran: Ran, attempt: Attempt) -> Verdict:
-        """What this run of the attempt came to."""
+        """Return the verdict on this run of the attempt."""
         return verdict_of(ran, attempt, self.plain)
 
     def run(self, attempt: Attempt) -> Ran:
-        """Run it, but not for ever."""
+        """Run the attempt, within the bounds of the program's plain run."""
         return self.program.run(attempt, self._bounds)
 
 
 def bounds_of(plain: RunResult) -> Bounds:
-    """Those of runs of a program that runs like `plain` without faults."""
+    """Return bounds for runs of a program that runs like `plain` without faults."""
     return Bounds.of(plain, _LONGEST_NS)
 
 
 class Judging(Worker[Task, Result]):
-    """Does the attempts of a search, here or in a worker process, with a trial of its own."""
+    """Runs the attempts of a search, here or in a worker process, with a trial of its own."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
@@ -74,6 +74,6 @@ class Judging(Worker[Task, Result]):
 
 @contextmanager
 def elsewhere(kind: type[_Judging], program: Program) -> Iterator[_Judging]:
-    """That of a worker process."""
+    """Yield the worker of another process."""
     with program.ready():
         yield kind(Trial(program))

@@ -1,7 +1,7 @@
-"""When a failing schedule became inevitable: the moment before which new draws still pass.
+"""Finds when a failing schedule became inevitable: the moment before which new draws still pass.
 
-The failing schedule is kept for K decisions, and what follows is drawn anew, a few times. The smallest K after which
-all of these runs fail is found by bisection. It is a statement about so many draws, no proof: a rare way out may be
+The failing schedule is kept for K decisions, and the rest is drawn anew, a few times. Bisection finds the smallest K
+after which all of these runs fail. The result holds for so many draws and is no proof: a rare way to pass may be
 missed, and with it a later moment.
 """
 
@@ -25,7 +25,7 @@ _MOST = 2**20  # decisions
 
 
 def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoint | None:
-    """Where the failing attempt could still have passed for the last time; None if it never could, or always can."""
+    """Return the last point at which the failing attempt could have passed; None if it never could, or always can."""
     if "@" not in attempt.policy or "+" in attempt.policy:
         return None
     failing = run(attempt).result
@@ -35,7 +35,7 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
     runs = 0
 
     def passing(kept: int) -> RunResult | None:
-        """A run that passes although it keeps so many decisions; None if all draws fail."""
+        """Return a run that passes although it keeps so many decisions; None if all draws fail."""
         nonlocal runs
         alike = 0
         for seed in range(_DRAWS):
@@ -69,7 +69,7 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
 
 
 def _reported(failing: RunResult, passing: RunResult, decision: int, runs: int) -> TurningPoint | None:
-    # What ranks print follows from what they do, and is never where two runs part.
+    # Output follows from what ranks do, so two runs never differ there first.
     done, other_done = ([event for event in run.events if event.kind != "output"] for run in (failing, passing))
     for one, other in itertools.zip_longest(done, other_done):
         if one is None or other is None or event_line(one) != event_line(other):

@@ -1,19 +1,19 @@
-"""What a run with faults came to: it passed, it failed as its faults explain, or it shows a bug.
+"""Judges a run with faults: it passed, it failed as its faults explain, or it shows a bug.
 
-What explains a failure:
+A failure is explained if:
 
 - A rank is gone for good, and the launcher has no restart left: the others fail or wait.
-- A fault struck in the last life, and what ranks raise is what a program gets then: torch's errors of communication,
-  an error of the operating system, what the fault itself raised.
+- A fault struck in the last life, and ranks raise what programs get then: torch's errors of communication, an error of
+  the operating system, the exception of the fault itself.
 - A fault changed values: anything may follow.
 
-What does not: a rank that hangs although everything has healed; an exception of another kind; a last life in which no
-fault struck, and which fails all the same, since then the program did not recover; without a restart, a result that is
-another one than without faults; what a judge finds. After a restart results are compared only if the scenario expects
-it: many programs return what their last life did.
+It is not explained if a rank hangs although everything has healed; if an exception is of another kind; if the last life
+fails although no fault struck in it, because then the program did not recover; if, without a restart, a result differs
+from that without faults; or if a judge finds something. After a restart results are compared only if the scenario
+expects it: many programs return what their last life did.
 
-Doubt: a program may turn an error of communication into one of its own, which is then reported. The other way round, an
-error of communication that has nothing to do with the fault is passed over.
+Doubt: a program may turn an error of communication into one of its own, which is then reported. Conversely, an error of
+communication that has nothing to do with the fault is overlooked.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _GLOO = ("gloo", "nccl", "timed out", "timeout", "connection", "store", "socket"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` says what a run came to; `cause` is what is wrong, or what the fault explains."""
+    """The verdict on a run: its `kind`, and the `cause` of a failure, also if the fault explains it."""
 
     kind: Literal["passed", "explained", "found"]
     cause: Cause | None = None
 
 
 def verdict_of(ran: Ran, attempt: Attempt, plain: RunResult) -> Verdict:
-    """The verdict on a run, held against the run without faults."""
+    """Return the verdict on a run, compared with the run without faults."""
     cause = cause_of(ran)
     result = ran.result
     if result is None:
@@ -63,7 +63,7 @@ def verdict_of(ran: Ran, attempt: Attempt, plain: RunResult) -> Verdict:
 
 
 def _wrong(result: RunResult, plain: RunResult) -> Cause | None:
-    """What ranks returned that they do not return without faults."""
+    """Return the first result that differs from the run without faults."""
     for rank, other in zip(result.ranks, plain.ranks, strict=False):
         text = difference(rank.value, other.value) if rank.status == other.status == "returned" else None
         if text is not None:

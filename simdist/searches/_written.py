@@ -1,4 +1,4 @@
-"""Files that replay what a search has found: a scenario and a pytest test for each failure."""
+"""Files that replay a search's findings: a scenario and a pytest test for each failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["write_failures"]
 def write_failures(
     command: str, folder: Path, failures: Iterable[tuple[Plan | None, Attempt, Cause]]
 ) -> Iterator[Path]:
-    """Write the files of each failure, found by `simdist COMMAND`; their paths.
+    """Write the files of each failure, found by `simdist COMMAND`; yield their paths.
 
     Raises:
         ArgumentError: the search was one of a function.

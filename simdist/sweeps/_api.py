@@ -69,10 +69,10 @@ def sweep(
     progress: Progress | None = None,
     **settings: Unpack[SweepSettings],
 ) -> SweepReport:
-    """Crash `fn` at every moment of its run, start it again each time, and report where it does not come back.
+    """Crash `fn` at every moment of its run, start it again each time, and report where it does not recover.
 
-    It runs once undisturbed, and then once for each crash, on a fresh disk each time. It has come back if every rank
-    returns, with the value that it returns undisturbed.
+    It runs once undisturbed, and then once for each crash, on a fresh disk each time. It has recovered if every rank
+    returns the value that it returns undisturbed.
 
     Args:
         fn: the program of a rank, as `simdist.run` takes it.
@@ -80,39 +80,39 @@ def sweep(
         args: positional arguments of `fn`; "{tmp}" in a text stands for the folder of the disk.
         kwargs: keyword arguments of `fn`, likewise.
         profile: whose rules the disk keeps, one of `simdist.storage.PROFILES`.
-        local_disks: each host has a disk of its own beside it; a rank finds its path in the environment, as
+        local_disks: each host has a disk of its own in addition; a rank finds its path in the environment, as
             SIMDIST_LOCAL_DISK.
-        strikes: who is struck: "rank" dies, its "host" loses power, "all" hosts do, or all are shut down and come back
-            with each other's local disks ("swap"), or a host is lost for good and the launcher goes on with the others
-            ("lost"; then nothing is held against the undisturbed run), or a rank gets SIGTERM, as from a scheduler that
-            takes its machine away ("sigterm": its handler runs, if it has one, and it dies without), or a rank hangs
-            for two hours of virtual time, and the time-outs of the ranks that wait for it run out ("hang"). A rank
-            whose handler exits with code 0 is done, as for torchrun, and is not started again. None: the first four,
-            as far as they can be.
+        strikes: what is struck: a "rank" dies, its "host" loses power, "all" hosts do, or all are shut down and come
+            back with each other's local disks ("swap"), or a host is lost for good and the launcher goes on with the
+            others ("lost"; then nothing is compared with the undisturbed run), or a rank gets SIGTERM, as from a
+            scheduler that takes its machine away ("sigterm": its handler runs, if it has one, and it dies without), or
+            a rank hangs for two hours of virtual time, and the time-outs of the ranks that wait for it run out
+            ("hang"). A rank whose handler exits with code 0 is done, as for torchrun, and is not started again. None:
+            the first four, as far as they are possible.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
         limit: at most so many crashes, spread evenly over the run; and so many second ones.
         second_crash: crash it a second time, at each moment of the recovery.
         merge: end a run early if all ranks begin anew with the same files as in another run: it would go on as that one
-            did. Possible only if nothing but files outlives a crash, that is with `isolate=True`, without `share`, for
+            did. Possible only if nothing but files survives a crash, that is with `isolate=True`, without `share`, for
             a function that closes over nothing and has constant arguments, and without `check`, which looks at whole
             runs. Otherwise each run goes to its end.
-        only: the faults of one of its crashes, as a failure's `replay` has them: nothing else is tried.
-        keep: a file for what was found, from which a sweep that was interrupted goes on.
+        only: the faults of one of its crashes, as in a failure's `replay`: nothing else is tried.
+        keep: a file for the results, from which a sweep that was interrupted goes on.
         max_steps_lost: how many steps (`simdist.step`) a restart may repeat.
         expect: what else has to hold, as in the section [expect] of a scenario: "equal_states" and
             "same_states_as_without_faults" (True) of what ranks report with `simdist.state`, "samples_once" (the size
             of the data set) of what they report with `simdist.samples`, "max_files" (a count), "no_late_writes" (True).
-        check: called with the result of a run and the folder of its disk; it returns what is wrong, or None. It may
-            assert instead.
+        check: called with the result of a run and the folder of its disk; it returns a problem, or None. It may assert
+            instead.
         progress: called with how many crashes were tried, how many there are, and how many of them failed.
         settings: of `simdist.run`, such as `cluster`, `seed`, `max_restarts`.
 
     Returns:
-        What became of every crash; `raise_for_failure` raises if the program did not come back from one.
+        The result of every crash; `raise_for_failure` raises if the program did not recover from one.
 
     Raises:
-        ArgumentError: arguments are not what they have to be.
-        InterruptedRunsError: Ctrl-C ended it. Its `report` has what was found until then.
+        ArgumentError: arguments are invalid.
+        InterruptedRunsError: Ctrl-C ended it. Its `report` has the findings until then.
 
     Example:
         >>> import os

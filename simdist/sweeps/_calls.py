@@ -1,4 +1,4 @@
-"""The call that a sweep of a function was, in words that repeat one of its crashes."""
+"""The call of a function's sweep, as text that repeats one of its crashes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Call", "call_of"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`simdist.sweep(function, **given)`. `module` is where `function` stands; None if it has no name that leads there.
+    """`simdist.sweep(function, **given)`. `module` has the `function`; None if the function can't be found by its name.
 
-    `given` are texts that Python reads, "..." for what has none.
+    `given` are the arguments as Python text, "..." for values without one.
     """
 
     module: str | None
@@ -29,18 +29,18 @@ class Call:
         return self.module is not None and "..." not in self.given.values()
 
     def text(self, faults: Sequence[Fault]) -> str:
-        """The call that tries only these faults."""
+        """Return the call that tries only these faults."""
         function = self.function if self.module in (None, "__main__") else f"{self.module}.{self.function}"
         return self.with_function(function, faults)
 
     def with_function(self, function: str, faults: Sequence[Fault]) -> str:
-        """The same, with the function by another name."""
+        """Return the same call, with the function by another name."""
         arguments = [function, *(f"{name}={text}" for name, text in self.given.items()), f"only={list(faults)!r}"]
         return f"simdist.sweep({', '.join(arguments)})"
 
 
 def call_of(function: Callable[..., object], given: Mapping[str, object]) -> Call:
-    """The call of a sweep with these arguments."""
+    """Return the call of a sweep with these arguments."""
     name = getattr(function, "__qualname__", type(function).__name__)
     module = getattr(function, "__module__", None)
     return Call(None if "<" in name else module, name, {key: _text(value) for key, value in given.items()})

@@ -1,4 +1,4 @@
-"""Crashes of a program: it is run once undisturbed, and then once for each crash."""
+"""Runs a program once undisturbed, and then once for each crash."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOST = "max_steps_lost"
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A run with a crash, and what is wrong with it: for each oracle that failed its name and what was seen.
+    """A run with a crash, and its problems: for each oracle that failed its name and the evidence.
 
-    `left` is what its crashes have left on the disk, `begun` names what its last life found. Without a result it was
-    ended where that life began, since its end is known.
+    `left` has what its crashes have left on the disk; `begun` names what its last life found. Without a result the run
+    was ended where that life began, because its end is known.
     """
 
     problems: Problems
@@ -37,9 +37,9 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class CameBack:
-    """The oracle of a function: every rank has to return in the end, and what it returned undisturbed.
+    """The oracle of a function: in the end every rank must return, with the value that it returned undisturbed.
 
-    `expect` is of states, samples, files and late writes.
+    `expect` has expectations of states, samples, files and late writes.
     """
 
     steps_lost: int | None = None
@@ -47,7 +47,7 @@ class CameBack:
     check: Callable[[RunResult, str], str | None] | None = None
 
     def __call__(self, seen: Seen) -> Iterator[tuple[str, str]]:
-        """What is wrong with a run."""
+        """Yield the problems of a run."""
         result, plain, all_ranks = seen.result, seen.plain, not seen.attempt.fewer_hosts
         failed = list(seen.outcomes())
         yield from failed
@@ -66,9 +66,10 @@ class CameBack:
 
 
 class Crashes(Worker[Case, Tried]):
-    """Strikes a program, and follows it to its end, or, if it `merges`, as far as it takes to know it.
+    """Strikes a program, and runs it to its end; if it `merges`, only until the end is known.
 
-    `steps_lost` is how many may be, if anybody asks. `call` is that of the sweep, `called` what runs the program.
+    `steps_lost` is how many steps may be lost, if there is a limit. `call` is the sweep's; `called` names the program's
+    run.
     """
 
     def __init__(
@@ -89,18 +90,18 @@ class Crashes(Worker[Case, Tried]):
 
     @classmethod
     def of_plan(cls, plan: Plan, *, merge: bool = True) -> Crashes:
-        """Those of a scenario, without faults of its own."""
+        """Return the crashes of a scenario, without faults of its own."""
         expect, plan = plan.expect, undisturbed(plan)
         bounds = (expect.min_virtual_time_ns, expect.max_virtual_time_ns, expect.max_events)
         merge = merge and bounds == (None, None, None)
         return cls(PlanProgram(plan), steps_lost=expect.max_steps_lost, merge=merge, called=plan.replay)
 
     def ready(self) -> AbstractContextManager[None]:
-        """Inside, it can be run."""
+        """A context in which the program can be run."""
         return self.program.ready()
 
     def watch(self, watcher: Watcher) -> Struck:
-        """Run it undisturbed, watched. What comes out is what later runs are held against."""
+        """Run it undisturbed, watched. Later runs are compared with the result."""
         struck = self._run(Attempt(policy=""), watcher)
         self.lives.outcomes = watcher.found
         return struck
@@ -131,15 +132,15 @@ class Crashes(Worker[Case, Tried]):
         )
 
     def replay(self, case: Case) -> str:
-        """The command or call that repeats a run with this crash."""
+        """Return the command or call that repeats a run with this crash."""
         return self.program.replay(attempt_of(case)) if self.call is None else self.call.text(case.faults)
 
     def learnt(self) -> dict[str, SecondLife]:
-        """The second lives that have been seen to their ends, by what they found."""
+        """Return the second lives that have been seen to their ends, by what they found."""
         return dict(self.lives.seen)
 
     def learn(self, found: Mapping[str, object]) -> None:
-        """Another process has seen these."""
+        """Add second lives that another process has seen."""
         self.lives.learn({name: life for name, life in found.items() if isinstance(life, SecondLife)})
 
     def _run(self, attempt: Attempt, watcher: Watcher | None = None) -> Struck:
@@ -164,13 +165,13 @@ def _struck(ran: Ran) -> Struck:
 
 
 def attempt_of(case: Case) -> Attempt:
-    """The run in which a crash strikes: by the program's own policy, with as many restarts as it takes."""
+    """Return the run in which a crash strikes: by the program's own policy, with as many restarts as needed."""
     return Attempt(policy="", faults=case.faults, restarts=len(case.faults), fewer_hosts=case.loses_hosts)
 
 
 @contextmanager
 def crashes_elsewhere(plan: Plan, tries: Tries) -> Iterator[Crashes]:
-    """Those of a worker process, which runs the scenario undisturbed first."""
+    """Yield the crashes of a worker process, which runs the scenario undisturbed first."""
     crashes = Crashes.of_plan(plan, merge=tries.merge)
     with crashes.ready():
         crashes.watch(Watcher(tries.outcomes))

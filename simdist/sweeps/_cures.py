@@ -1,4 +1,4 @@
-"""What usually helps against what a sweep has found."""
+"""Usual remedies for the failures that a sweep has found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Failure(Protocol):
 
 
 def cures(points: Sequence[Point], failures: Sequence[_Failure]) -> tuple[str, ...]:
-    """For each kind of loss what is usually done about it, the most frequent first."""
+    """Return for each kind of loss the usual remedy, the most frequent first."""
     moved = renamed(points)
     swaps_only = all(failure.case.strike == "swap" for failure in failures)
     counts: dict[str, int] = {}
@@ -53,7 +53,7 @@ def cures(points: Sequence[Point], failures: Sequence[_Failure]) -> tuple[str, .
 
 
 def renamed(points: Sequence[Point]) -> dict[str, str]:
-    """The names that files lose in the end, each with the one that they get: nobody reads them before."""
+    """Return the names that files lose in the end, each with its new name: they are not read under the old one."""
     moves = (point.path.split(" to ", 1) for point in points if point.name == "rename")
     return {move[0]: move[-1] for move in moves}
 

@@ -1,4 +1,4 @@
-"""What became of a crash."""
+"""The result of a crash."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 3  # paths whose remains are shown
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A crash after which the program did not do what it has to.
+    """A crash after which an oracle failed.
 
-    `left` names each path that was not as its host saw it, `problems` of each oracle that failed what was seen.
+    `left` names each path that was not as its host saw it; `problems` has each oracle that failed, with the evidence.
     """
 
     case: Case
@@ -27,7 +27,7 @@ class Failure:
 
     @property
     def length(self) -> tuple[int, int, int, int]:
-        """How much it takes."""
+        """A sort key: failures that take less come first."""
         crashes = len(self.case.faults)
         return crashes, STRIKES.index(self.case.strike), len(self.left), self.case.outcome or 0
 
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a crash: None if it was survived.
+    """The result of a crash: None if it was survived.
 
     `begun` names what the last life has begun with, if nothing else decides how it goes on. `sometimes` has the names
     of `simdist.sometimes` that ranks passed, and whether they held.
@@ -56,13 +56,13 @@ class Tried:
 
 
 class Failures(Protocol):
-    """Those of a sweep: its report."""
+    """The failures of a sweep: its report."""
 
     @property
     def call(self) -> Call | None:
-        """That of the sweep, if it was of a function."""
+        """The call of the sweep, if it was of a function."""
         ...
 
     def shortest(self) -> tuple[Failure, ...]:
-        """The failure of each kind that takes least."""
+        """Return the failure of each kind that takes least."""
         ...

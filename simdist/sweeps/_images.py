@@ -1,4 +1,4 @@
-"""What disks hold, as digests: two that are equal look the same to a program that is started on them."""
+"""Digests of disks: if two are equal, a program that is started on them finds the same."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Found", "found_now", "outcomes_of"]
 
 _ANYTHING = "anything"
 
-_Part = tuple[str, str, str, str]  # a path with its disk's owner, and without; what it is; a digest of what it holds
+_Part = tuple[str, str, str, str]  # a path with its disk's owner, and without; its kind; a digest of its content
 
 
 class Found:
-    """What somebody finds who is started on disks."""
+    """What a program finds that is started on disks."""
 
     __slots__ = ("_disks",)
 
@@ -26,19 +26,19 @@ class Found:
         self._disks = tuple(disks)
 
     def digest(self, unread: Collection[str] = ()) -> str:
-        """Of all of it, whatever stands in the files `unread`, if it is anything."""
+        """Return a digest of everything; the contents of the files `unread` do not count, unless they are empty."""
         return " ".join(_digest(parts, unread) for parts in self._disks)
 
 
 def found_now(disks: Disks) -> Found:
-    """What is in the real folders now."""
+    """Return the present contents of the real folders."""
     return Found(
         [(each.shown(path), path, kind, _hashed(held)) for path, kind, held in each.contents()] for each in disks
     )
 
 
 def outcomes_of(disks: Disks, most: int) -> Iterator[Found]:
-    """What may be there after a loss of power, the most suspicious first; of a disk with fewer, the last."""
+    """Yield what may be left after a loss of power, the most suspicious first; shorter lists repeat their last."""
     found = [[*_outcomes(each, most)] for each in disks]
     for number in range(max(map(len, found))):
         yield Found(each[min(number, len(each) - 1)] for each in found)

@@ -1,7 +1,7 @@
-"""What a sweep has found so far, in a file: one that was interrupted goes on where it was.
+"""The results of a sweep in a file: a sweep that was interrupted goes on from them.
 
-One line of JSON for each crash that was tried, written as soon as it is known; a last line that is not whole is as good
-as none. The first line says of which sweep it is: of the same points, by the same command.
+The file has one line of JSON for each crash, written as soon as its result is known; an incomplete last line is
+ignored. The first line identifies the sweep: by its points and its command.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """The file `path`, which need not be there yet. A crash has a number there.
+    """The file `path`, which need not exist yet. Each crash has a number in it.
 
     Raises:
-        ArgumentError: the file is there, and is of another sweep, or of none.
+        ArgumentError: the file exists, and belongs to another sweep, or to none.
     """
 
     def __init__(self, path: str, points: Sequence[Point], tries: Tries, called: str) -> None:
@@ -42,7 +42,7 @@ class Kept:
             self._write(each)
 
     def get(self, number: int, case: Case) -> Tried | None:
-        """What became of a crash; None if it was not tried yet."""
+        """Return the result of a crash; None if it was not tried yet."""
         found = self._found.get(number)
         if found is None:
             return None
@@ -53,7 +53,7 @@ class Kept:
         return Tried(failure, found["begun"], tuple((name, held) for name, held in found.get("sometimes", ())))
 
     def put(self, number: int, tried: Tried) -> None:
-        """A crash was tried."""
+        """Write the result of a crash."""
         failure = tried.failure
         said = None if failure is None else [failure.left, failure.problems, failure.replay]
         self._write({"crash": number, "failure": said, "begun": tried.begun, "sometimes": tried.sometimes})

@@ -1,8 +1,8 @@
-"""A picture of a crash: what each rank did around it and what became of each file, one column for each event.
+"""A picture of a crash: the ranks' actions around it and the states of files, one column for each event.
 
-An SVG that needs no library. Time goes from left to right, but a column is as wide as every other: most effects follow
-each other at once, and it is their order that matters. The light part of a file's bar is what was written and not
-synced, the dark part what was synced; behind the crash stands what is left.
+An SVG that needs no library. Time goes from left to right, but all columns have the same width: most effects follow
+each other at once, and their order matters. The light part of a file's bar was written and not synced, the dark part
+was synced; behind the crash stands what is left.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _files(shown: Sequence[Event], left: dict[str, str]) -> list[str]:
 
 
 def _bars(shown: Sequence[Event], crash: int, rows: dict[str, int], past: Sequence[Event]) -> Iterator[str]:
-    """Of each file the stretches in which it has bytes that are not synced, and in which it has none such."""
+    """Yield for each file the stretches in which it has bytes that are not synced, and in which it has none."""
     state: dict[str, str] = {}
     first = shown[0] if shown else None
     for event in past:

@@ -2,9 +2,9 @@
 
 A SIGTERM counts as one, and so does a rank that hangs.
 
-A run is watched from the bus, before any effect. A point is named as a fault's trigger names it: the rank, what it is
-about to do, and the how-manieth of its kind that is in the rank's first life. So a crash at it is an ordinary fault,
-and a failing one replays from a scenario file.
+An observer on the bus watches a run, before any effect. A point is named as a fault's trigger names it: the rank, the
+kind of its next action, and the number of this action among those of its kind in the rank's first life. So a crash at
+the point is an ordinary fault, and a failing one replays from a scenario file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEY = 60  # characters of a store's key that are shown
 
 
 class TriggerFields(TypedDict, total=False):
-    """The fields of a fault that say where it strikes."""
+    """The fields of a fault's trigger."""
 
     at_step: int
     at_point: str
@@ -54,21 +54,21 @@ class Point:
     kind: Literal["storage", "operation", "request", "step", "point"]
     name: str
     nth: int
-    path: str  # on the disk, with the new name of a rename
+    path: str  # on the disk; for a rename, with the new name
     where: str  # the user's line, "save.py:31"
     step: int | None  # that the rank is in, if it names its steps
     reached: int = -1  # the last step that any rank has begun
-    last: str = ""  # what was last done to the disk, by any rank, in words
-    last_where: str = ""  # and where
-    left: tuple[str, ...] = ()  # what the disk may hold if all hosts lose power, as digests, the most suspicious first
+    last: str = ""  # the last change of the disk, by any rank, in words
+    last_where: str = ""  # and its line
+    left: tuple[str, ...] = ()  # the states of the disk if all hosts lose power, as digests, the most suspicious first
     life: int = 0
-    host: str = ""  # that the rank is on
-    changes: int = 0  # how often any disk has changed before, as far as that can be seen
+    host: str = ""  # on which the rank is
+    changes: int = 0  # how often any disk has changed before, as far as that is seen
     new: bool = True  # something has happened anywhere since this rank came to its last point
 
     @property
     def blind(self) -> Point:
-        """The point in a run in which code changes the disk that can't be seen: who knows what may be left."""
+        """The point in a run in which unseen code changes the disk, so that it is unknown what may be left."""
         return replace(self, left=(), new=True)
 
     @property
@@ -95,7 +95,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A crash to try: who dies, on which side of the point, and which outcome the disk takes (None: there is one)."""
+    """A crash to try: what is struck, on which side of the point, and the outcome of the disk (None: there is one)."""
 
     point: Point
     strike: Strike
@@ -105,7 +105,7 @@ class Case:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The faults that do it."""
+        """The faults that cause the crash."""
         return (self.fault,) if self.first is None else (*self.first.faults, self.fault)
 
     @property
@@ -115,7 +115,7 @@ class Case:
 
     @property
     def fault(self) -> Fault:
-        """The fault that does it, if everything before it has happened."""
+        """The last of these faults, which strikes after everything before it has happened."""
         point = self.point
         fields: dict[str, Any] = {"rank": point.rank, **point.trigger, "when": self.when}
         if point.life:
@@ -135,21 +135,21 @@ class Case:
 
     @property
     def left(self) -> str | None:
-        """What is left of all that there was, as a digest; None if something else may survive, or nobody knows."""
+        """The digest of what is left; None if something else may survive, or if it is unknown."""
         if self.strike != "all" or self.when != "before" or self.outcome is None or self.first is not None:
             return None
         return self.point.left[self.outcome] if self.point.left else None
 
     @property
     def where(self) -> str:
-        """The line that it is reported with: of a loss of power, that which came last to the disk."""
+        """The line in its report: for a loss of power, that of the last change of the disk."""
         point = self.point
         at_point = self.strike in _RANKS or self.when == "after" or not point.last_where
         return point.where if at_point else point.last_where
 
     @property
     def words(self) -> str:
-        """Who dies when."""
+        """What is struck, and when."""
         point = self.point
         who = {
             "rank": f"rank {point.rank} died",
@@ -171,9 +171,9 @@ def _in(where: str) -> str:
 
 
 class Watcher:
-    """Notes the points of one life of a run. An observer of worlds: it judges everything, and lets everything pass.
+    """Notes the points of one life of a run. An observer of worlds: it judges all events, and lets them pass.
 
-    With `until` it notes none after a rank has begun a step beyond that.
+    With `until` it notes no points after a rank has begun a later step.
     """
 
     def __init__(self, outcomes: int, *, life: int = 0, until: int | None = None) -> None:
@@ -186,10 +186,10 @@ class Watcher:
         self._steps: dict[int, int] = {}
         self._last = ("", "")
         self._left: tuple[int, tuple[str, ...]] = (-1, ())
-        self._silent: tuple[int, int] | None = None  # the rank that came to the last point, which leaves nothing
+        self._silent: tuple[int, int] | None = None  # the rank at the last point, if that leaves nothing
 
     def world_begins(self, bus: Bus) -> None:
-        """Look at all that is announced there."""
+        """Watch everything that is announced in the world."""
         bus.intercept(StorageCalled, self._on_storage)
         bus.intercept(
             StoreRequested,
@@ -230,9 +230,9 @@ class Watcher:
         return PASS
 
     def _has_happened(self, process: SimProcess, kind: str) -> bool:
-        """True if a rank that dies here could leave anything else than if it had died at its last point.
+        """True if a rank that dies here could leave something else than if it had died at its last point.
 
-        A step or a point leaves nothing. If nobody else was there since, the two can't be distinguished.
+        A step or a point leaves nothing. If no other rank was active since, the two can't be distinguished.
         """
         events = len(process.simulation.events) - (kind == "request")  # which is in the log already
         last, self._silent = self._silent, (process.rank, events) if kind in ("step", "point") else None
@@ -250,7 +250,7 @@ class Watcher:
 
 
 def _line(frame: FrameType | None) -> str:
-    """The line of the user's code; of a thread or a process of a library's, that of the library's."""
+    """Return the line of the user's code; for a thread or a process of a library, the line of the library."""
     found = user_frame(frame)
     while found is None and frame is not None:
         file = frame.f_code.co_filename
@@ -271,17 +271,17 @@ def cases_of(
     outcomes: int,
     first: Case | None = None,
 ) -> tuple[list[Case], int]:
-    """The crashes to try, and how many others can't differ from one of them.
+    """Return the crashes to try, and how many others can't differ from one of them.
 
-    When all hosts are down nothing is left but the disk: two crashes in the same step that leave it the same are one.
-    So are two of a rank between which nothing has happened, but not two SIGTERMs: a handler that saves sees what the
-    program has computed in between. Where it is not known what may be left, all `outcomes` are
-    tried. Of a world with one host its crash is that of all. `first` is the crash that came before.
+    When all hosts are down only the disk is left: two crashes in the same step that leave the same disk are one. So are
+    two of a rank between which nothing has happened, but not two SIGTERMs: a handler that saves sees what the program
+    has computed in between. Where it is unknown what may be left, all `outcomes` are tried. In a world with one host,
+    its crash is that of all. `first` is the crash before.
     """
     cases: list[Case] = []
     merged = 0
     seen: set[tuple[int, str]] = set()
-    launcher = next((point.host for point in points if point.rank == 0), "")  # without that host nobody goes on
+    launcher = next((point.host for point in points if point.rank == 0), "")  # without that host no rank goes on
     for point in points:
         ones: list[Strike] = [strike for strike in STRIKES[:2] if strike in strikes and (strike == "rank" or hosts > 1)]
         if point.new:
@@ -313,7 +313,7 @@ def cases_of(
                     continue
                 seen.add((point.reached, left))
                 cases.append(Case(point, "all", outcome=outcome, first=first))
-    # What comes after the last effect has no point of its own.
+    # The time after the last effect has no point of its own.
     last = [point for point in points if point.kind == "storage"][-1:]
     for point in last:
         if "host" in strikes and hosts > 1:

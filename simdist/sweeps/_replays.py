@@ -1,4 +1,4 @@
-"""Failures as files: for each a scenario that replays it, a test that does, and a picture of the crash."""
+"""Failures as files: for each a scenario that replays it, a test of that scenario, and a picture of the crash."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_{function}() -> None:
 
 
 def write_tests(report: Failures, folder: Path) -> Iterator[Path]:
-    """Write a test that replays it for each failure of a function's sweep that the report shows; their paths.
+    """Write a test for each failure of a function's sweep that the report shows; yield their paths.
 
     Raises:
         ArgumentError: the function, or an argument, has no name that a file could use.
@@ -84,12 +84,12 @@ def _quoted(account: str) -> str:
 
 
 def test_text(what: str, function: str, account: str, scenario: str) -> str:
-    """A pytest file with a test that runs the scenario beside it, and passes if its expectations hold."""
+    """Return a pytest file whose test runs the scenario in the same folder, and passes if its expectations hold."""
     return _TEST.format(what=what, function=function, account=_quoted(account), scenario=scenario)
 
 
 def write_replays(report: Failures, plan: Plan, folder: Path) -> Iterator[Path]:
-    """Write the files of each failure that the report shows into `folder`; their paths, scenario, test, picture."""
+    """Write the files of each failure that the report shows into `folder`; yield scenario, test and picture."""
     for number, failure in enumerate(report.shortest(), 1):
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{plan.name}_{number}"

@@ -1,4 +1,4 @@
-"""What a sweep has found: each failure in a sentence, and a table by line of the user's code."""
+"""The findings of a sweep: each failure in a sentence, and a table by line of the user's code."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport(Shown):
-    """What became of every crash. `merged` crashes were not tried, since each leaves what another one left.
+    """The results of all crashes. `merged` crashes were not tried, since each leaves what another one leaves.
 
-    `wrong` says what is wrong with the undisturbed run already; nothing else was tried then. `never` has the names of
+    `wrong` has the problems of the undisturbed run; nothing else was tried then. `never` has the names of
     `simdist.sometimes` that ranks passed and that held in no run. A sweep that was `interrupted` has not tried all
     crashes.
     """
@@ -48,8 +48,8 @@ class SweepReport(Shown):
     failures: tuple[Failure, ...]
     merged: int = 0
     left_out: int = 0  # beyond the limit that was set
-    known: int = field(default=0, compare=False)  # crashes after which everybody begins as after another one
-    unseen: tuple[str, ...] = ()  # paths that code changed which can't be seen
+    known: int = field(default=0, compare=False)  # crashes after which all ranks begin as after another one
+    unseen: tuple[str, ...] = ()  # paths that unseen code changed
     never: tuple[str, ...] = ()
     wrong: tuple[tuple[str, str], ...] = ()
     died: int = field(default=0, compare=False)  # worker processes, or pools of them
@@ -59,7 +59,7 @@ class SweepReport(Shown):
 
     @property
     def ok(self) -> bool:
-        """True if the program came back from every crash, and all were tried."""
+        """True if the program recovered from every crash, and all were tried."""
         return not self.interrupted and not self.failures and not self.wrong
 
     def __bool__(self) -> bool:
@@ -73,7 +73,7 @@ class SweepReport(Shown):
         return f"{number} of {counted(len(self.cases), 'crash')} {'was' if number == 1 else 'were'} not survived"
 
     def lines(self) -> tuple[Line, ...]:
-        """By line of the user's code, in the order in which the run came to them."""
+        """The points and results by line of the user's code, in the order in which the run reached the lines."""
         calls: dict[str, dict[str, None]] = {}
         for point in self.points:
             calls.setdefault(point.where, {})[point.name if point.kind != "step" else "step"] = None
@@ -89,15 +89,15 @@ class SweepReport(Shown):
         )
 
     def shortest(self) -> tuple[Failure, ...]:
-        """The failure of each kind that takes least."""
+        """Return the failure of each kind that takes least."""
         return tuple(failure for failure, _ in self.kinds())
 
     def kinds(self) -> tuple[tuple[Failure, int], ...]:
-        """The failures that are worth reporting, each with how many others come to the same.
+        """Return the failures that are worth reporting, each with the number of others of its kind.
 
-        Of one kind are those of which the first oracle says the same, but for numbers, if all have lost something of a
-        file under its last name, or none has. The report shows the one that takes least: a rank that dies rather than a
-        host, less that is lost.
+        Failures are of one kind if their first oracle reports the same, apart from numbers, and if all of them, or
+        none, have lost something of a file under its last name. The report shows the one that takes least: a rank that
+        dies rather than a host, less that is lost.
         """
         moved = renamed(self.points)
         best: dict[tuple[str, str, bool], Failure] = {}
@@ -112,7 +112,7 @@ class SweepReport(Shown):
         return tuple((failure, counts[key] - 1) for key, failure in best.items())
 
     def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """For each failure of a kind what happened, and further lines on it."""
+        """Yield for each kind of failure what happened, and further lines on it."""
         for name, text in self.wrong:
             yield f"without any crash: {name}: {text}", ()
         if self.interrupted:
@@ -122,7 +122,7 @@ class SweepReport(Shown):
 
     @property
     def cures(self) -> tuple[str, ...]:
-        """What usually helps against what was lost, the most frequent first."""
+        """Usual remedies for the losses, the most frequent first."""
         return cures(self.points, self.failures)
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class SweepReport(Shown):
             yield f"  {died_words(self.died)}"
 
     def write_tests(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write a pytest file for each failure that is shown, which replays it; their paths. For sweeps of functions.
+        """Write a pytest file for each failure that is shown; return their paths. For sweeps of functions.
 
         A function has no scenario file. One that names it (`workload.target = "module:function"`, with a `[disk]`) is
         swept by `simdist sweep FILE`, whose `--write` makes scenarios, tests and pictures.
@@ -157,7 +157,7 @@ class SweepReport(Shown):
         return list(write_tests(self, Path(folder)))
 
     def raise_for_failure(self) -> None:
-        """Do nothing if the program came back from every crash.
+        """Do nothing if the program recovered from every crash.
 
         Raises:
             AssertionError: it did not; its text is the report.
@@ -167,17 +167,17 @@ class SweepReport(Shown):
 
 
 def counted(number: int, what: str) -> str:
-    """A number of points or crashes, in words."""
+    """Return a number of points or crashes, in words."""
     return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('sh') else 's'}"
 
 
 def alike(others: int) -> str:
-    """That so many more failures are of a kind, in words."""
+    """Return a note that a kind has so many more failures."""
     return f"{others} other {'crashes lead' if others > 1 else 'crash leads'} to the same"
 
 
 def unseen_words(paths: Sequence[str]) -> str:
-    """What can be said of files that code changed which can't be seen, in a sentence."""
+    """Return a note on files that unseen code changed."""
     shown = ", ".join(paths[:_UNSEEN]) + (", ..." if len(paths) > _UNSEEN else "")
     if reaches_c_code():
         return f"written by C code, within which no crash was tried: {shown}"
@@ -185,7 +185,7 @@ def unseen_words(paths: Sequence[str]) -> str:
 
 
 def unseen_in(results: Sequence[RunResult]) -> tuple[str, ...]:
-    """The paths that code changed which can't be seen."""
+    """Return the paths that unseen code changed."""
     found: dict[str, None] = {}
     for result in results:
         for event in events_of(result.events, "storage"):

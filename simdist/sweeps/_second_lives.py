@@ -1,17 +1,17 @@
-"""What second lives come to, by what they find: one that begins as another did ends as that did, and is not run again.
+"""Second lives, by what they find: one that begins as another did ends as that did, and is not run again.
 
-After a crash the launcher stops all ranks and starts them anew. Nothing is left of their memory, so what follows is
-decided by the files, by who is there, and by how often it has happened. A run is ended where its second life begins, if
-one that began with the same files on the same hosts has been seen to its end. Only what an oracle says of both lives
-together, the steps lost, is worked out anew.
+After a crash the launcher stops all ranks and starts them anew. Nothing is left of their memory, so three things decide
+what follows: the files, the hosts that are there, and the number of restarts. A run is ended where its second life
+begins, if one that began with the same files on the same hosts has been seen to its end. Only the judgement of an
+oracle on both lives together, the steps lost, is computed anew.
 
-The files are the same, too, if they differ in nothing that the life seen has looked at: what a crash has left of a file
-that is begun anew before anybody reads it can't matter (`Disks.note_looks`). What is left of it at the end is read by
-oracles, and matters.
+The files also count as the same if they differ in nothing that the seen life has looked at: the rest that a crash has
+left of a file does not matter if the file is begun anew before it is read (`Disks.note_looks`). What is left of it at
+the end matters, because oracles read it.
 
-Not so where somebody could see more of the first life: modules that all ranks share, bounds on virtual time or events,
-a check of the user's that is handed the whole run, a deadlock on the way. Nor in a program that keeps the time of day
-in what it computes; no program here did.
+This does not hold where more of the first life could be seen: modules that all ranks share, bounds on virtual time or
+events, a user's check that gets the whole run, a deadlock on the way. Nor does it hold in a program that keeps the time
+of day in what it computes; no program here did.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Left = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SecondLife:
-    """How one ended: what is wrong then, but for the steps lost, and with which step it began (None: with none).
+    """How a second life ended: its problems, except the steps lost, and its first step (None: it had none).
 
-    `unread` are files that it has overwritten before anybody looked at them.
+    `unread` are files that it has overwritten before they were read.
     """
 
     problems: Problems
@@ -51,9 +51,9 @@ class SecondLife:
 
 
 class KnownEndError(Exception):
-    """Ends a run: the life that begins is known. `name` distinguishes what it found from what others did.
+    """Ends a run: the life that begins is known. `name` identifies what it found.
 
-    `reached` is the last step before it, -1 for none, and `lost` how many steps earlier restarts have cost.
+    `reached` is the last step before it, -1 for none; `lost` is how many steps earlier restarts have lost.
     """
 
     def __init__(self, name: str, life: SecondLife, reached: int, lost: int, left: Left) -> None:
@@ -66,48 +66,48 @@ class KnownEndError(Exception):
 
 
 class SecondLives:
-    """Those that have been seen, and third ones. An observer of worlds, while `of_one_run` is entered.
+    """The second (and third) lives that have been seen. An observer of worlds, while `of_one_run` is entered.
 
-    Unless it `merges`, it only distinguishes them.
+    Unless it `merges`, it only names them.
     """
 
     def __init__(self, *, merges: bool) -> None:
         self._merges = merges
         self.outcomes: Mapping[str, Found] = {}  # what losses of power may leave, by digest
-        self.seen: dict[str, SecondLife] = {}  # to their ends, by what they found, and without what they did not read
+        self.seen: dict[str, SecondLife] = {}  # to their ends, by what they found without unread files
         self._unread: dict[tuple[str, ...], None] = {}  # what lives have not read
-        self._all: tuple[str, ...] = ()  # the host of each rank when nobody has failed
-        self._begun: tuple[str, Callable[[tuple[str, ...]], str]] | None = None  # the one of the run that goes on
-        self._looks: Looks | None = None  # in that life
-        self._last = 1  # the life that decides
+        self._all: tuple[str, ...] = ()  # the host of each rank before any failure
+        self._begun: tuple[str, Callable[[tuple[str, ...]], str]] | None = None  # the life of the running world
+        self._looks: Looks | None = None  # by that life
+        self._last = 1  # the number of the life that decides
 
     @contextmanager
     def of_one_run(self, crashes: int) -> Iterator[Callable[[RunResult, Problems], str | None]]:
-        """Watch one run, which ends with a `KnownEndError` if its life after so many crashes is known.
+        """Watch one run, and end it with a `KnownEndError` if its life after so many crashes is known.
 
-        Call what is given with the result of a run that came to its end, and with what is wrong with it; it returns
-        the name of that life.
+        Call the yielded function with the result of a run that reached its end, and with its problems; it returns the
+        name of that life.
         """
         self._begun, self._looks, self._last = None, None, crashes
         with observed_by(self):
             yield self._remember
 
     def world_begins(self, bus: Bus) -> None:
-        """Look at who begins."""
+        """Watch the ranks that begin."""
         bus.listen(RankBegan, lambda event: self._on_rank(event.process))
 
     def known(self, digest: str) -> SecondLife | None:
-        """The second one that all hosts begin with these files."""
+        """Return the second life that all hosts begin with these files."""
         found, hosts = self.outcomes.get(digest), self._all
         name = self.name(digest)
         return self.seen.get(name) if found is None else self._like(name, lambda unread: _name(found, unread, hosts, 1))
 
     def name(self, digest: str) -> str:
-        """The name of the second one that all hosts begin with these files."""
+        """Return the name of the second life that all hosts begin with these files."""
         return _titled(digest, self._all, 1)
 
     def learn(self, lives: Mapping[str, SecondLife]) -> None:
-        """These have been seen, too."""
+        """Add lives that have been seen."""
         self.seen.update(lives)
         self._unread |= dict.fromkeys(life.unread for life in lives.values())
 
@@ -137,7 +137,7 @@ class SecondLives:
         simulation.abort(KnownEndError(name, life, reached, lost_steps(events), left_in(events)))
 
     def _like(self, name: str, named: Callable[[tuple[str, ...]], str]) -> SecondLife | None:
-        """One that has been seen and finds the same, in all that it reads."""
+        """Return a life that has been seen and finds the same, in everything that it reads."""
         if not self._merges:
             return None
         life = self.seen.get(name)
@@ -163,7 +163,7 @@ class SecondLives:
 
 
 def _name(found: Found, unread: tuple[str, ...], hosts: tuple[str, ...], life: int) -> str:
-    """What distinguishes a life from those that find something else, but for files that are not read."""
+    """Return a name that distinguishes a life from those that find something else, apart from unread files."""
     name = _titled(found.digest(unread), hosts, life)
     return f"{name} but for {unread!r}" if unread else name
 
@@ -173,5 +173,5 @@ def _titled(digest: str, hosts: tuple[str, ...], life: int) -> str:
 
 
 def left_in(events: Sequence[Event]) -> Left:
-    """What crashes have left on the disk."""
+    """Return what crashes have left on the disk."""
     return tuple((str(e.data["path"]), str(e.data["text"])) for e in events_of(events, "disk"))

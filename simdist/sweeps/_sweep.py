@@ -32,12 +32,12 @@ def swept(
     keep: str | None = None,
     workers: Workers[Case, Tried] | None = None,
 ) -> SweepReport:
-    """Crash a program at every point, one after the other, or side by side, as `workers` do it.
+    """Crash a program at every point, one after the other, or in parallel, as `workers` do it.
 
-    What is found is kept in the file `keep`, if it is given: a sweep that was interrupted goes on from there.
+    The results are kept in the file `keep`, if it is given: a sweep that was interrupted goes on from there.
 
     Raises:
-        ArgumentError: power is to be lost, and there is no disk to lose anything from; or the file is of another sweep.
+        ArgumentError: a strike takes power away, but there is no disk; or the file belongs to another sweep.
         InterruptedRunsError: it was interrupted.
     """
     program = crashes.program
@@ -76,7 +76,7 @@ def swept(
 
 
 class _Sweep:
-    """A sweep on its way."""
+    """A running sweep."""
 
     def __init__(
         self,
@@ -92,20 +92,20 @@ class _Sweep:
         self._kept = kept
         self._progress = progress
         self._blind = False
-        self._begun: dict[str, Case] = {}  # by what they find, the first crash that leads to each second life
+        self._begun: dict[str, Case] = {}  # by what second lives find, the first crash that leads to each
         self._found: dict[str, None] = {}  # what second and third lives begin with
         self.cases: list[Case] = []
         self.failures: list[Failure] = []
         self.merged = self.left_out = self.known = self._done = 0
-        self.sometimes: dict[str, bool] = {}  # what should be reached in some run: whether it was
+        self.sometimes: dict[str, bool] = {}  # names that should hold in some run: whether they did
 
     def note(self, sometimes: Sequence[tuple[str, bool]]) -> None:
-        """A run has reached these."""
+        """Note the names that a run has reached."""
         for name, held in sometimes:
             self.sometimes[name] = self.sometimes.get(name, False) or held
 
     def report(self, points: Sequence[Point], unseen: Sequence[str]) -> SweepReport:
-        """What became of its crashes at these points."""
+        """Return the results of its crashes at these points."""
         return SweepReport(
             points=tuple(points),
             cases=tuple(self.cases),
@@ -119,7 +119,7 @@ class _Sweep:
         )
 
     def interrupted(self, points: Sequence[Point], unseen: Sequence[str]) -> SweepReport | None:
-        """What an interrupted sweep has found; None if it has tried nothing."""
+        """Return the results of an interrupted sweep; None if it has tried nothing."""
         if not self._done:
             return None
         return replace(self.report(points, unseen), cases=tuple(self.cases[: self._done]), never=(), interrupted=True)
@@ -133,7 +133,7 @@ class _Sweep:
                 self._begun.setdefault(tried.begun, case)
 
     def crash_again(self) -> None:
-        """Crash at each point of each second life that is another one, until that is as far as the first life was."""
+        """Crash at each point of each distinct second life, until that life is as far as the first was."""
         cases: list[Case] = []
         for first in self._begun.values():
             reached = first.point.reached
@@ -163,7 +163,7 @@ class _Sweep:
             tried = next(missing)[1] if kept is None else kept
             if kept is None and self._kept is not None:
                 self._kept.put(number, tried)
-            if tried.begun is not None:  # counted so that it does not matter which process has seen what
+            if tried.begun is not None:  # counted so that it does not matter which process has seen which life
                 self.known += self._crashes.merges and tried.begun in self._found
                 self._found[tried.begun] = None
             self.note(tried.sometimes)
@@ -187,7 +187,7 @@ def sweep_plan(
 
     Or `workers` is the address of a Dask scheduler, whose workers try what this process does not.
 
-    There are no others if there is little to try.
+    Other processes are only started if there is enough to try.
 
     Raises:
         ScenarioError: the workload can't be imported.

@@ -1,4 +1,4 @@
-"""What a sweep tries."""
+"""The crashes that a sweep tries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Tries"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """Which crashes, and how far each is followed.
+    """Which crashes to try, and how far to follow each.
 
-    `strikes` says who is struck (None: all that can be), `outcomes` how many states of the disk are tried for each
-    loss of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash`
-    everybody is struck a second time, at each moment of the recovery. Without `merge` each run goes to
-    its end, also if its second life begins as another one did. `only` is the one crash to try, or the two.
+    `strikes` says what is struck (None: everything possible); `outcomes` is how many states of the disk are tried for
+    each loss of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash`
+    there is a second crash, at each moment of the recovery. Without `merge` each run goes to its end, also if its
+    second life begins as another one did. `only` is the one crash to try, or the two.
     """
 
     strikes: Sequence[Strike] | None = None
@@ -33,7 +33,7 @@ class Tries:
         return self.only is None or faults == self.only[: len(faults)]
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with them."""
+        """Yield what is wrong with the settings."""
         yield from (
             f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in self.strikes or () if each not in STRIKES
         )

@@ -69,7 +69,7 @@ def distributed_test_case(*, backend: str, world_size: int, real: bool) -> type:
 
 @contextmanager
 def _nccl_at_hand(on: bool) -> Iterator[None]:
-    """While the suite is imported it asks whether there are GPUs, and NCCL: in worlds over nccl there will be."""
+    """Let the suite find GPUs and NCCL while it is imported: worlds over nccl will have them."""
     if not on:
         yield
         return

@@ -110,7 +110,7 @@ class _Process:
 
     @property
     def exitcode(self) -> int | None:
-        """How its rank ended; None if it has not."""
+        """The exit code of its rank; None while it runs."""
         there = self.simulated
         if there is None:
             return self._code

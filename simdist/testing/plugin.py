@@ -179,7 +179,7 @@ def is_simulated(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each seed, if there are several."""
+    """Make one test for each seed, if there are several."""
     if is_simulated(metafunc.definition):
         from simdist.testing._plugin._settings import parametrize_seeds
 

@@ -109,7 +109,7 @@ def _explore(item: pytest.Item, worlds: Worlds, call: Callable[[int], None], fir
 
 @contextlib.contextmanager
 def default_group(settings: Settings, *, wanted: bool) -> Iterator[None]:
-    """On a rank: the default group is there while the test's code runs, if it is wanted; over NCCL with a device."""
+    """On a rank: initialise the default group for the test's code, if it is wanted; over NCCL with a device."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""Tracebacks as a user wants them: the lines of the test and what it calls, not those of torch and simdist."""
+"""Tracebacks for users: with the lines of the test and of what it calls, without those of torch and simdist."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class _Server:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Say that another process reports, as pytest-xdist does: plugins that write files leave it to that one."""
+        """Declare that another process reports, as pytest-xdist does: plugins that write files leave it to that one."""
         self._config = config
         config.option.simdist_scheduler = None
         config.workerinput = {  # type: ignore[attr-defined]  # by that convention

@@ -134,7 +134,7 @@ def nanoseconds(value: object, name: str = "time") -> int:
 
 
 def settings_of(node: pytest.Item | pytest.Collector, parameters: Mapping[str, object] | None = None) -> Settings:
-    """What the markers at `node` say, the closest last; then the parametrized arguments that bear a keyword's name.
+    """Return the settings of the markers at `node`, the closest last, then of arguments named as a keyword.
 
     Raises:
         CollectError: a keyword is unknown or its value makes no sense; every problem in one message.

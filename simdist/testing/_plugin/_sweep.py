@@ -22,7 +22,7 @@ def sweeping_call(item: pytest.Function) -> Iterator[None]:
     given = {**dict(zip(names, marker.args, strict=False)), **marker.kwargs}
     if len(marker.args) > len(names):
         pytest.fail("@pytest.mark.simdist_sweep takes the number of ranks, and keywords", pytrace=False)
-    if any(each.name == "simdist" for each in item.own_markers):  # that of a class or module gives defaults to others
+    if any(each.name == "simdist" for each in item.own_markers):  # one of a class or module gives defaults to others
         pytest.fail(
             f"{item.nodeid}: @pytest.mark.simdist and @pytest.mark.simdist_sweep each run the body in their own way; "
             "give one of them",

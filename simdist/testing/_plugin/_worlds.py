@@ -148,7 +148,7 @@ class Worlds:
             return world, record, stack.pop_all()
 
     def failure_of(self, record: Record) -> BaseException | None:
-        """What to raise for a world; None if it did well. It has the user's frames only, unless `--full-trace`."""
+        """Return the exception for a world; None if it passed. It has the user's frames only, unless `--full-trace`."""
         assert record.result is not None
         failure = failure_of(record.result, record.tracebacks)
         if isinstance(failure, pytest.fail.Exception) and failure.__traceback__ is None:
