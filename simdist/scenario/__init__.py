@@ -3,9 +3,9 @@
     file -> `_reader` (TOML, `--set`) -> `_schema` (pydantic, this package only) -> `_loader` -> `Plan`
     Plan -> `run_scenario` -> RunResult -> `_oracles` -> `ScenarioReport`
 
-Whatever is wrong with a file is collected and raised once, as one `ScenarioError` in the words of the file. A plan
-holds plain data: the workload is imported afresh for each run, from the scenario's own folder, and forgotten after it.
-Open `_schema.py` for the keys of a file, `_oracles.py` for the expectations, `_runner.py` for what a run does.
+All problems of a file are collected and raised once, as one `ScenarioError` in the words of the file. A plan holds
+plain data: the workload is imported afresh for each run, from the scenario's own folder, and forgotten after it. Open
+`_schema.py` for the keys of a file, `_oracles.py` for the expectations, `_runner.py` for how a run is done.
 """
 
 from simdist.scenario._determinism import check_plan

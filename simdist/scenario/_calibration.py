@@ -1,4 +1,4 @@
-"""A calibration file: what `simdist calibrate` has measured, as arguments of `simdist.cluster.build`."""
+"""A calibration file: the measurements of `simdist calibrate`, as arguments of `simdist.cluster.build`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CalibrationError(Exception):
 
 
 def _entry() -> type[BaseModel]:
-    """The keys of [[world]]."""
+    """Return the keys of [[world]]."""
     from simdist.cluster import BUILD  # networkx comes with it
 
     keys = {
@@ -39,10 +39,10 @@ _FILE = section("File", {"backend": (Text(), ...), "world": (ListOf(ANYTHING), .
 
 
 def calibrated(path: Path, world_size: int) -> dict[str, Any]:
-    """The entry of this world size.
+    """Return the entry of this world size.
 
     Raises:
-        CalibrationError: there is no such file or entry, or the file is none that `simdist calibrate` has written.
+        CalibrationError: there is no such file or entry, or `simdist calibrate` did not write the file.
     """
     name = shortened(plain(path.name), 200)
     try:

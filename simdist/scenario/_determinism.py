@@ -14,10 +14,10 @@ __all__ = ["check_plan", "repeat"]
 
 
 def check_plan(plan: Plan, first: Recording) -> DeterminismReport:
-    """Repeat `plan`, which has run while `first` was recorded, in a fresh process under another hash seed, and compare.
+    """Repeat `plan`, which `first` has recorded, in a fresh process under another hash seed, and compare.
 
     Raises:
-        SimdistError: the second process did not get as far as a result.
+        SimdistError: the second process did not reach a result.
     """
     from simdist.determinism import Job, check_recording
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["difference", "near"]
 
-_RELATIVE, _ABSOLUTE = 1e-4, 1e-6  # what the order of sums may change over a training
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-6  # the differences that another order of sums may cause over a training
 
 
 def difference(left: object, right: object) -> str | None:
-    """The first place where the two differ, with both values, or None if they are equal bit for bit.
+    """Return the first place where the two differ, with both values; None if they are equal bit for bit.
 
     A NaN equals itself, 0.0 and -0.0 differ, and so do values of different types.
     """
@@ -30,7 +30,7 @@ def difference(left: object, right: object) -> str | None:
 
 
 def near(left: object, right: object) -> str | None:
-    """Likewise, but floats may differ by 1 in 10 000, as sums in another order do."""
+    """As `difference`, but floats may differ by 1 in 10 000, as sums in another order do."""
     try:
         return _difference(left, right, "", _near)
     except RecursionError:
@@ -51,7 +51,7 @@ def _difference(left: Any, right: Any, where: str, equal: Callable[[Any, Any], b
     else:
         try:
             same = equal(left, right)
-        except Exception as error:  # somebody's own `==`
+        except Exception as error:  # the value's own `==`
             return f"{where or 'value'}: {_shown(left)} can't be compared: {type(error).__name__}: {text_of(error)}"
         return None if same else _difference_of_values(left, right, where)
     return next(

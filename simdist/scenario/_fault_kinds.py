@@ -1,4 +1,4 @@
-"""The kinds of faults that a file can name: those of simdist, and classes of the user's by "module:Class"."""
+"""The kinds of faults that a file can name: those of simdist, and the user's own classes by "module:Class"."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["KindError", "built_fault", "fault_kind", "fault_section"]
 
 
 class KindError(Exception):
-    """A fault's `kind` is none; the text says why."""
+    """A fault's `kind` is invalid; the text says why."""
 
 
 def fault_kind(said: object, folder: Path) -> type[Fault]:
-    """The class that a file's `kind` means; one of the user's is looked for in `folder` first.
+    """Return the class that a file's `kind` means; a user's class is looked for in `folder` first.
 
     Raises:
         KindError: there is no such kind, or it is no fault.
@@ -43,18 +43,18 @@ def fault_kind(said: object, folder: Path) -> type[Fault]:
         fields_of(kind)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the types of its fields, which are the user's
+    except BaseException as error:  # the types of its fields, which the user chose
         raise KindError(f"{brief(said)} can't be described: {type(error).__name__}: {brief(str(error))}") from None
     return kind
 
 
 def fault_section(kind: type[Fault]) -> type[BaseModel]:
-    """The keys of a fault, from the fields of its class."""
+    """Return the keys of a fault, from the fields of its class."""
     return section(kind.__name__, {file_key(name): (each.spec, each.default) for name, each in fields_of(kind).items()})
 
 
 def built_fault(kind: type[Fault], section: BaseModel, folder: Path) -> Fault:
-    """The fault that a checked section of a file in `folder` describes."""
+    """Return the fault that a checked section of a file in `folder` describes."""
     values: dict[str, Any] = dict(section)
     fault = kind(**{name: values[file_key(name)] for name in fields_of(kind)})
     return fault if kind in KINDS.values() else fault.found_in(str(folder))

@@ -1,8 +1,8 @@
-"""The `[[faults]]` of a file: each table by itself, then all of them in their world.
+"""The `[[faults]]` of a file: each table is checked alone, then all of them in their world.
 
-A table with a bad key is read all the same. Its bad fields hold `_WRONG`, and nothing more is said about these; where
-a key is unknown, so is every field that the table leaves out, since the key may stand for any of them. A table whose
-kind is unknown is read as each kind in turn, and what is wrong with a key whatever the kind is reported.
+A table with a bad key is still read. Its bad fields hold `_WRONG`, and nothing more is reported about these. Where a
+key is unknown, all fields that the table leaves out count as bad, since the key may stand for any of them. A table
+whose kind is unknown is read as each kind in turn; problems of a key that appear with every kind are reported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from simdist.values import FILE, brief, found, guess
 
 __all__ = ["FaultTables"]
 
-_WRONG = object()  # no spec takes it
+_WRONG = object()  # no spec accepts it
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A table as one kind of fault: what is wrong with its keys, the fault, and the fields that are wrong in it."""
+    """A table read as one kind of fault: the problems of its keys, the fault, and its wrong fields."""
 
     kind: type[Fault]
     table: Mapping[str, object]
@@ -37,7 +37,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """The tables of a file in `folder`, and the world that they are for; `about` is what `problems_among` takes."""
+    """The tables of a file in `folder`, and their world; `about` holds further arguments of `problems_among`."""
 
     tables: Sequence[object]
     folder: Path
@@ -46,7 +46,7 @@ class FaultTables:
     about: Mapping[str, Any]
 
     def read(self, problems: list[Problem]) -> tuple[Fault, ...]:
-        """The faults; what is wrong with them is appended to `problems`, in the order of the tables."""
+        """Return the faults; their problems are appended to `problems`, in the order of the tables."""
         reported: list[list[Problem]] = [[] for _ in self.tables]
         readings: dict[int, _Reading] = {}
         for index, table in enumerate(self.tables):
@@ -80,7 +80,7 @@ class FaultTables:
         return tuple(reading.fault for reading in readings.values() if reading.fault is not None)
 
     def _as(self, kind: type[Fault], table: Mapping[str, object]) -> _Reading:
-        """The table as this kind of fault."""
+        """Read a table as this kind of fault."""
         problems: list[Problem] = []
         section = check(fault_section(kind), dict(table), (), problems)
         fields = {file_key(name): name for name in fields_of(kind)}
@@ -98,13 +98,13 @@ class FaultTables:
             return _Reading(kind, table, problems, kind(**values | dict.fromkeys(wrong, _WRONG)), wrong)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a class of the user's with an __init__ of its own
+        except BaseException as error:  # a user's class with an __init__ of its own
             if section is not None:
                 problems.append(Problem((), f"{kind.__name__}() raised {type(error).__name__}: {brief(str(error))}"))
             return _Reading(kind, table, problems, None)
 
     def _whatever_kind(self, said: object, table: Mapping[str, object]) -> Iterator[Problem]:
-        """What is wrong with a table whose kind is none: with a key, what is wrong in every kind that has the key."""
+        """Yield the problems of a table of unknown kind: those of a key that appear in every kind with the key."""
         found: dict[str, list[Problem]] = {}
         known: list[str] = []
         for kind in KINDS.values():
@@ -117,17 +117,17 @@ class FaultTables:
         for key in table:
             if key in found:
                 yield from found[key]
-            elif not (isinstance(said, str) and ":" in said):  # a class of the user's may have any key
+            elif not (isinstance(said, str) and ":" in said):  # a user's class may have any key
                 yield Problem((key,), f"unknown key{guess(key, known)}")
 
     def _in_their_world(self, readings: Mapping[int, _Reading]) -> Iterator[tuple[int, Problem]]:
-        """What is wrong with faults as a whole, and in their world, by the index of their tables."""
+        """Yield the problems of faults as a whole, and in their world, by the index of their tables."""
         built = {index: reading.fault for index, reading in readings.items() if reading.fault is not None}
         places = list(built)
-        # A fault that is wrong by itself may still be the one that another comes after.
+        # A fault with problems of its own may still be the one that another comes after.
         tables = [table for table in self.tables if isinstance(table, dict)]
         names = [table["name"] for table in tables if isinstance(table.get("name"), str)]
-        size = 2**63 if self.world_size is None else self.world_size  # as long as it isn't known, all ranks are inside
+        size = 2**63 if self.world_size is None else self.world_size  # while it is unknown, all ranks count as inside
         for problem in faults.problems_among(
             built.values(),
             size,
@@ -148,6 +148,6 @@ class FaultTables:
 
 
 def _in_keys(text: str, kind: type[Fault]) -> str:
-    """What a fault says of itself, with the keys of a file in place of the times among its fields."""
+    """Return a fault's text with the keys of a file in place of the names of its time fields."""
     times = "|".join(name for name in fields_of(kind) if name.endswith("_ns"))
     return re.sub(rf"\b({times})\b", lambda name: file_key(name[0]), text) if times else text

@@ -1,4 +1,4 @@
-"""From a file to a plan: every section checked on its own, every problem reported at once."""
+"""Makes a plan of a file: every section is checked on its own, all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _T = TypeVar("_T")
 
 
 def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = True) -> Plan:
-    """The plan of the scenario file `source`, with each override "key.path=value" in place of what the file says.
+    """Return the plan of the scenario file `source`; each override "key.path=value" replaces the file's value.
 
-    The workload is imported to see that it can be, and forgotten again, unless `import_target` is False.
+    Unless `import_target` is False, the workload is imported to check that this works, and forgotten again.
 
     Raises:
-        ScenarioError: names everything that is wrong with the file.
+        ScenarioError: names all problems of the file.
     """
     problems: list[Problem] = []
     table = read(source, problems)
     if table is None:
-        # An override may be bad on its own too; against an empty table only its form is looked at.
+        # An override may have problems of its own; against an empty table only its form is checked.
         apply_overrides({}, overrides, problems)
         raise ScenarioError(source, [str(problem) for problem in problems])
     set_paths = apply_overrides(table, overrides, problems)
@@ -65,10 +65,10 @@ def load(source: str, *, overrides: Sequence[str] = (), import_target: bool = Tr
 
 
 def load_faults(source: str, world_size: int | None, max_restarts: int) -> tuple[faults.Fault, ...]:
-    """The faults of a TOML file that holds `[[faults]]` and nothing else, for a world of that size.
+    """Return the faults of a TOML file that has only `[[faults]]`, for a world of that size.
 
     Raises:
-        ScenarioError: names everything that is wrong with the file.
+        ScenarioError: names all problems of the file.
     """
     problems: list[Problem] = []
     table = read(source, problems)
@@ -97,12 +97,12 @@ class _Loader:
         self.source = source
         self.table = table
         self.problems = problems
-        # The world's size as far as it is known, to check ranks even when other keys are wrong.
+        # The world's size, if it is valid, to check ranks even when other keys are wrong.
         self.world_size: int | None = check_spec(SETTINGS["world_size"], table.get("world_size"), (), [])
         self.last_life: int | None = check_spec(SETTINGS["max_restarts"], table.get("max_restarts", 0), (), [])
 
     def plan(self, overrides: tuple[str, ...], import_target: bool) -> Plan | None:
-        """The plan, or None if there are problems."""
+        """Return the plan, or None if there are problems."""
         with own_judges_importable(self.source, self.table.get("judges")):
             top = check(HEADER, {k: v for k, v in self.table.items() if k not in SECTIONS}, (), self.problems)
             for key, text in () if top is None else unmoved_problems(cast("CheckedSettings", dict(top))):
@@ -135,7 +135,7 @@ class _Loader:
             return None
         section = check(Target, self.table["workload"], ("workload",), self.problems)
         raw = self.table["workload"]
-        if section is None:  # the target may be bad as well, beside what is wrong with the section
+        if section is None:  # the target may be bad, too
             target = raw.get("target") if isinstance(raw, dict) else None
             section = Target(target=target) if isinstance(target, str) else None
             if section is None:
@@ -151,7 +151,7 @@ class _Loader:
                 with importable(workload.folder, workload.target):
                     import_workload(workload)
             except WorkloadError as error:
-                # Without the section's own args and kwargs there is nothing to say about how they fit.
+                # Without the section's own args and kwargs it can't be checked whether they fit.
                 if error.key == "target" or not any(problem.path[:1] == ("workload",) for problem in self.problems):
                     self._problem(("workload", error.key), error.text)
         return workload
@@ -188,7 +188,7 @@ class _Loader:
         return arguments
 
     def _models(self) -> Mapping[str, object]:
-        """How devices compute, what NCCL makes of the cluster, and what varies."""
+        """Return the models of devices, of NCCL, and of jitter."""
         return {
             **self._model("device", "device_model"),
             **self._model("nccl", "nccl"),
@@ -243,7 +243,7 @@ class _Loader:
             self._problem(("cluster",), str(error))
 
     def struck_by(self, *, has_devices: bool | None) -> tuple[faults.Fault, ...]:
-        """Those of the file; world size and restarts are what they are held against."""
+        """Return the faults of the file, checked against world size and restarts."""
         raw = self.table.get("faults", [])
         if not isinstance(raw, list):
             self._problem(("faults",), f"expected a list of tables, [[faults]], found {found(raw)}")
@@ -300,7 +300,7 @@ class _Loader:
         )
 
     def _judges_of(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The judges that are expected to find something, which have to be among those of the scenario."""
+        """Return the judges that are expected to find something; they must be among those of the scenario."""
         if not names:
             return ()
         from simdist.judges import names_of  # which scenarios without judges do not need
@@ -325,7 +325,7 @@ class _Loader:
                 self._problem(("expect", "exception", name, "pattern"), f"{brief(pattern)} is no regex: {reason}")
 
     def _by_rank(self, key: str, entries: Mapping[str, _T]) -> dict[int, _T]:
-        """`entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for those."""
+        """Return `entries` by rank; "" stands for every rank, "0", "1-3" and "0, 2-3" for these ranks."""
         result: dict[int, _T] = {}
         for text, value in entries.items():
             for rank in self._ranks(key, text):

@@ -1,6 +1,6 @@
-"""The expectations: each looks at what a run left behind and gives one verdict with its evidence.
+"""The expectations: each looks at the results of a run and yields a verdict with its evidence.
 
-Every oracle is a generator of verdicts over `Seen`; one that was not asked for yields nothing.
+Every oracle is a generator of verdicts over `Seen`; an expectation that is not set yields nothing.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["Seen", "judge", "judge_real"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the oracles look at: the run, the fault-free run if one was asked for, and the run's folder, still there."""
+    """The data of the oracles: the run, the fault-free run if an expectation needs one, and the run's folder."""
 
     plan: Plan
     result: RunResult
     baseline: RunResult | None
     tmp: str
-    reword: Callable[[str], str] = str  # what an exception says, in the words of a simulation
-    single: RunResult | None = None  # the run of one rank, likewise
+    reword: Callable[[str], str] = str  # rewords an exception's text as a simulation's
+    single: RunResult | None = None  # the run of one rank, if an expectation needs one
 
 
 def judge(seen: Seen) -> tuple[Verdict, ...]:
-    """The verdicts, in a fixed order."""
+    """Return the verdicts, in a fixed order."""
     return tuple(verdict for oracle in _ORACLES for verdict in oracle(seen))
 
 
 def judge_real(
     plan: Plan, result: RunResult, baseline: RunResult | None, tmp: str, reword: Callable[[str], str] = str
 ) -> tuple[Verdict, ...]:
-    """The verdicts on a run of real processes: those that ask for nothing only a simulation can know.
+    """Return the verdicts on a run of real processes: those that need nothing that only a simulation has.
 
-    Left out are the deadlock report, and the bounds on virtual time, events and lost steps. `reword` turns what an
-    exception says into the words of a simulation.
+    Left out are the deadlock report, and the bounds on virtual time, events and lost steps. `reword` turns an
+    exception's text into the words of a simulation.
     """
     seen = Seen(plan, result, baseline, tmp, reword)
     return tuple(verdict for oracle in _ORACLES if oracle not in _SIMULATED_ONLY for verdict in oracle(seen))
@@ -157,7 +157,7 @@ def _same_as_without_faults(seen: Seen) -> Iterator[Verdict]:
 
 
 def _bounds(seen: Seen) -> Iterator[Verdict]:
-    """min_values and max_values: each key on every rank."""
+    """Judge min_values and max_values: each key on every rank."""
     checks: list[tuple[str, Mapping[str, float], Callable[[float, float], bool]]] = [
         ("min_values", seen.plan.expect.min_values, lambda value, bound: value >= bound),
         ("max_values", seen.plan.expect.max_values, lambda value, bound: value <= bound),
@@ -185,7 +185,7 @@ def _bounds(seen: Seen) -> Iterator[Verdict]:
 
 def _checkpoints(seen: Seen) -> Iterator[Verdict]:
     for path in seen.plan.expect.checkpoints:
-        # The evidence shows the path as the file has it: the folder's real name differs from run to run.
+        # The evidence shows the path as the file writes it: the folder's real name differs from run to run.
         yield Verdict("checkpoint", *_loads(fill(path, seen.tmp), path, seen.tmp))
 
 
@@ -196,7 +196,7 @@ def _loads(path: str, shown: str, tmp: str) -> tuple[bool, str]:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         return False, f"{shown} does not exist"
-    except Exception as error:  # whatever a damaged file makes of the unpickler
+    except Exception as error:  # a damaged file may raise anything
         reason = shortened(str(error).replace(tmp, "{tmp}"), 120)
         return False, f"{shown} does not load: {type(error).__name__}: {reason}"
     keys = f", with {', '.join(map(str, content))}" if isinstance(content, dict) and len(content) <= 6 else ""
@@ -258,7 +258,7 @@ def _one_rank(seen: Seen) -> Iterator[Verdict]:
 
 
 class _NoValueError(Exception):
-    """A rank has no value to compare."""
+    """Return the verdict about a rank without a value to compare."""
 
 
 def _under(rank: RankResult, keys: Sequence[str], whose: str = "") -> Any:

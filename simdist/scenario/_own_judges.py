@@ -1,4 +1,4 @@
-"""Judges of the user's that a scenario names as "module:Class", found from the file's folder first."""
+"""Judges of the user's own that a scenario names as "module:Class", looked for in the file's folder first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def own_judges_importable(source: str, wanted: object) -> Iterator[None]:
 
 
 def with_own_judges(source: str, wanted: bool | Sequence[str | Judge]) -> bool | tuple[str | Judge, ...]:
-    """The setting, with instances for the judges of the user's."""
+    """Return the setting, with instances of the user's own judges."""
     if isinstance(wanted, bool) or not any(isinstance(said, str) and ":" in said for said in wanted):
         return wanted if isinstance(wanted, bool) else tuple(wanted)
     from simdist.judges import judges_of

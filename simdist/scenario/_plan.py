@@ -1,4 +1,4 @@
-"""The frozen plan of a scenario: what a run does and what it is judged by."""
+"""The frozen plan of a scenario: the settings of a run, and its expectations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Expectations", "ExpectedException", "Plan", "Verdict", "Workload"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The function that each rank calls: `target` is "module:function", found from `folder` first.
+    """The function that each rank calls: `target` is "module:function", looked for in `folder` first.
 
     "{tmp}" inside any string of `args` and `kwargs` stands for a folder that is fresh for each run, at the same path in
-    each, and gone after it.
+    each, and removed after it.
     """
 
     target: str
@@ -35,7 +35,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedException:
-    """What a rank should raise: `type` names the class or a base, `message` is part of the text, `pattern` a regex."""
+    """A rank's expected exception: `type`: the class or a base; `message`: part of the text; `pattern`: a regex."""
 
     type: str | None = None
     message: str | None = None
@@ -44,7 +44,7 @@ class ExpectedException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """The oracles of a scenario. None: not asked.
+    """The oracles of a scenario. None: not judged.
 
     `outcomes` has an entry for each rank. A tuple of keys means "equal under these keys of the returned table"; the
     empty tuple means the whole value.
@@ -64,17 +64,17 @@ class Expectations:
     max_virtual_time_ns: int | None = None
     max_events: int | None = None
     max_steps_lost: int | None = None  # by one restart
-    equal_states: bool = False  # of all ranks, whenever they report them
+    equal_states: bool = False  # of all ranks, whenever they report their states
     same_states_as_without_faults: bool = False  # in the same step
-    same_as_one_rank: tuple[str, ...] | None = None  # as far as sums of floats go
-    samples_once: int | None = None  # so many samples an epoch has
-    max_files: int | None = None  # in the end
+    same_as_one_rank: tuple[str, ...] | None = None  # apart from rounding of sums of floats
+    samples_once: int | None = None  # the number of samples in an epoch
+    max_files: int | None = None  # at the end
     no_late_writes: bool = False
-    findings: tuple[str, ...] = ()  # the judges that find something
+    findings: tuple[str, ...] = ()  # the judges that must find something
 
     @property
     def needs_undisturbed(self) -> bool:
-        """True if something is held against a run without faults."""
+        """True if something is compared with a run without faults."""
         return self.same_as_without_faults is not None or self.same_states_as_without_faults
 
 
@@ -90,18 +90,18 @@ class Plan:
     backend: str = "gloo"
     seed: int = 0
     max_restarts: int = 0
-    min_hosts: int | None = None  # with which a restart goes on; None: with all
+    min_hosts: int | None = None  # the least hosts for a restart; None: all
     policy: str = "fifo"
     start_time: datetime.datetime = START_TIME
     isolate: bool | Sequence[str] = ()  # the modules that each rank imports for itself, besides the user's; or False
     share: Sequence[str] = ()
-    program_ns: int = 0  # `program_time` in the file: what a program outside the simulation takes
+    program_ns: int = 0  # `program_time` in the file: the duration of a program outside the simulation
     stall_s: float = 30.0
     strict: bool | None = None
     judges: bool | Sequence[str | Judge] = False
     values: str = "all"
-    portable: bool = False  # the same file is meant for real processes too
-    time_scale: float = 1.0  # there: real seconds per virtual second
+    portable: bool = False  # the file is meant for real processes, too
+    time_scale: float = 1.0  # for these: real seconds per virtual second
     cluster: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     disk: Mapping[str, object] | None = None  # the settings of a `Mount` at "{tmp}"
@@ -134,7 +134,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One expectation, judged. `name` is its key in the file, `evidence` what was seen, in one line."""
+    """One judged expectation. `name` is its key in the file, `evidence` describes in one line what was found."""
 
     name: str
     ok: bool

@@ -21,7 +21,7 @@ _DEEPEST = 64  # levels of nesting
 
 
 def read(source: str, problems: list[Problem]) -> Table | None:
-    """The table that the file `source` holds; or None, and why it can't be read is appended to `problems`."""
+    """Return the table of the file `source`; or None, and the reason is appended to `problems`."""
     path = Path(source)
     try:
         return read_toml(path)
@@ -33,15 +33,15 @@ def read(source: str, problems: list[Problem]) -> Table | None:
 
 
 class NotTomlError(Exception):
-    """A file can't be read, or holds no TOML; the text says why."""
+    """A file can't be read, or is no TOML; the text says why."""
 
 
 def read_toml(path: Path) -> Table:
-    """The table that a file holds.
+    """Return the table of a file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        NotTomlError: it can't be read, or holds something else.
+        NotTomlError: it can't be read, or is no TOML.
     """
     try:
         with path.open("rb") as stream:
@@ -60,10 +60,10 @@ def read_toml(path: Path) -> Table:
 
 
 def parsed(text: str) -> Table:
-    """The table that a text says.
+    """Return the table of a text.
 
     Raises:
-        NotTomlError: it says something else, or holds what Python can't take: numbers without end, endless nesting.
+        NotTomlError: the text is no TOML, or has something that Python can't take: huge numbers, deep nesting.
     """
     try:
         table = tomllib.loads(text)
@@ -82,7 +82,7 @@ def parsed(text: str) -> Table:
 
 
 def _depth(value: object) -> int:
-    """How deep lists and tables lie in each other."""
+    """Return how deep lists and tables are nested."""
     deepest, waiting = 0, [(value, 0)]
     while waiting:
         node, depth = waiting.pop()
@@ -107,23 +107,23 @@ def _toml_text(message: str) -> str:
 
 
 def parse_override(text: str) -> tuple[KeyPath, object]:
-    """The key path and value of one `key.path=value`. The value is TOML; what is no TOML is taken as plain text.
+    """Return the key path and value of one `key.path=value`. The value is TOML; any other text is taken as plain text.
 
     Raises:
-        ValueError: there is no "=", or no key that TOML could have.
+        ValueError: there is no "=", or no valid TOML key.
     """
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError("expected key=value")
     try:
-        # TOML's own dotted keys, so that quotes mean the same; an index such as [0] is written as one more key.
+        # TOML's own dotted keys, so that quotes mean the same; an index such as [0] becomes one more key.
         dotted = re.sub(r"\[(\d+)\]", r".\1", key.strip())
         node: Any = parsed(f"{dotted} = 0")
     except NotTomlError:
         raise ValueError(f"{brief(key.strip())} is no key; write it as in 'workload.kwargs.epochs=1'") from None
     path: list[str] = []
     while isinstance(node, dict):
-        if len(node) != 1:  # the key went on behind an end of line
+        if len(node) != 1:  # the key continues after an end of line
             raise ValueError(f"{brief(key.strip())} is no key; write it as in 'workload.kwargs.epochs=1'")
         (name,) = node
         path.append(name)
@@ -140,9 +140,9 @@ def _value(text: str) -> object:
 
 
 def apply_overrides(table: Table, overrides: Sequence[str], problems: list[Problem]) -> list[KeyPath]:
-    """Put each `key.path=value` into `table`; what can't be put is appended to `problems`.
+    """Put each `key.path=value` into `table`; failures are appended to `problems`.
 
-    Returns the paths that were set. Whether a key is known is for the schema to say, as if the file had it.
+    Returns the paths that were set. The schema checks whether a key is known, as if the file had it.
     """
     paths: list[KeyPath] = []
     for text in overrides:

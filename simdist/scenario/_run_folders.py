@@ -1,13 +1,12 @@
-"""The folder of a run, `{tmp}` of a scenario: fresh, gone afterwards, and at the same path in every run.
+"""The folder of a run, `{tmp}` of a scenario: fresh, removed afterwards, and at the same path in every run.
 
 Programs send paths to each other (DCP broadcasts where it saves) and write them into files, so a random name would make
-every run another one. The name is the scenario's, with its seed. Where another run of it is under way, in a second
-terminal or on another worker of pytest-xdist, the next free of `name`, `name-2`, ... is taken: two runs of one seed at
-one time differ if their programs print paths.
+every run a different one. The name is the scenario's, with its seed. If another run of it is going on, in a second
+terminal or on another worker of pytest-xdist, the next free of `name`, `name-2`, ... is used: two simultaneous runs of
+one seed differ if their programs print paths.
 
-A run that was killed leaves its folder behind, and a file beside it. The lock on the file distinguishes them
-from those in use, and ends with its process; the next run clears the folder away. Programs may do with the folder what
-they like.
+A run that was killed leaves its folder behind, and a lock file next to it. The lock on the file marks folders in use,
+and ends with its process; the next run removes folders without a lock. Programs may do anything with the folder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["run_folder"]
 
 @contextmanager
 def run_folder(name: str, seed: int, inside: str | None = None) -> Iterator[str]:
-    """A fresh folder for a run of what is called `name`, in `inside` or where temporary files go."""
+    """A fresh folder for a run called `name`, in `inside` or where temporary files go."""
     called = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60]
     with tempfile.TemporaryDirectory(prefix="simdist-", dir=inside, ignore_cleanup_errors=True) as waste:
         wanted = Path(waste).with_name(f"simdist-{called}-{seed}")
@@ -36,21 +35,21 @@ def run_folder(name: str, seed: int, inside: str | None = None) -> Iterator[str]
         try:
             yield str(wanted)
         finally:
-            # What ranks have left is cleared away with `waste`, whatever its permissions are.
+            # The ranks' files are removed with `waste`, whatever their permissions are.
             with suppress(OSError):
                 wanted.rename(Path(waste) / "run")
             _give_back(wanted, lock)
 
 
 def _taken(path: Path, waste: str) -> int | None:
-    """Make the folder afresh for this process; the descriptor that keeps it, or None if it is another's."""
+    """Make the folder afresh for this process; return the lock's descriptor, or None if another process has it."""
     lock = _locked(_beside(path))
     if lock is None:
         return None
     try:
         with suppress(FileNotFoundError):
             if path.lstat().st_uid == os.geteuid():
-                path.rename(tempfile.mkdtemp(dir=waste))  # which a file or a link can't be
+                path.rename(tempfile.mkdtemp(dir=waste))  # a file or a link can't take its place
         path.mkdir(mode=0o700)
     except OSError:
         _give_back(path, lock)

@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 class ScenarioReport:
     """The outcome of a scenario.
 
-    `baseline` is the fault-free run, where an expectation asked for one; `state` a hash for each expected checkpoint.
+    `baseline` is the fault-free run, if an expectation needs one; `state` has a hash for each expected checkpoint.
     """
 
     plan: Plan
@@ -62,14 +62,14 @@ def run_scenario(
     record_results: bool = False,
     folder: str | None = None,
 ) -> ScenarioReport:
-    """Run the plan, with `seed` in place of its own if given, and judge what came out.
+    """Run the plan, with `seed` in place of its own if given, and judge the result.
 
     `echo`, `progress` and `record_results` are those of `simdist.run`; a fault-free run for comparison is not echoed.
-    The workload is imported afresh, and `sys.path`, `sys.modules` and the run's temporary folder (made in `folder`, if
-    given) are cleared up after.
+    The workload is imported afresh. Afterwards `sys.path` and `sys.modules` are as before, and the run's temporary
+    folder (made in `folder`, if given) is removed.
 
     Raises:
-        ScenarioError: the workload can't be imported (any more).
+        ScenarioError: the workload can't be imported, or no longer.
         SimdistError: the run itself can't be done.
     """
     if seed is not None:
@@ -89,7 +89,7 @@ def run_scenario(
 
 
 def alone(plan: Plan) -> RunResult | None:
-    """The run of one rank without faults, if an expectation asks for it; call it inside `importable`."""
+    """Return the run of one rank without faults, if an expectation needs it; call it inside `importable`."""
     if plan.expect.same_as_one_rank is None:
         return None
     with run_folder(f"{plan.name}-alone", plan.seed) as tmp:

@@ -1,10 +1,10 @@
-"""The keys of a scenario file, section by section, as pydantic models; and pydantic's findings in plain words.
+"""The keys of a scenario file, section by section, as pydantic models; and pydantic's errors in plain words.
 
-What the Python API has too (a world's settings, the cluster) is not said here again: those sections are made from the
+Settings that the Python API has too (a world's, the cluster's) are not repeated here: their sections are made from the
 same specs. Faults are in `_fault_kinds`.
 
-Each section is checked on its own, so that a slip in one does not hide the problems of the others. The models hold
-what the file says; `_loader` turns them into the plan.
+Each section is checked on its own, so that a slip in one does not hide the problems of the others. The models hold the
+file's values; `_loader` turns them into the plan.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ RANK_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?(\s*,\s*\d{1,9}(-\d{1,9})?)*", re.A
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file, and where."""
+    """One problem of a file, and its place."""
 
     path: Path
     text: str
 
     @property
     def where(self) -> str:
-        """The path as the file's readers write it: `faults[1].rank`."""
+        """The path as users write it: `faults[1].rank`."""
         return place(self.path)
 
     def __str__(self) -> str:
@@ -68,12 +68,12 @@ def _keys_or_all(value: object) -> object:
 
 
 def _one_for_all(value: object) -> object:
-    """A single outcome stands for every rank."""
+    """Let a single outcome stand for every rank."""
     return {"": value} if isinstance(value, str) else value
 
 
 def _exception_for_all(value: object) -> object:
-    """A single exception stands for every rank; a table by rank has keys such as "0" and "1-3"."""
+    """Let a single exception stand for every rank; a table by rank has keys such as "0" and "1-3"."""
     if not isinstance(value, dict) or (value and all(RANK_RANGES.fullmatch(key) for key in value)):
         return value
     return {"": value}
@@ -91,12 +91,12 @@ Keys = Annotated[list[str] | None, BeforeValidator(_keys_or_all)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    # Keys that are no fields of the model and still good at this place: the sections beside the header's keys.
+    # Keys that are no fields of the model but valid in the same table: the sections next to the header's keys.
     beside: ClassVar[tuple[str, ...]] = ()
 
 
 def section(name: str, keys: Mapping[str, tuple[Spec, object]], beside: tuple[str, ...] = ()) -> type[_Section]:
-    """A section whose keys have specs, each with its default; `...` for none."""
+    """Return a section with these keys, each with its spec and default; `...` for none."""
     fields: dict[str, Any] = {
         key: (Annotated[Any, PlainValidator(functools.partial(spec.check, dialect=FILE))], default)
         for key, (spec, default) in keys.items()
@@ -136,14 +136,14 @@ class Target(_Section):
     """[workload]"""
 
     target: str
-    folder: str = ""  # where its module is, as seen from the file
+    folder: str = ""  # the folder of its module, relative to the file
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
 
 
 @functools.cache
 def topology_spec() -> Spec:
-    """What `cluster.topology` has to be."""
+    """Return the spec of `cluster.topology`."""
     from simdist.cluster import TOPOLOGIES  # networkx comes with it
 
     return OneOf(tuple(TOPOLOGIES))
@@ -151,27 +151,27 @@ def topology_spec() -> Spec:
 
 @functools.cache
 def cluster_keys(topology: str) -> Mapping[str, str]:
-    """The keys of [cluster] for a topology, each with the setting that it is: the same without its unit."""
+    """Return the keys of [cluster] for a topology, each with its setting: the same name with its unit."""
     from simdist.cluster import TOPOLOGIES  # networkx comes with it
 
     settings = TOPOLOGIES[topology].settings
     return {
         name.removesuffix("_ns").removesuffix("_bytes_per_s").removesuffix("_bytes"): name
         for name in settings
-        # Reductions come with a calibration; models are sections of their own.
+        # Reductions belong to a calibration; models are sections of their own.
         if not name.startswith("reduction_") and name not in ("device_model", "nccl", "jitter")
     }
 
 
 @functools.cache
 def cluster_section(topology: str) -> type[_Section]:
-    """The keys of [cluster] for a topology."""
+    """Return the section [cluster] for a topology."""
     from simdist.cluster import TOPOLOGIES  # networkx comes with it
 
     settings = TOPOLOGIES[topology].settings
     keys: dict[str, tuple[Spec, object]] = {key: (settings[name], None) for key, name in cluster_keys(topology).items()}
     own: dict[str, tuple[Spec, object]] = {"topology": (topology_spec(), "uniform")}
-    # A file that `simdist calibrate` has written.
+    # A file written by `simdist calibrate`.
     return section("Cluster", own | keys | {"calibration": (Maybe(Text()), None)})
 
 
@@ -181,7 +181,7 @@ DISK_SECTION = section("Disk", {key: (spec, _DISK_DEFAULTS.get(key)) for key, sp
 
 @functools.cache
 def model_spec(setting: str) -> Spec:
-    """What [device], [nccl] or [jitter] has to be."""
+    """Return the spec of [device], [nccl] or [jitter]."""
     from simdist.cluster import BUILD  # networkx comes with it
 
     return BUILD[setting]
@@ -227,7 +227,7 @@ _M = TypeVar("_M", bound=BaseModel)
 
 
 def check_spec(spec: Spec, raw: object, path: Path, problems: list[Problem]) -> Any:
-    """`raw` as `spec` wants it; or None, and what is wrong with it is appended to `problems` as seen from `path`."""
+    """Return `raw` as `spec` converts it; or None, and its problems are appended to `problems` as seen from `path`."""
     try:
         return spec.check(raw, FILE)
     except Unfit as unfit:
@@ -236,7 +236,7 @@ def check_spec(spec: Spec, raw: object, path: Path, problems: list[Problem]) -> 
 
 
 def check(model: type[_M], raw: object, path: Path, problems: list[Problem]) -> _M | None:
-    """`raw` as a `model`; or None, and what is wrong with it is appended to `problems` as seen from `path`."""
+    """Return `raw` as a `model`; or None, and its problems are appended to `problems` as seen from `path`."""
     if not isinstance(raw, dict):
         problems.append(Problem(path, f"expected a table, found {found(raw)}"))
         return None

@@ -1,4 +1,4 @@
-"""The state that a run leaves on disk, as hashes that runs can be compared by."""
+"""The checkpoints that a run leaves on disk, as hashes by which runs are compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["state_of"]
 
 
 def state_of(plan: Plan, tmp: str) -> dict[str, str]:
-    """For each checkpoint that the plan expects, a hash over all that it holds; or that it is missing or broken."""
+    """Return for each checkpoint that the plan expects a hash of its content; or that it is missing or broken."""
     return {path: _loaded(fill(path, tmp)) for path in plan.expect.checkpoints}
 
 
@@ -24,7 +24,7 @@ def _loaded(path: str) -> str:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         return "missing"
-    except Exception:  # whatever a damaged file makes of the unpickler
+    except Exception:  # a damaged file may raise anything
         return "does not load"
     digest = hashlib.blake2b(digest_size=16)
     _take(content, digest)

@@ -1,4 +1,4 @@
-"""How far a program was thrown back by its restarts."""
+"""How many steps a program loses by its restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["lost_steps", "lost_words"]
 
 
 def lost_steps(events: Sequence[Event]) -> int:
-    """The most steps that one restart made the ranks repeat, as far as they name their steps (`simdist.step`).
+    """Return the most steps that one restart made the ranks repeat, if they name their steps (`simdist.step`).
 
     A life that names no step has lost nothing: it may have had nothing left to do.
     """
@@ -33,5 +33,5 @@ def lost_steps(events: Sequence[Event]) -> int:
 
 
 def lost_words(lost: int, bound: int) -> str:
-    """How many steps were lost, and how many may be."""
+    """Return how many steps were lost, and how many may be, in words."""
     return f"{lost} {'step was' if lost == 1 else 'steps were'} lost to a restart, at most {bound}"

@@ -1,4 +1,4 @@
-"""Runs of a plan with crashes of somebody else's choosing, for sweeps."""
+"""Runs of a plan with crashes from outside the plan, for sweeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fault_text", "simulated", "undisturbed"]
 
 
 def undisturbed(plan: Plan) -> Plan:
-    """The plan without faults of its own, and without what it expects of them."""
+    """Return the plan without its own faults, and without expectations of them."""
     expect = replace(plan.expect, restarts=None, same_as_without_faults=plan.expect.same_as_without_faults)
     return replace(plan, faults=(), expect=expect)
 
@@ -29,9 +29,9 @@ def simulated(
     folder: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunResult, tuple[Verdict, ...]]:
-    """Run the plan once, and judge it, held against `baseline` where an expectation asks for a fault-free run.
+    """Run the plan once, and judge it, compared with `baseline` where an expectation needs a fault-free run.
 
-    `single` is that of one rank. The run's temporary folder is made in `folder`, if given; `progress` is that of
+    `single` is the run of one rank. The run's temporary folder is made in `folder`, if given; `progress` is that of
     `simdist.run`.
 
     Call it inside `importable`.
@@ -45,7 +45,7 @@ def simulated(
 
 
 def fault_text(fault: Fault) -> str:
-    """The fault as a file has it, as one inline table of TOML."""
+    """Return the fault as a file writes it, as one inline table of TOML."""
     parts = [f'kind = "{fault.kind}"']
     for name, each in fields_of(type(fault)).items():
         value = getattr(fault, name)

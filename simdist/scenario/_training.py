@@ -1,4 +1,4 @@
-"""Oracles of training: what programs report with `simdist.state` and `simdist.samples`, and what their disk holds."""
+"""Oracles of training: reports of programs by `simdist.state` and `simdist.samples`, and the files on their disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNTOLD = "no rank reported its state (simdist.state)"
 def judge_training(
     expect: Expectations, events: Sequence[Event], undisturbed: Sequence[Event] | None, folder: str
 ) -> Iterator[Verdict]:
-    """The verdicts on what is expected of states, samples, files and late writes; `folder` is that of the disk."""
+    """Yield verdicts on states, samples, files and late writes; `folder` is that of the disk."""
     asked = expect.equal_states or expect.same_states_as_without_faults
     reported = len(events_of(events, "state")) if asked else 0
     if expect.equal_states:
@@ -44,7 +44,7 @@ def judge_training(
 
 @dataclass(slots=True)
 class _Life:
-    """What the ranks reported in one life: for each step the states of each rank, in turn; and its samples."""
+    """The ranks' reports in one life: for each step the states of each rank, in turn; and its samples."""
 
     states: dict[tuple[int | None, int], dict[int, Mapping[str, str]]] = field(default_factory=dict)
     samples: dict[int | None, list[tuple[int, int]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def _lives(events: Sequence[Event]) -> list[_Life]:
 
 
 def _differing_ranks(events: Sequence[Event]) -> str | None:
-    """Where ranks that reported their states in the same step first have others; None if nowhere."""
+    """Return the first place where ranks report different states in the same step; None if there is none."""
     for number, life in enumerate(_lives(events)):
         for (step, _), by_rank in life.states.items():
             first = min(by_rank)
@@ -89,7 +89,7 @@ def _differing_ranks(events: Sequence[Event]) -> str | None:
 
 
 def _differing_steps(events: Sequence[Event], undisturbed: Sequence[Event]) -> str | None:
-    """Where a rank's state first is another one than undisturbed, in the same step; None if nowhere."""
+    """Return where a rank's state first differs from the undisturbed run's, in the same step; None if nowhere."""
     wanted = _lives(undisturbed)[0].states
     for number, life in enumerate(_lives(events)):
         for place, by_rank in life.states.items():
@@ -101,9 +101,9 @@ def _differing_steps(events: Sequence[Event], undisturbed: Sequence[Event]) -> s
 
 
 def _uneven_samples(events: Sequence[Event], count: int) -> str | None:
-    """Which samples of an epoch were not used once; None if all `count` of each were.
+    """Return which samples of an epoch were not used once; None if all `count` of each were.
 
-    What a life did from the step on with which the next one begins is undone, and does not count.
+    Samples from the step on with which the next life begins do not count: that work is undone.
     """
     lives = _lives(events)
     seen: dict[int, dict[int, int]] = {}
@@ -130,7 +130,7 @@ def _uneven_samples(events: Sequence[Event], count: int) -> str | None:
 
 
 def _late_writes(events: Sequence[Event]) -> str | None:
-    """What a process changed that belonged to an earlier life; None if none did."""
+    """Return what a process of an earlier life changed; None if none did."""
     late = events_of(events, "late-write")
     if not late:
         return None

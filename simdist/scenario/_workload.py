@@ -1,4 +1,4 @@
-"""The workload's function, and whatever else a file names: found from its folder, and forgotten after the run."""
+"""Imports the workload's function, and other names of a file, from its folder; forgets them after the run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 
 class ImportProblem(Exception):
-    """A name "module:function" leads nowhere; the text says why."""
+    """A name "module:function" can't be resolved; the text says why."""
 
 
 class WorkloadError(Exception):
-    """The workload can't be had; `key` is the place in the [workload] section that says so."""
+    """The workload can't be loaded; `key` is the key of the [workload] section that is wrong."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(key, text)
@@ -56,11 +56,11 @@ def importable(folder: Path, target: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        # By root: a library that lies deeper inside the folder, as in a virtual environment, came by another entry.
+        # By root: a library deeper inside the folder, as in a virtual environment, was found by another entry.
         roots = {name.partition(".")[0] for name in sys.modules.keys() - before}
         for new in sorted(roots - before):
             module = sys.modules.get(new)
-            # What is no module, the program itself has put into its place.
+            # An entry that is no module was put there by the program itself.
             if _home(module) == folder or (new == root and not isinstance(module, ModuleType)):
                 for name in _loaded(new):
                     del sys.modules[name]
@@ -87,9 +87,9 @@ def import_workload(workload: Workload) -> Callable[..., object]:
 
 
 def import_name(target: str, folder: Path, noun: str, is_one: Callable[[object], bool]) -> object:
-    """What "module:name" stands for, found from `folder` first; call it inside `importable`.
+    """Return the value of "module:name", looked for in `folder` first; call it inside `importable`.
 
-    `noun` is what it should be, and `is_one` says which of the module's names are that, for a guess at a slip.
+    `noun` is its expected kind, and `is_one` selects names of this kind in the module, for a hint.
 
     Raises:
         ImportProblem: no such module or name, or an exception while importing.
@@ -169,12 +169,12 @@ def _near(name: str, folder: Path) -> str:
 
 
 def _what_does_not_run(function: Callable[..., object]) -> str:
-    """What a function is whose call runs nothing of it; empty for all others."""
+    """Return what kind of function runs nothing when it is called; "" for all others."""
     try:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return "async"
         return "a generator" if inspect.isgeneratorfunction(function) else ""
-    except Exception:  # an object of a program's own, which raises when it is asked
+    except Exception:  # a program's own object, which raises when it is inspected
         return ""
 
 
@@ -183,7 +183,7 @@ def _check_arguments(function: Callable[..., object], workload: Workload) -> Non
         signature = inspect.signature(function)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # some callables written in C show none, and others raise what they like
+    except BaseException:  # some callables written in C have none, and others raise anything
         return
     try:
         signature.bind(*workload.args, **workload.kwargs)
@@ -202,7 +202,7 @@ def _signature_text(signature: inspect.Signature) -> str:
 
 
 def _names(module: object) -> Mapping[str, Any]:
-    """What stands in a module, or whatever is in its place, without asking its own `__getattr__`."""
+    """Return the names in a module, or in its replacement, without its own `__getattr__`."""
     found = module.__dict__ if isinstance(module, ModuleType) else {}
     return dict(found)
 
@@ -223,7 +223,7 @@ def _home(module: ModuleType | None) -> Path | None:
     try:
         place = next(iter(names.get("__path__", ())), None) or names.get("__file__")
         return Path(place).resolve().parent if isinstance(place, str) else None
-    except (OSError, TypeError, ValueError):  # a program that puts something else there
+    except (OSError, TypeError, ValueError):  # the program has put something else there
         return None
 
 

@@ -18,7 +18,7 @@ __all__ = ["scenario_text"]
 
 
 def scenario_text(plan: Plan, faults: Sequence[Fault], folder: Path, *, comment: str = "") -> str:
-    """The plan with these faults in place of its own, as TOML for a file in `folder`; `comment` stands above it."""
+    """Return the plan with these faults in place of its own, as TOML for a file in `folder`, below `comment`."""
     table = read(plan.source, []) or {}
     apply_overrides(table, plan.overrides, [])
     table["seed"] = plan.seed

@@ -181,7 +181,7 @@ class Search:
             plan = self.program.planned(attempt) if isinstance(self.program, PlanProgram) else None
             failure = Schedule(cause, 0, number, attempt, self.program.replay(attempt), plan=plan)
             seen = _Seen(number, attempt, count=1)
-            self._failures[cause.key] = seen, failure  # known before the look for its turning point is interrupted
+            self._failures[cause.key] = seen, failure  # before the turning point's search, which may be interrupted
             if self.inevitable and run is not None:
                 self._failures[cause.key] = seen, replace(failure, turning_point=turning_point(attempt, run))
         else:

@@ -107,7 +107,7 @@ def plan_of_faults(
 def families_of(world: Surroundings) -> Iterator[str]:
     """Return the families of which a fault could strike in this world."""
     unfit = list(unfit_families(world))
-    in_vain = () if world.max_restarts or world.has_disk else ("host",)  # it is the end, and leaves nothing to look at
+    in_vain = () if world.max_restarts or world.has_disk else ("host",)  # ends the run, and leaves nothing to look at
     return (name for name in FAMILIES if name not in unfit and name not in in_vain)
 
 

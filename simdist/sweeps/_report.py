@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The points at one line of the user's code, and what crashes there came to."""
+    """The points at one line of the user's code, and the results of crashes there."""
 
     where: str
     calls: tuple[str, ...]

@@ -1,10 +1,10 @@
 """Event records by name, and exporters: a finished run's events as files that other tools read.
 
-`_stream.py` makes events of a run's packed records. What their data hold is said by the classes of `simdist.records`;
-the exporters rest on `simdist.result` and take the events as data, so an event kind that is new shows up as a mark and
-breaks nothing: `_chrome.py` writes Chrome trace JSON, which Perfetto opens; `_lines.py` one JSON object per event;
-`_reader.py` reads both back. Pictures and tables want spans instead of events: a `Trace` (`_trace.py`) has them,
-`_figure.py` draws it, `_streams.py` draws the streams of devices, `_waits.py` and `_graph.py` show who waits for whom,
+`_stream.py` makes events of a run's packed records. The classes of `simdist.records` define their data; the exporters
+use `simdist.result` and take the events as data, so a new event kind shows up as a mark and breaks nothing:
+`_chrome.py` writes Chrome trace JSON, which Perfetto opens; `_lines.py` writes one JSON object per event; `_reader.py`
+reads both back. Pictures and tables need spans instead of events: a `Trace` (`_trace.py`) has them, `_figure.py` draws
+it, `_streams.py` draws the streams of devices, `_waits.py` and `_graph.py` show which ranks wait for which,
 `_flight_recorder.py` writes it for torch's analyser.
 
 An event has `time_ns`, `kind`, `rank` (-1: none) and `data`, which holds, by kind:
@@ -79,7 +79,7 @@ __all__ = [
     "write_flight_recorder",
 ]
 
-# Loaded on first use: a run needs none of it.
+# Loaded on first use: a run needs none of these.
 _HOMES = {
     "StreamRun": "_streams",
     "Trace": "_trace",

@@ -1,7 +1,7 @@
 """The time axis of a picture: virtual time to pixels, with long stretches in which nothing happens cut out.
 
-What a fault does takes a millisecond and its consequences half an hour. A gap that is many times longer than all
-that happens is a *break*: it gets a fixed width, and everything else shares the rest.
+A fault takes a millisecond, and its consequences half an hour. A gap that is many times longer than everything that
+happens is a *break*: it gets a fixed width, and everything else shares the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 __all__ = ["Break", "Segment", "Tick", "TimeAxis", "short_duration"]
 
-_MUCH_LONGER = 8  # times all that is not cut
+_MUCH_LONGER = 8  # times everything that is not cut
 _BREAKS = 5  # at most
 _TICK_PX = 84
 _STEPS = [factor * 10**power for power in range(20) for factor in (1, 2, 5)]
@@ -42,7 +42,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A place on the axis; `strong` ones show the time since the start, others how long after the last strong one."""
+    """A place on the axis; `strong` ones show the time since the start, others the time since the last strong one."""
 
     x: float
     label: str
@@ -50,7 +50,7 @@ class Tick:
 
 
 class TimeAxis:
-    """Where each instant of a run lies between `left` and `right`.
+    """Maps each instant of a run to a place between `left` and `right`.
 
     Example:
         >>> axis = TimeAxis([0, 10, 20, 5_000, 5_010], left=0, right=100)
@@ -81,7 +81,7 @@ class TimeAxis:
         self._ends = [stretch.end_ns for stretch in self._stretches]
 
     def x(self, time_ns: int) -> float:
-        """The place of an instant; one outside lies at the nearest end."""
+        """Return the place of an instant; one outside the axis gets the nearest end."""
         index = bisect_left(self._ends, time_ns)
         if index == len(self._ends):
             return self.segments[-1].right
@@ -91,7 +91,7 @@ class TimeAxis:
         return stretch.left + max(0.0, share) * (stretch.right - stretch.left)
 
     def ticks(self) -> list[Tick]:
-        """The labelled places: each segment's start, and round times after it."""
+        """Return the labelled places: each segment's start, and round times after it."""
         ticks = []
         for segment in self.segments:
             ticks.append(Tick(segment.left, short_duration(segment.start_ns), True))
@@ -107,7 +107,7 @@ class TimeAxis:
 
 
 def short_duration(duration_ns: int) -> str:
-    """A duration for labels, to four digits: "1.1 s", "30 min"."""
+    """Return a duration for labels, to four digits: "1.1 s", "30 min"."""
     minutes, rest = divmod(duration_ns, 60 * 10**9)
     if minutes and rest >= 10**6:
         return f"{minutes} min {rest / 10**9:.3g} s"
@@ -119,9 +119,9 @@ def short_duration(duration_ns: int) -> str:
 
 
 def _long_gaps(times: list[int]) -> list[tuple[int, int]]:
-    """The gaps that are much longer than all that would be left without them, in order of time."""
+    """Return the gaps that are much longer than everything that would be left without them, by time."""
     gaps = sorted(pairwise(times), key=lambda gap: gap[0] - gap[1])
-    left = [0]  # left[k]: the sum of all but the k longest, from behind
+    left = [0]  # left[k]: the sum of all but the k longest, filled from the end
     for start, end in reversed(gaps):
         left.append(left[-1] + end - start)
     left.reverse()
@@ -134,7 +134,7 @@ def _long_gaps(times: list[int]) -> list[tuple[int, int]]:
 
 
 def _weights(times: list[int], stretches: list[tuple[int, int]]) -> list[float]:
-    """How much room each stretch gets: by what happens in it, and by how long it is beside the others."""
+    """Return the room of each stretch: by the number of its events, and by its length relative to the others."""
     longest = max(end - start for start, end in stretches) or 1
     busy = [sum(start <= time <= end for time in times) for start, end in stretches]
     return [

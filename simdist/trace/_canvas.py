@@ -48,7 +48,7 @@ def save(figure: Figure, out: Path | IO[bytes], suffix: str | None = None) -> No
     """Write the picture as SVG or PNG, by the file's ending or by `suffix`; equal pictures give equal bytes.
 
     Raises:
-        SimdistError: the ending is another one.
+        SimdistError: the ending is neither.
     """
     ending = suffix if suffix is not None or not isinstance(out, Path) else out.suffix
     kind = (ending or "").lower().removeprefix(".")
@@ -67,7 +67,7 @@ def _settings() -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_letters_that_are_missing() -> Iterator[None]:
-    """The font lacks letters that a title may have; they are drawn as boxes, and nobody needs to be warned."""
+    """Suppress warnings about letters that the font lacks; they are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support .* natively")
@@ -111,7 +111,7 @@ class Canvas:
         self._bars: dict[tuple[Style, int], list[tuple[float, float, float, float]]] = {}
 
     def bar(self, style: Style, left: float, top: float, right: float, bottom: float, *, layer: int = 2) -> None:
-        """An area; one that lies at its neighbour's edge is joined with it."""
+        """Draw an area; one that touches its neighbour is joined with it."""
         bars = self._bars.setdefault((style, layer), [])
         if bars and not style.hatch and style.edge == "none":
             before = bars[-1]
@@ -123,12 +123,12 @@ class Canvas:
     def line(
         self, points: Sequence[tuple[float, float]], color: str, *, width: float = 1.0, dash: Any = "-", layer: int = 3
     ) -> None:
-        """A line through the points."""
+        """Draw a line through the points."""
         from matplotlib.lines import Line2D
 
         xs, ys = [point[0] for point in points], [point[1] for point in points]
         line = Line2D(xs, ys, color=color, linewidth=width * _PT, linestyle=dash, zorder=layer, solid_capstyle="butt")
-        self._axes.add_artist(line)  # `plot` and `add_patch` would work out limits, which are set
+        self._axes.add_artist(line)  # `plot` and `add_patch` would compute limits, which are set
 
     def arrow(
         self,
@@ -141,7 +141,7 @@ class Canvas:
         head: float = 8.0,
         layer: int = 5,
     ) -> None:
-        """An arrow from `start` to `end`; `bend` makes it an arc."""
+        """Draw an arrow from `start` to `end`; `bend` makes it an arc."""
         from matplotlib.patches import FancyArrowPatch
 
         self._axes.add_patch(
@@ -160,7 +160,7 @@ class Canvas:
         )
 
     def cross(self, x: float, y: float, color: str, *, size: float = 5.0, layer: int = 6) -> None:
-        """A cross on a white halo."""
+        """Draw a cross on a white halo."""
         for width, ink in ((4.6, "white"), (2.2, color)):
             self.line([(x - size, y - size), (x + size, y + size)], ink, width=width, layer=layer)
             self.line([(x - size, y + size), (x + size, y - size)], ink, width=width, layer=layer)
@@ -178,7 +178,7 @@ class Canvas:
         halo: bool = False,
         layer: int = 7,
     ) -> None:
-        """A text whose middle is at height `y`; a `halo` hides what lies under it. Control characters are escaped."""
+        """Draw a text whose middle is at height `y`; a `halo` hides things under it. Control characters are escaped."""
         text = plain(text)
         if halo:
             left = x - text_width(text, size, bold) / 2 if align == "center" else x
@@ -200,7 +200,7 @@ class Canvas:
         )
 
     def finish(self) -> Figure:
-        """Put the bars on the page; the picture."""
+        """Put the bars on the page, and return the picture."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Outline
 

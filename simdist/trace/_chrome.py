@@ -1,7 +1,7 @@
 """A run as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 One process per host, one track per rank. Operations that overlap on a rank get further tracks below the rank's own,
-"async 1" and so on, rather than Chrome's async events: those lose their place beside the rank, and no arrow can end on
+"async 1" and so on, rather than Chrome's async events: those would not stay next to the rank, and no arrow can end on
 them. Inside an operation, "waits for peers" ends and "transfer" begins when its last participant arrived.
 """
 
@@ -30,7 +30,7 @@ def write_chrome_trace(result: RunResult, stream: TextIO) -> None:
 
 
 def chrome_trace(result: RunResult) -> Record:
-    """The run in the form that Chrome's trace viewers read, as JSON-ready data."""
+    """Return the run in the form that Chrome's trace viewers read, as JSON-ready data."""
     spans = spans_of(result.events, result.virtual_time_ns)
     tracks = Tracks(result.events, spans)
     timed: list[tuple[int, Record]] = []
@@ -38,7 +38,7 @@ def chrome_trace(result: RunResult) -> Record:
         timed += _span_records(span, tracks.of_span(index))
     timed += _arrows(spans, messages(spans, Groups(result.events)), tracks)
     timed += [(event.time_ns, _instant(event, tracks)) for event in result.events if event.kind not in IN_SPANS]
-    timed.sort(key=lambda item: item[0])  # stable: an operation stays ahead of what it consists of
+    timed.sort(key=lambda item: item[0])  # stable: an operation stays ahead of its parts
     return {
         "traceEvents": [*tracks.metadata(), *(record for _, record in timed)],
         "displayTimeUnit": "ns",
@@ -47,14 +47,14 @@ def chrome_trace(result: RunResult) -> Record:
 
 
 def _span_records(span: Span, track: Track) -> Iterator[tuple[int, Record]]:
-    """The operation, and in it the wait for its peers and the transfer."""
+    """Yield the operation, and in it the wait for its peers and the transfer."""
     arguments = {key: value for key, value in span.issue.data.items() if key != "op" or not span.is_operation}
     arguments |= {"end": span.end} | ({"message": span.message} if span.message else {})
     arguments |= {} if span.peer is None else {"peer": span.peer}
     yield _slice(span.name, span.issue.kind, span.start_ns, span.end_ns, track, arguments)
     if not span.is_operation:
         return
-    # One that failed, or was cut off, waited to its end.
+    # An operation that failed, or was cut off, waited to its end.
     begin_ns = span.end_ns if span.begin_ns is None else span.begin_ns
     if begin_ns > span.start_ns:
         yield _slice("waits for peers", "wait", span.start_ns, begin_ns, track, {})
@@ -68,7 +68,7 @@ def _slice(name: str, category: str, start_ns: int, end_ns: int, track: Track, a
 
 
 def _arrows(spans: Sequence[Span], pairs: Sequence[tuple[int, int]], tracks: Tracks) -> Iterator[tuple[int, Record]]:
-    """An arrow from each send to the recv that took its data."""
+    """Yield an arrow from each send to the recv that took its data."""
     for number, (send, recv) in enumerate(pairs, start=1):
         for phase, index in (("s", send), ("f", recv)):
             span = spans[index]
@@ -86,5 +86,5 @@ def _instant(event: Event, tracks: Tracks) -> Record:
 
 
 def _us(time_ns: int) -> int | float:
-    """Microseconds; exact, as long as the time is below 104 days."""
+    """Return microseconds; exact, as long as the time is below 104 days."""
     return time_ns // 1000 if time_ns % 1000 == 0 else time_ns / 1000

@@ -1,11 +1,11 @@
-"""Where more happens than pixels can show: a column of a lane's row, divided among the kinds by share of time.
+"""Compresses what pixels can't show: a column of a lane's row is divided among the kinds by share of time.
 
-A part of a span that is as wide as a column is drawn as it is. Of those that are narrower, up to `FEW` that begin in
-one column keep a bar each, at least a pixel wide, so that a lone transfer stays visible. More than that, and the column
-is divided from top to bottom, in a fixed order; each kind gets the height that its share of the parts' time asks for.
-The number of bars then depends on the width of the picture, not on the length of the run.
+A part of a span that is as wide as a column is drawn as it is. Of narrower parts, up to `FEW` that begin in one column
+keep a bar each, at least a pixel wide, so that a lone transfer stays visible. If there are more, the column is divided
+from top to bottom, in a fixed order; each kind gets a height by its share of the parts' time. The number of bars then
+depends on the width of the picture, not on the length of the run.
 
-Doubt: a column shows no time in which nothing happened. Idle time is rare in virtual time, and a lane that is a third
+Doubt: a column does not show time in which nothing happened. Idle time is rare in virtual time; a lane that is a third
 idle and one that is not look alike where they are divided.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["FEW", "WIDTH_PX", "Bar", "Columns"]
 
 WIDTH_PX = 4  # of a column
 FEW = 8
-_STEPS = 16  # shares are rounded to this, so that columns alike beside each other are drawn as one
+_STEPS = 16  # shares are rounded to this, so that equal neighbouring columns are drawn as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Column:
 
 
 class Columns:
-    """The rows of a picture. Each takes its parts in order of time, and hands on what is to be drawn.
+    """The rows of a picture. Each takes its parts in order of time, and passes on the bars to draw.
 
     Example:
         >>> drawn = []
@@ -64,7 +64,7 @@ class Columns:
         self.divided = False  # a column was drawn divided
 
     def add(self, row: object, bar: Bar) -> None:
-        """Take the next part of a row."""
+        """Add the next part of a row."""
         column = self._open.get(row)
         if bar.right - bar.left >= WIDTH_PX:
             self._close(row)
@@ -81,7 +81,7 @@ class Columns:
             column.parts.append(bar)
 
     def finish(self) -> None:
-        """Hand on what is still collected."""
+        """Pass on the bars that are still collected."""
         for row in list(self._open):
             self._close(row)
 
@@ -97,7 +97,7 @@ class Columns:
             self._divide(column)
 
     def _divide(self, column: _Column) -> None:
-        """Draw the kinds of a column one below the other."""
+        """Draw the kinds of a column below each other."""
         left, right = column.parts[0].left, max(column.right, column.parts[0].left + 1)
         top, bottom = min(bar.top for bar in column.parts), max(bar.bottom for bar in column.parts)
         total = sum(column.widths.values())

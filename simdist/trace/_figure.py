@@ -1,8 +1,8 @@
-"""The timeline of a run: a lane for each rank, so that a person sees at a glance what went wrong, and who began it.
+"""The timeline of a run: a lane for each rank, so that a person sees at a glance what went wrong, and where it began.
 
 From top to bottom: title, notes (`_notes.py`), the steps, the lanes, the axis (`_axis.py`), the legend. In a lane a
-rank's operations lie side by side, those that overlap one below the other; the light part of an operation is waiting
-for peers, the dark part is data on its way. What is narrower than a pixel is merged (`_columns.py`).
+rank's operations are drawn side by side, overlapping ones below each other; the light part of an operation is waiting
+for peers, the dark part is data on its way. Parts narrower than a pixel are merged (`_columns.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save", "timeline"]
 
-# A palette that stays apart for the colour-blind (blue against vermilion) and in grey (by lightness).
+# A palette that colour-blind readers can distinguish (blue against vermilion), and so can grey print (by lightness).
 _INK, _SOFT, _FAINT = "#1f2933", "#64707d", "#d5dae0"
 _BLUE, _SAND, _GREY, _RED, _SLATE = "#2a62a6", "#f2ddb0", "#c3cad2", "#c5401b", "#4a5a74"
 _STYLES = {
@@ -53,16 +53,16 @@ _LEFT, _RIGHT = 78, WIDTH - 168  # of the lanes
 _TITLE_PX, _TEXT_PX, _SMALL_PX = 15.0, 11.5, 10.5
 _ROW_PX, _ROWS = 19, 7  # of notes
 _GAP_PX = 9  # between lanes
-_ROOMY = 16  # lanes; from here on they are narrower, and without words
+_ROOMY = 16  # lanes; with more than this they are narrower, and without words
 _MOST_LANES = 64
 _MOST_ARROWS = 600
 _STEP_PX = 2.5  # steps nearer to each other share a line
 
 
 def timeline(trace: Trace, *, title: str = "") -> Figure:
-    """The picture of a run, 1200 pixels wide, as a matplotlib figure that belongs to nobody.
+    """Return the picture of a run, 1200 pixels wide, as a matplotlib figure that pyplot does not manage.
 
-    Of more than 64 ranks it shows those that notes name, and the first others.
+    Of more than 64 ranks it shows those that are named in notes, and the first others.
 
     Raises:
         SimdistError: matplotlib is not installed.
@@ -82,14 +82,14 @@ class _Lane:
         return (self.top + self.bottom) / 2
 
     def row(self, index: int) -> tuple[float, float]:
-        """The upper and lower edge of one of the rows in which overlapping operations lie."""
+        """Return the upper and lower edge of one of the rows for overlapping operations."""
         height = (self.bottom - self.top - 4) / self.rows
         inset = 0.0 if self.rows == 1 else 0.6
         return self.top + 2 + index * height + inset, self.top + 2 + (index + 1) * height - inset
 
 
 class _Timeline:
-    """One picture being laid out and drawn."""
+    """One picture, laid out and drawn."""
 
     def __init__(self, trace: Trace, title: str) -> None:
         self._trace = trace
@@ -109,8 +109,8 @@ class _Timeline:
         first = min((mark.rank for mark in trace.of_kind("step")), default=-1)
         self._steps = [mark for mark in trace.of_kind("step") if mark.rank == first]
         self._columns = Columns(list(_LEGEND), self._bar)
-        self._labels: set[tuple[int, int, str]] = set()  # where each text stands already: rank and place
-        self._failed: set[tuple[int, int, int]] = set()  # likewise: rank, row and pixel of each that is outlined
+        self._labels: set[tuple[int, int, str]] = set()  # the places of texts that are drawn: rank, place, text
+        self._failed: set[tuple[int, int, int]] = set()  # the outlined operations: rank, row and pixel of each
         y = 62 + _ROW_PX * (1 + max((note.row for note in self._notes), default=-1))
         self._notes_bottom = y - 4
         self._lanes: dict[int, _Lane] = {}
@@ -128,7 +128,7 @@ class _Timeline:
         self._canvas = Canvas(self._height)
 
     def draw(self) -> Figure:
-        """Put everything on the page."""
+        """Draw everything on the page."""
         self._draw_title()
         self._draw_lives()
         self._draw_restarts()
@@ -187,7 +187,7 @@ class _Timeline:
                 free_from = x + text_width(text, 9.5) + 9
 
     def _draw_lives(self) -> None:
-        """Each lane: who it is, when it lived, how it ended."""
+        """Draw each lane: its rank, its lives, how it ended."""
         ends = {mark.rank: mark for mark in self._trace.of_kind("exit")}
         starts = self._trace.of_kind("start")
         for lane in self._lanes.values():
@@ -253,12 +253,12 @@ class _Timeline:
     # -- inside the lanes ----------------------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[tuple[int, dict[str, tuple[int, int]], Span]]:
-        """Each span's index, what it consists of and from when to when, and itself."""
+        """Yield each span's index, its parts with their times, and the span."""
         for index, span in enumerate(self._spans):
             if not span.is_operation:
                 yield index, {span.name: (span.start_ns, span.end_ns)}, span
                 continue
-            # One that failed, or was cut off, waited to its end.
+            # An operation that failed, or was cut off, waited to its end.
             begin = span.end_ns if span.begin_ns is None else span.begin_ns
             parts = {"wait": (span.start_ns, begin)} if begin > span.start_ns else {}
             yield index, parts | ({"transfer": (begin, span.end_ns)} if span.end_ns > begin else {}), span
@@ -272,7 +272,7 @@ class _Timeline:
                 left, right = x(begin), x(end)
                 inset = (bottom - top) * 0.16 if kind in ("wait", "sleep") else 0.0
                 if kind == "transfer" and right - left > 4:
-                    right -= 1  # so that the next one does not melt into it
+                    right -= 1  # a gap to the next one
                 self._columns.add((span.rank, number), Bar(kind, left, top + inset, right, bottom - inset))
             left, right = x(span.start_ns), x(span.end_ns)
             place = span.rank, number, int(left)
@@ -304,7 +304,7 @@ class _Timeline:
 
     @functools.cached_property
     def _stopped(self) -> list[tuple[_Lane, int, int]]:
-        """From when to when ranks were stopped by a hang: to the next thing that they do."""
+        """The times for which a hang stopped ranks: until a rank's next event."""
         hangs = [m for m in self._trace.of_kind("fault") if m.data.get("fault") == "hang" and m.rank in self._lanes]
         times: dict[int, list[int]] = {mark.rank: [] for mark in hangs}
         for rank, time_ns in (
@@ -338,7 +338,7 @@ class _Timeline:
             self._canvas.arrow(start, end, _INK, head=6)
 
     def _draw_waits_for(self) -> None:
-        """In a deadlock, arrows from each rank of the cycle to the one that it waits for."""
+        """In a deadlock, draw arrows from each rank of the cycle to the one that it waits for."""
         for mark in self._trace.of_kind("deadlock"):
             data: Mapping[str, Any] = mark.data
             ranks = [_rank_in(name) for name in data.get("cycle", ())]
@@ -385,7 +385,7 @@ class _Timeline:
 
 
 def _rows_of(spans: Sequence[Span]) -> tuple[list[int], dict[int, int]]:
-    """For each span the first row of its lane that is free, and how many rows each rank needs."""
+    """Return for each span the first free row of its lane, and how many rows each rank needs."""
     busy_until: dict[int, list[int]] = {}
     rows = []
     for span in spans:
@@ -406,7 +406,7 @@ def _name_of(span: Span, groups: Groups) -> str:
 
 
 def _outcome(end: Event | None, starts: Sequence[Event], rank: int) -> tuple[str, bool]:
-    """How the last life of a rank ended, in few words, and whether that is well."""
+    """Return how the last life of a rank ended, in few words, and whether it ended well."""
     last = max((mark.time_ns for mark in starts if mark.rank == rank), default=0)
     if end is None or end.time_ns < last:
         return ("hangs", False) if any(mark.rank == rank for mark in starts) else ("", True)

@@ -2,10 +2,10 @@
 
     simdist run hang.toml --flight-recorder dumps && torchfrtrace dumps
 
-The format is what torch 2.13 writes (see `simdist.records`), entry by entry as its Gloo does: sizes, types, names.
-Beyond that real Gloo leaves out what the analyser needs, so here as NCCL has it: which ranks a group has, whether an
-operation completed, and messages. The analyser expects every rank of a group in whatever happens in it, so the messages
-from one rank to another go as a group of those two.
+The format is that of torch 2.13 (see `simdist.records`), entry by entry as its Gloo writes it: sizes, types, names.
+Real Gloo leaves out data that the analyser needs; these are written as NCCL has them: the ranks of a group, whether an
+operation completed, and messages. The analyser expects every rank of a group in everything that happens in it, so the
+messages from one rank to another become a group of those two.
 
 A dump holds a rank's last life; its clock is virtual.
 """
@@ -29,15 +29,15 @@ __all__ = ["Frames", "flight_recorder_dumps", "write_flight_recorder"]
 Frames = Mapping[tuple[int, int, str, str, str], Sequence[tuple[str, int, str]]]
 """(time_ns, rank, group, op, seq) of a call -> its stack, innermost first: file, line, function."""
 
-_PREFIX = "nccl_trace_rank_"  # under which torch itself writes them, whatever the backend
-# Operations that are others' calls of other tensors: the analyser knows them by these only.
+_PREFIX = "nccl_trace_rank_"  # the name under which torch itself writes them, whatever the backend
+# Operations that are other operations' calls on other tensors: the analyser only knows them by these names.
 _NAMES = {row.name: row.aliases[0] for row in TABLE if not row.methods}
 
 Sizes = list[list[int]]
 
 
 def write_flight_recorder(trace: Trace, folder: Path, frames: Frames | None = None) -> list[Path]:
-    """Write the dump of each rank into `folder`, which is made if it is missing; the files."""
+    """Write the dump of each rank into `folder`, which is made if it is missing; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for rank, dump in flight_recorder_dumps(trace, frames).items():
@@ -49,14 +49,14 @@ def write_flight_recorder(trace: Trace, folder: Path, frames: Frames | None = No
 
 
 def flight_recorder_dumps(trace: Trace, frames: Frames | None = None) -> dict[int, dict[str, Any]]:
-    """For each rank what its Flight Recorder would hold at the end of the run."""
+    """Return for each rank the content of its Flight Recorder at the end of the run."""
     restarts = [mark.time_ns for mark in trace.of_kind("restart")]
     begin_ns = restarts[-1] if restarts else trace.start_ns
     dumps = {rank: _Dump(rank, trace.groups, begin_ns, frames or {}) for rank in trace.ranks}
     for span in trace.spans:
         if span.is_operation and span.start_ns >= begin_ns:
             dumps[span.rank].add(span)
-    # A group of two has to be in both dumps, even if one of them never sent.
+    # A group of two must be in both dumps, even if one of them never sent.
     for dump in list(dumps.values()):
         for name, ranks in dump.channels.items():
             for rank in ranks:
@@ -65,7 +65,7 @@ def flight_recorder_dumps(trace: Trace, frames: Frames | None = None) -> dict[in
 
 
 class _Dump:
-    """What one rank's recorder holds."""
+    """The content of one rank's recorder."""
 
     def __init__(self, rank: int, groups: Groups, begin_ns: int, frames: Frames) -> None:
         self.channels: dict[str, list[int]] = {}
@@ -82,11 +82,11 @@ class _Dump:
                 self.know(name, groups.descriptions[name], members)
 
     def know(self, name: str, description: str, ranks: Sequence[int]) -> None:
-        """The rank is in this group."""
+        """Note that the rank is in this group."""
         self._config.setdefault(name, flight_group(name, description, ranks))
 
     def add(self, span: Span) -> None:
-        """The rank called an operation."""
+        """Add an operation that the rank called."""
         name = str(span.issue.data.get("group"))
         if span.name in MESSAGES:
             self._add_message(span, name)
@@ -109,7 +109,7 @@ class _Dump:
         peer = self._groups.peer(span)
         data: Mapping[str, Any] = span.issue.data
         shape, tag = [list(data.get("shape", ()))], data.get("tag", 0)
-        if peer is None:  # from anyone, and nobody came: all that is known is who waits
+        if peer is None:  # from any rank, and no message arrived: only the waiting rank is known
             name, pair, ends = f"{group} any->{self._rank}", [self._rank], "0<-0"
         else:
             sender, receiver = (self._rank, peer) if span.name == "send" else (peer, self._rank)
@@ -162,14 +162,14 @@ class _Dump:
         )
 
     def content(self) -> dict[str, Any]:
-        """The dump, as torch's analyser wants it."""
+        """Return the dump, as torch's analyser expects it."""
         return flight_dump(self._config, self._status, self._entries, library="simdist")
 
 
 def _sizes(span: Span, rank: int, ranks: int) -> tuple[Sizes, Sizes]:
-    """The sizes of the inputs and the outputs of a collective, as torch's Gloo writes them down.
+    """Return the sizes of the inputs and the outputs of a collective, as torch's Gloo records them.
 
-    What goes out of an all_to_all is not in the event, so it counts as much as what goes in.
+    The event does not have the output sizes of an all_to_all; they are taken to be those of the inputs.
     """
     data: Mapping[str, Any] = span.issue.data
     shape = [int(length) for length in data.get("shape", ())]

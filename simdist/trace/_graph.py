@@ -1,4 +1,4 @@
-"""Who waits for whom, as a picture: the ranks on a circle, and an arrow from each to those that it waits for."""
+"""A picture of which ranks wait for which: the ranks on a circle, and an arrow from each to those that it waits for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS_PX, _ROW_PX = 11.5, 15.0
 
 
 def wait_graph(trace: Trace, *, at_ns: int | None = None, title: str = "") -> Figure:
-    """Draw who waits for whom at one moment, 1200 pixels wide, as a matplotlib figure that belongs to nobody.
+    """Draw which ranks wait for which at one moment, 1200 pixels wide, as a figure that pyplot does not manage.
 
     Ranks that wait for each other in a ring are red. Of more than 24 ranks it shows those in such a ring, then those
     that others wait for, then the first others.
@@ -35,7 +35,7 @@ def wait_graph(trace: Trace, *, at_ns: int | None = None, title: str = "") -> Fi
         trace: the run.
         at_ns: the moment, in virtual nanoseconds; None: when the first deadlock formed, else just before the first
             failure, else the end of the run.
-        title: what stands above it.
+        title: the text above it.
 
     Raises:
         SimdistError: matplotlib is not installed.
@@ -64,7 +64,7 @@ def _shown(waiting: Sequence[Waiting], graph: nx.DiGraph[int], ring: set[int]) -
 
 
 def _places(shown: Sequence[Waiting]) -> dict[int, tuple[float, float]]:
-    """The middle of each rank's box, from the top clockwise."""
+    """Return the middle of each rank's box, clockwise from the top."""
     high = min(300.0, max(90.0, 26.0 * len(shown))) if len(shown) > 1 else 0.0
     across = min(WIDTH / 2 - _wide(shown) / 2 - 20, max(220.0, high * 1.7))
     found = {}
@@ -106,7 +106,7 @@ def _lines(each: Waiting) -> tuple[str, str]:
 
 
 def _edge(place: tuple[float, float], towards: tuple[float, float], box: tuple[float, float]) -> tuple[float, float]:
-    """Where the way from the middle of a box leaves it."""
+    """Return where the line from the middle of a box leaves it."""
     dx, dy = towards[0] - place[0], towards[1] - place[1]
     share = min(box[side] / abs(delta) for side, delta in enumerate((dx, dy)) if delta)
     return place[0] + dx * share * 1.04, place[1] + dy * share * 1.04

@@ -1,4 +1,4 @@
-"""Which ranks a group has, and which send met which receive."""
+"""The ranks of each group, and the matching sends and receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Groups", "messages"]
 
 
 class Groups:
-    """The members of each group. A name may come back with others, after a restart or a second initialisation."""
+    """The members of each group. A name may return with other members, after a restart or a second initialisation."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._known: dict[str, tuple[list[int], list[list[int]]]] = {}
@@ -28,17 +28,17 @@ class Groups:
                 self.descriptions[name] = str(data.get("desc", "undefined"))
 
     def names(self) -> list[str]:
-        """Every group, in the order in which they were made."""
+        """Return every group, in the order in which they were made."""
         return list(self._known)
 
     def members(self, name: str, time_ns: int) -> list[int]:
-        """The global ranks of the group at that time, in its own order; none if the trace does not say."""
+        """Return the global ranks of the group at that time, in its own order; none if the trace does not have them."""
         times, members = self._known.get(name, ([], []))
         index = bisect_right(times, time_ns) - 1
         return members[index] if index >= 0 else []
 
     def peer(self, span: Span) -> int | None:
-        """The global rank at the other end of a message, or of a collective's root; None if there is none."""
+        """Return the global rank at the other end of a message, or of a collective's root; None if there is none."""
         peer = span.issue.data.get("peer", -1)
         if span.peer is not None:
             peer = span.peer
@@ -49,7 +49,7 @@ class Groups:
 
 
 def messages(spans: Sequence[Span], groups: Groups) -> list[tuple[int, int]]:
-    """The send and the receive of every message that arrived, as indices into `spans`.
+    """Return the send and the receive of every message that arrived, as indices into `spans`.
 
     On one channel (group, tag, sender, receiver) the n-th send meets the n-th receive.
     """

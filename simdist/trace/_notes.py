@@ -18,12 +18,12 @@ __all__ = ["Note", "Placed", "notes_of", "placed", "short_message"]
 NOTE_PX = 11.5
 _MESSAGE = 76  # letters of an exception that are shown
 _GAP_PX = 14
-_NEAR_PX = 8  # moments so near to each other look like one
+_NEAR_PX = 8  # moments so near to each other are drawn as one
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened at `time_ns` on `ranks` (none: to the world), and how bad that is."""
+    """Something that happened at `time_ns` on `ranks` (none: to the world), and how bad it is."""
 
     time_ns: int
     text: str
@@ -33,7 +33,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A note whose words begin at `left` in the given row; row 0 is nearest to the lanes."""
+    """A note whose text begins at `left` in the given row; row 0 is nearest to the lanes."""
 
     note: Note
     x: float
@@ -42,7 +42,7 @@ class Placed:
 
 
 def notes_of(trace: Trace) -> list[Note]:
-    """The notes of a run, by time; what happens to several ranks alike is said once."""
+    """Return the notes of a run, by time; what happens to several ranks alike gets one note."""
     notes = []
     for mark in trace.of_kind("fault"):
         ranks = (mark.rank,) if mark.rank >= 0 else ()
@@ -60,7 +60,7 @@ def notes_of(trace: Trace) -> list[Note]:
 
 
 def _failures(trace: Trace) -> Iterable[Note]:
-    """One note for all ranks that fail with the same words before the next restart."""
+    """Yield one note for all ranks that fail with the same words before the next restart."""
     restarts = [mark.time_ns for mark in trace.of_kind("restart")]
     reported: dict[tuple[int, str], Note] = {}
     for span in trace.spans:
@@ -79,7 +79,7 @@ def _failures(trace: Trace) -> Iterable[Note]:
 
 
 def short_message(message: str) -> str:
-    """An exception's text without what only a maintainer of Gloo wants to know."""
+    """Return an exception's text without details for maintainers of Gloo."""
     first = message.splitlines()[0] if message else "failed"
     first = re.sub(r"\[/\S+?\.(?:cc|cpp|h):\d+\]\s*", "", first)
     first = re.sub(r"\[[\d.:a-f]+\]:\d+", "", first).replace(" : ", ": ")
@@ -89,10 +89,10 @@ def short_message(message: str) -> str:
 
 
 def placed(notes: Sequence[Note], axis: TimeAxis, left: float, right: float, rows: int) -> tuple[list[Placed], int]:
-    """Put each note's words beside its moment, without any two touching; and how many found no room.
+    """Place each note's text at its moment, so that no two touch; return them, and how many found no room.
 
-    From the last to the first, so that the leader of a later one does not cross the words of an earlier one, and what
-    happens at nearly the same moment reads from top to bottom, on one leader.
+    Notes are placed from the last to the first, so that the leader of a later one does not cross the text of an earlier
+    one, and notes of nearly the same moment read from top to bottom, on one leader.
     """
     found: list[Placed] = []
     lost = 0
@@ -115,12 +115,12 @@ def placed(notes: Sequence[Note], axis: TimeAxis, left: float, right: float, row
 
 
 def _touch(start: float, end: float, row: int, other: Placed) -> bool:
-    """True if words from `start` to `end` in that row have no room beside the other's."""
+    """True if text from `start` to `end` in that row has no room next to the other's."""
     return row == other.row and start < _end(other) + _GAP_PX and other.left < end + _GAP_PX
 
 
 def _cross(start: float, end: float, x: float, row: int, other: Placed) -> bool:
-    """True if the leader of one goes through the words of the other."""
+    """True if the leader of one note crosses the text of the other."""
     through_these = row < other.row and start - 3 <= other.x <= end + 3
     return through_these or (row > other.row and other.left - 3 <= x <= _end(other) + 3)
 

@@ -1,6 +1,6 @@
-"""Reading back what `simdist run --trace` or `--events` has written.
+"""Reads the files of `simdist run --trace` or `--events`.
 
-The file may be anything: every value is checked before it is used, so that what comes out is a trace that all of
+The file may have any content: every value is checked before it is used, so that the result is a trace that all of
 simdist can show.
 """
 
@@ -46,7 +46,7 @@ _EVENT_RANK = Whole(least=-1, most=_MOST_RANK)
 
 @dataclass(frozen=True, slots=True)
 class _Microseconds(Spec):
-    """A time as Chrome has it; nanoseconds come out."""
+    """A time as Chrome writes it, converted to nanoseconds."""
 
     def check(self, value: object, dialect: Dialect = JSON) -> int:
         time_us = value if isinstance(value, int) and not isinstance(value, bool) else Number().check(value, dialect)
@@ -62,10 +62,10 @@ _SLICE = _INSTANT | {"dur": _MICROSECONDS}
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a Chrome trace or a file of event lines, distinguished by what is in it.
+    """Return the trace in a Chrome trace or a file of event lines, distinguished by the content.
 
     Raises:
-        TraceError: there is no such file, or it holds neither of the two.
+        TraceError: there is no such file, or it is neither of the two.
     """
     name = shortened(plain(str(path), ""), 200)
     try:
@@ -97,26 +97,26 @@ def read_trace(path: Path) -> Trace:
 
 
 class _StopError(Exception):
-    """Nothing more can be said of the file."""
+    """Reading can't go on."""
 
 
 class _Reader:
-    """Reads one file, and collects what is wrong with it."""
+    """Reads one file, and collects its problems."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def json(self, text: str, where: str) -> Any:
-        """What a text of JSON holds.
+        """Return the value of a JSON text.
 
         Raises:
-            _StopError: it holds none; the reason is among the problems.
+            _StopError: it is no JSON; the reason is among the problems.
         """
         try:
             return json.loads(text)
         except json.JSONDecodeError as error:
             reason = f"not JSON: {error}"
-        except ValueError:  # Python makes no numbers of so many digits
+        except ValueError:  # Python makes no numbers with so many digits
             reason = "not JSON that can be read: a number of thousands of digits"
         except RecursionError:
             reason = "nested too deep"
@@ -124,7 +124,7 @@ class _Reader:
         raise _StopError
 
     def lines(self, text: str) -> Trace:
-        """The trace in lines of events."""
+        """Return the trace in lines of events."""
         events = []
         for number, line in enumerate(text.splitlines(), start=1):
             record = self.json(line, f"line {number}: ")
@@ -146,7 +146,7 @@ class _Reader:
         )
 
     def chrome(self, trace: Any) -> Trace:
-        """The trace in Chrome's format."""
+        """Return the trace in Chrome's format."""
         records = trace.get("traceEvents")
         if not isinstance(records, list):
             self._add("traceEvents", "expected a list")
@@ -185,7 +185,7 @@ class _Reader:
         return Trace(tuple(spans), tuple(marks), 0, other["virtual_time_ns"], other["seed"])
 
     def _tracks(self, records: list[Any]) -> dict[tuple[int, int], int]:
-        """The rank of each track; -1 for those that belong to none."""
+        """Return the rank of each track; -1 for tracks of none."""
         tracks = {}
         for index, record in enumerate(records):
             where = f"traceEvents[{index}]."
@@ -200,7 +200,7 @@ class _Reader:
         return tracks
 
     def _values(self, record: Any, wanted: Mapping[str, Spec], where: str) -> dict[str, Any] | None:
-        """The values of a record under these keys, checked; None if one is missing or wrong."""
+        """Return the values of a record under these keys, checked; None if one is missing or wrong."""
         if not isinstance(record, dict):
             self._add(where, f"expected a table, found {JSON.found(record)}")
             return None
@@ -213,7 +213,7 @@ class _Reader:
         return values if len(values) == len(wanted) else None
 
     def _data(self, record: Any, name: str, where: str) -> dict[str, Any] | None:
-        """The table under `name`, each value that has a known name checked."""
+        """Return the table under `name`, each value with a known name checked."""
         if not isinstance(record, dict):
             return None
         raw = record.get(name)

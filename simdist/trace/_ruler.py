@@ -1,4 +1,4 @@
-"""The time axis of a picture, drawn: its stretches, the signs of what is cut out, and the times below."""
+"""Draws the time axis of a picture: its stretches, the signs of breaks, and the times below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packed records of a run as events, whose data have names."""
+"""A run's packed records as events, whose data have names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simdist.result import Event
 
 __all__ = ["EventStream", "event_of", "events_of"]
 
-# Records of a kind differ at most in fields at the end, so the names of the longest are those of all.
+# Records of a kind differ at most in fields at the end, so the longest has the names of all.
 _NAMES = {kind: tuple(fields_of(found[-1])) for kind, found in kinds().items()}
 
 
 class EventStream(Sequence[Event]):
-    """The records of a run as `Event`s, made when they are asked for."""
+    """The records of a run as `Event`s, made on access."""
 
     __slots__ = ("_records",)
 
@@ -37,19 +37,19 @@ class EventStream(Sequence[Event]):
         return len(self._records)
 
     def of_kinds(self, kinds: Sequence[str]) -> list[Event]:
-        """Those of these kinds; the others are not made."""
+        """Return the events of these kinds; the others are not made."""
         return [event_of(record) for record in self._records if record[1] in kinds]
 
 
 def events_of(events: Sequence[Event], *kinds: str) -> list[Event]:
-    """The events of these kinds, in order."""
+    """Return the events of these kinds, in order."""
     if isinstance(events, EventStream):
         return events.of_kinds(kinds)
     return [event for event in events if event.kind in kinds]
 
 
 def event_of(record: Packed) -> Event:
-    """A packed record as an `Event`; what has no name, because its kind is unknown, is left out."""
+    """Return a packed record as an `Event`; values without a name, because the kind is unknown, are left out."""
     time_ns, kind, rank, *values = record
     names = _NAMES.get(kind, ())
     data = {

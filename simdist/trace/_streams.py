@@ -1,4 +1,4 @@
-"""What each device did, stream by stream: kernels beside the collectives that overlap with them."""
+"""The streams of each device: kernels next to the collectives that overlap with them."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ class _Row:
 
 
 def stream_timeline(trace: Trace, kernels: Iterable[StreamRun], *, title: str = "") -> Figure:
-    """Draw the streams of each rank's device, 1200 pixels wide, as a matplotlib figure that belongs to nobody.
+    """Draw the streams of each rank's device, 1200 pixels wide, as a matplotlib figure that pyplot does not manage.
 
-    A rank has a row for each stream with kernels and one for its collectives, from when their data flows. Where the
-    program names its steps (`simdist.step`), what the devices do since the host began the last one is drawn, else the
-    whole run. Of more than 8 ranks the first
-    are shown.
+    A rank has a row for each stream with kernels and one for its collectives, from when their data flows. If the
+    program names its steps (`simdist.step`), the picture begins when the host begins the last step, else with the run.
+    Of more than 8 ranks the first are shown.
 
     Args:
         trace: the run.
         kernels: the times of its kernels, in virtual nanoseconds.
-        title: what stands above it.
+        title: the text above it.
 
     Raises:
         SimdistError: matplotlib is not installed.
@@ -103,7 +102,7 @@ def stream_timeline(trace: Trace, kernels: Iterable[StreamRun], *, title: str = 
 
 
 def _window(trace: Trace) -> tuple[int, int, str]:
-    """From when to when to draw, in virtual nanoseconds, and what that is."""
+    """Return from when to when to draw, in virtual nanoseconds, and a description of it."""
     steps = [mark for mark in trace.of_kind("step") if mark.rank == min(trace.ranks, default=0)]
     if not steps:
         return trace.start_ns, trace.end_ns, "the whole run"

@@ -1,4 +1,4 @@
-"""A run as pictures and tables need it: spans, and marks for all that has no length."""
+"""A run as pictures and tables need it: spans, and marks for everything without a length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_SPANS = ("issue", "complete", "error", "sleep", "delay")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What happened from `start_ns` to `end_ns`; the same from a run, its event lines, or its Chrome trace."""
+    """The spans and marks from `start_ns` to `end_ns`; the same from a run, its event lines, or its Chrome trace."""
 
     spans: tuple[Span, ...]
     marks: tuple[Event, ...]
@@ -55,10 +55,10 @@ class Trace:
         from_ns: int | None = None,
         to_ns: int | None = None,
     ) -> Trace:
-        """The part of it that these ranks did, in these groups (by name or description), in this span of time.
+        """Return the part of these ranks, in these groups (by name or description), in this span of time.
 
-        What belongs to no rank, and the marks that name the groups, stay. An operation that is only partly inside
-        stays whole; what does nothing in a group (a sleep, a fault) passes the filter by group.
+        Spans and marks of no rank, and the marks that name the groups, stay. An operation that is only partly inside
+        stays whole; spans without a group (a sleep, a fault) pass the filter by group.
         """
         start, end = self.start_ns if from_ns is None else from_ns, self.end_ns if to_ns is None else to_ns
         names = set(groups) | {name for name, desc in self.groups.descriptions.items() if desc in groups}
@@ -80,11 +80,11 @@ class Trace:
 
 
 def trace_of(result: RunResult) -> Trace:
-    """The trace of a run."""
+    """Return the trace of a run."""
     return trace_of_events(result.events, result.virtual_time_ns, result.seed)
 
 
 def trace_of_events(events: Sequence[Event], end_ns: int, seed: int | None = None) -> Trace:
-    """The trace of these events, of a run that ended at `end_ns`."""
+    """Return the trace of these events, of a run that ended at `end_ns`."""
     marks = [event for event in events if event.kind not in IN_SPANS]
     return Trace(tuple(spans_of(events, end_ns)), tuple(marks), 0, end_ns, seed)

@@ -1,4 +1,4 @@
-"""Where things stand in a Chrome trace: a process for each host, a track for each rank, lanes for what overlaps."""
+"""The layout of a Chrome trace: a process for each host, a track for each rank, lanes for overlapping operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simdist.result import Event, Span
 
 __all__ = ["Track", "Tracks"]
 
-_WORLD = 0  # the process of what belongs to no rank; hosts count from 1
+_WORLD = 0  # the process for events of no rank; hosts count from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Track:
     number: int
 
     def ids(self) -> dict[str, int]:
-        """The record keys that put a record here."""
+        """Return the record keys that put a record here."""
         return {"pid": self.process, "tid": self.number}
 
 
 class Tracks:
-    """The tracks that a run needs."""
+    """The tracks of a run."""
 
     def __init__(self, events: Sequence[Event], spans: Sequence[Span]) -> None:
         hosts: dict[int, str] = {}
@@ -49,15 +49,15 @@ class Tracks:
         self._has_world = any(event.rank < 0 for event in events)
 
     def of_span(self, index: int) -> Track:
-        """The track of the `index`-th span."""
+        """Return the track of the `index`-th span."""
         return self._of_span[index]
 
     def of_rank(self, rank: int) -> Track:
-        """The rank's own track; the world's for -1."""
+        """Return the rank's own track; the world's for -1."""
         return self._world if rank < 0 else self._tracks[rank, 0]
 
     def metadata(self) -> Iterator[dict[str, Any]]:
-        """The records that name and order processes and tracks."""
+        """Yield the records that name and order processes and tracks."""
         if self._has_world:
             yield from _named("process", "world", {"pid": _WORLD})
             yield from _named("thread", "world", self._world.ids())
@@ -69,7 +69,7 @@ class Tracks:
 
 
 def _lanes(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """For each span, in order of start, its rank and the lowest lane that is free; only lane 0 takes no async ones."""
+    """Return for each span, in order of start, its rank and the lowest free lane; async ones never take lane 0."""
     busy_until: dict[int, list[int]] = {}
     places = []
     for span in spans:

@@ -1,8 +1,8 @@
-"""Who waits for whom at one moment, read from a trace: the same from a simulated run and from real processes.
+"""Finds which ranks wait for which at one moment, from a trace of a simulated run or of real processes.
 
 A rank waits in an operation that has begun and whose data does not flow yet. In a collective it waits for the members
 of the group that have not called it, then for those that called it and died; in a broadcast or a scatter for the root
-alone while that is missing. In a message it waits for the other end.
+alone while the root is missing. In a message it waits for the other end.
 
 In doubt: a rank that has only asynchronous operations open may compute meanwhile. It counts as waiting, unless it
 sleeps.
@@ -23,7 +23,7 @@ __all__ = ["Waiting", "moment_of", "waiting_at"]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What one rank is in at a moment, and the ranks that it waits for.
+    """The state of one rank at a moment, and the ranks that it waits for.
 
     Attributes:
         rank: the rank.
@@ -42,9 +42,9 @@ class Waiting:
 
 
 def moment_of(trace: Trace) -> int:
-    """The moment to look at: when the first deadlock formed, else just before the first failure, else the end.
+    """Return the moment to look at: when the first deadlock formed, else just before the first failure, else the end.
 
-    A failure is an operation that raised; where none did, one that the end of its rank cut off. In virtual nanoseconds.
+    A failure is an operation that raised; if none did, one that the end of its rank cut off. In virtual nanoseconds.
     """
     deadlocks = trace.of_kind("deadlock")
     if deadlocks:
@@ -55,7 +55,7 @@ def moment_of(trace: Trace) -> int:
 
 
 def waiting_at(trace: Trace, time_ns: int) -> list[Waiting]:
-    """What each rank is in at `time_ns`, in virtual nanoseconds; by rank."""
+    """Return the state of each rank at `time_ns`, in virtual nanoseconds; by rank."""
     last_start = max((mark.time_ns for mark in trace.of_kind("restart") if mark.time_ns <= time_ns), default=-1)
     spans: dict[int, list[Span]] = {rank: [] for rank in trace.ranks}
     for span in trace.spans:
