@@ -11,10 +11,10 @@ __all__ = ["build"]
 
 
 def build(*, again: bool) -> int:
-    """Build them unless they are there; the exit code.
+    """Build the kernels if they are missing, and return the exit code.
 
     Raises:
-        UnsupportedError: there is no g++, or it does not take the source.
+        UnsupportedError: there is no g++, or it rejects the source.
     """
     from simdist.device import build_kernels, built_kernels
 

@@ -1,4 +1,4 @@
-"""`simdist calibrate`: measure this machine, and write what a simulation of it should cost."""
+"""`simdist calibrate`: measure this machine, and write the costs for simulations of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["calibrate_machine"]
 
 
 def calibrate_machine(backend: str, ranks: Sequence[int], output: str, limit_s: float) -> int:
-    """Measure, fit, measure again, print both, write the description; the exit code, 3 without the backend.
+    """Measure, fit, measure again, print both, write the description; return the exit code, 3 without the backend.
 
     Raises:
         SimdistError: the file can't be written, or a measurement failed.

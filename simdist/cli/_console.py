@@ -1,4 +1,4 @@
-"""Where text goes: colours and width on a terminal, plain and always the same in a pipe."""
+"""Consoles for all output: colours and width on a terminal; plain and always the same in a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 96
 
 
 class _PlainConsole(Console):
-    """A console that shows control characters as escapes, wherever a text comes from."""
+    """A console that shows control characters as escapes, in texts of any origin."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -28,22 +28,22 @@ class _PlainConsole(Console):
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One message, with control characters as escapes."""
+    """Print one message, with control characters as escapes."""
     click.echo(plain(text), err=err)
 
 
 @contextmanager
 def page() -> Iterator[Console]:
-    """A console that takes text as it is, without markup; what it got goes to stdout at the end, in one piece."""
+    """Yield a console that prints text as it is, without markup; its output goes to stdout at the end, in one piece."""
     console = _PlainConsole(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False, emoji=False)
     with console.capture() as capture:
         yield console
-    # Tables fill their lines with spaces, which are a nuisance in a file.
+    # Tables fill their lines with spaces, which are unwanted in a file.
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def marks(encoding: str) -> tuple[str, str]:
-    """The marks for what holds and what does not, as far as `encoding` goes."""
+    """Return the marks for success and failure, as far as `encoding` has them."""
     try:
         "✓✗".encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -17,7 +17,7 @@ from simdist.docs import Page, close_to, find, pages, search
 
 __all__ = ["read"]
 
-_HITS = 5  # of one page
+_HITS = 5  # for each page
 _HEADINGS = {
     "": "start here",
     "tutorials": "tutorials: learn by doing",
@@ -28,7 +28,7 @@ _HEADINGS = {
 
 
 class _Code(CodeBlock):
-    """A block of code whose lines stay whole, however narrow the terminal is, so that they can be copied."""
+    """A block of code whose lines stay whole, however narrow the terminal is, for copying."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in Syntax("", self.lexer_name, theme=self.theme).highlight(str(self.text).rstrip()).split("\n"):
@@ -40,7 +40,7 @@ class _Page(Markdown):
 
 
 def read(topic: tuple[str, ...], words: str | None, *, plain: bool) -> int:
-    """List the pages, show one, or search them; the exit code: 2 for a page that does not exist, 1 for no hit."""
+    """List the pages, show one, or search them; return the exit code: 2 for an unknown page, 1 for no hit."""
     if words is not None:
         return _search(words)
     if not topic:
@@ -78,7 +78,7 @@ def _show(shown: Page, *, plain: bool) -> int:
         console = Console(width=min(Console().width, WIDTH + 4))
         with console.capture() as capture:
             console.print(_Page(shown.text, hyperlinks=False), crop=False)
-        click.echo_via_pager(capture.get())  # which sees to it that `less` shows colours
+        click.echo_via_pager(capture.get())  # which makes `less` show colours
     else:
         with page() as written:
             written.print(_Page(shown.text, hyperlinks=False), crop=False)

@@ -1,4 +1,4 @@
-"""`simdist doctor`: what works with this Python, this torch and this machine, and what turns on the rest."""
+"""`simdist doctor`: features that work with this Python, this torch and this machine, and how to enable the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Feature", "examine"]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One thing that simdist can do: on, or off for a reason."""
+    """A feature of simdist: on, or off for a reason."""
 
     name: str
     why_off: str = ""  # empty: it is on
@@ -32,12 +32,12 @@ class Feature:
 
     @property
     def is_on(self) -> bool:
-        """True if it works here."""
+        """True if the feature works here."""
         return not self.why_off
 
 
 def examine(*, as_json: bool) -> int:
-    """Print the page, or the JSON; 0 if ranks run here, else 1."""
+    """Print the page, or the JSON; return 0 if ranks run here, else 1."""
     facts, features = _facts(), _features()
     works = features[0].is_on
     if as_json:
@@ -117,7 +117,7 @@ def _compiler() -> str:
         from simdist.device import compiler
 
         return compiler() or "none: there is no g++"
-    except Exception as error:  # torch is not there
+    except Exception as error:  # torch is missing
         return f"not looked for: {type(error).__name__}: {error}"
 
 
@@ -226,7 +226,7 @@ def _real(backend: str, world_size: int) -> str:
 
 
 def _answer(question: Callable[[], str]) -> str:
-    """What the question says; an error that it raises is a reason too."""
+    """Return the question's answer; an error that it raises is a reason, too."""
     try:
         return question()
     except Exception as error:

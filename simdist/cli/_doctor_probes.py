@@ -1,4 +1,4 @@
-"""Questions that load torch or run a world: each is asked in a process of its own, whose crash is an answer too."""
+"""Questions that load torch or run a world: each has its own process, whose crash is an answer, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT_S = 120
 
 
 def ask(question: str) -> str:
-    """Why what `question` is about does not work here, empty if it does; never raises and never hangs."""
+    """Return why the subject of `question` does not work here, "" if it works; never raises and never hangs."""
     code = f"from simdist.cli._doctor_probes import main; main({question!r})"
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def main(question: str) -> None:
         answer = f"{type(error).__name__}: {error}"
     sys.stdout.write(f"\n{_MARK}{json.dumps(answer)}\n")
     sys.stdout.flush()
-    os._exit(0)  # torch would take a second to leave in order
+    os._exit(0)  # a regular exit of torch would take a second
 
 
 def _total() -> float:

@@ -37,7 +37,7 @@ def explore_file(
     until_found: bool,
     write: str | None,
 ) -> int:
-    """Search the scenario's schedules and print what was found; the exit code.
+    """Search the scenario's schedules, print the findings, and return the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
@@ -78,10 +78,10 @@ def loaded(
     problems: Sequence[str],
     in_world: Callable[[int | None], Iterable[str]] = lambda world_size: (),
 ) -> Plan:
-    """The plan of a file; `problems` are what is wrong besides, as is what `in_world` says of the world's size.
+    """Return a file's plan; `problems` are further ones, and `in_world` returns those with the world's size.
 
     Raises:
-        ScenarioError: names everything that is wrong.
+        ScenarioError: names all problems.
     """
     try:
         plan = load(file, overrides=overrides)
@@ -95,7 +95,7 @@ def loaded(
 def write_reports(
     command: str, plan: Plan, report: SearchReport, seconds: float, *, json_path: str | None, junit: str | None
 ) -> None:
-    """Write what a search has found, in the forms that are asked for."""
+    """Write a search's report in the requested forms."""
     if json_path is not None:
         write_text(json_path, lambda stream: stream.write(json.dumps(report.summary(), indent=2) + "\n"))
     if junit is not None:
@@ -103,7 +103,7 @@ def write_reports(
 
 
 def print_report(plan: Plan, report: SearchReport, real_time: str, written: Iterable[Path] = ()) -> None:
-    """Print what a search has found, the files that it wrote, and the real time that it took, in words."""
+    """Print a search's findings, the files that it wrote, and its real time, in words."""
     with page() as out:
         out.print(Text(plan.heading, style="bold"), soft_wrap=True)
         for line in report.lines():

@@ -1,4 +1,4 @@
-"""`simdist fuzz` and `simdist replay`: random faults, and a failure again."""
+"""`simdist fuzz` and `simdist replay`: random faults, and the repetition of a failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fuzz_file(
     workers: int | str | None,
     write: str | None,
 ) -> int:
-    """Search the scenario under faults and print what was found; the exit code.
+    """Search the scenario under faults, print the findings, and return the exit code.
 
     Raises:
         ScenarioError: the file, an override, a family or an output path is bad; nothing has run then.
@@ -65,10 +65,10 @@ def fuzz_file(
 
 
 def replay_token(token: str, file: str | None) -> int:
-    """Repeat the run of a token and print its report; the exit code.
+    """Repeat the run of a token, print its report, and return the exit code.
 
     Raises:
-        ScenarioError: it is no token, or the scenario is not there, or is another one.
+        ScenarioError: it is no token, or the scenario is missing or has changed.
     """
     plan, attempt = read_token(token, file)
     program = PlanProgram(plan)

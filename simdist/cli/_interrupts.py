@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: both end what is under way, so that no folder, no process and no semaphore is left.
+"""Ctrl-C and SIGTERM: both end the command, and leave no folder, no process and no semaphore.
 
-A search that they end has found something until then. It is reported as that of any other search, before the command
-ends as interrupted.
+An interrupted search has results up to then. They are reported like those of any other search, before the command ends
+as interrupted.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Report = TypeVar("Report")
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """SIGTERM arrived."""
 
 
 def interruption(error: KeyboardInterrupt) -> tuple[str, int]:
-    """What ended a command, in a word, and the exit code by which a shell reports it."""
+    """Return which signal ended a command, in a word, and the exit code by which a shell reports it."""
     terminated = isinstance(error, _Terminated)
     return "terminated" if terminated else "interrupted", 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM ends what is under way as Ctrl-C does."""
+    """While inside, SIGTERM interrupts the program as Ctrl-C does."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise _Terminated
@@ -51,7 +51,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 def searched(search: Callable[[LiveLine], Report]) -> tuple[Report, float, BaseException | None]:
-    """What a search finds, the real seconds that it takes, and what interrupted it; see `exit_code`."""
+    """Run a search; return its report, its real seconds, and its interruption or None; see `exit_code`."""
     started, interruption = time.perf_counter(), None
     try:
         with terminated_like_interrupted(), LiveLine() as line:
@@ -62,10 +62,10 @@ def searched(search: Callable[[LiveLine], Report]) -> tuple[Report, float, BaseE
 
 
 def exit_code(ok: bool, interruption: BaseException | None) -> int:
-    """The exit code of a search that has been reported.
+    """Return the exit code of a search after its report.
 
     Raises:
-        KeyboardInterrupt: it was interrupted.
+        KeyboardInterrupt: the search was interrupted.
     """
     if interruption is not None:
         raise interruption

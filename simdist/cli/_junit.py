@@ -1,4 +1,4 @@
-"""JUnit XML, which CI systems show as tests: one that fails for each finding, or one that passes."""
+"""JUnit XML, which CI systems show as tests: a failing test for each finding, or one that passes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["write_junit"]
 def write_junit(
     path: str, command: str, program: str, findings: Iterable[tuple[str, tuple[str, ...]]], seconds: float
 ) -> None:
-    """Write what `command` found of `program`: for each finding what it is, and further lines on it.
+    """Write the findings of `command` in `program`: each with its title and further lines.
 
-    A case has the program for its class and the finding for its name, so that the same finding has the same name in
-    each run. Without any, one case with the program's name passes.
+    A case has the program as its class and the finding as its name, so that the same finding has the same name in each
+    run. Without findings, one case with the program's name passes.
     """
     found = [(plain(what), plain("\n".join(lines))) for what, lines in findings]
     counts = {

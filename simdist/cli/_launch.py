@@ -1,4 +1,4 @@
-"""`simdist launch`: run a script as torchrun does, and say how it ended."""
+"""`simdist launch`: runs a script as torchrun does, and reports the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["launch_words"]
 
 
 def launch_words(words: Sequence[str]) -> int:
-    """Run what the words of the command line say; the exit code, which is torchrun's.
+    """Run the command line's words, and return the exit code, which is torchrun's.
 
     Raises:
         LaunchError: a word is wrong; nothing has run then.
@@ -89,7 +89,7 @@ def launch_words(words: Sequence[str]) -> int:
 
 
 def _repeats(first: Recording, plan: Launch, folder: str) -> bool:
-    """Whether another run is the same, in a fresh process; says so, or where they differ."""
+    """Return True if another run in a fresh process is the same; prints that, or where they differ."""
     from simdist.determinism import Job, check_recording
 
     job = Job("simdist.launch", "repeat", (plan, folder))

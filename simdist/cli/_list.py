@@ -15,7 +15,7 @@ __all__ = ["list_folder"]
 
 
 def list_folder(folder: Path) -> int:
-    """Print the table of the scenarios in `folder`; 2 if the folder is missing or a file is broken."""
+    """Print the table of the scenarios in `folder`; return 2 if the folder is missing or a file is broken."""
     try:
         found = "\0" not in str(folder) and folder.is_dir()
     except OSError:  # a name that is too long
@@ -31,7 +31,7 @@ def list_folder(folder: Path) -> int:
     table = plain_table("name", "ranks", "backend", "faults", "title", right=("ranks", "faults"))
     for file in files:
         try:
-            if file.is_fifo():  # it would be waited for
+            if file.is_fifo():  # reading it would block
                 raise ScenarioError(str(file), ["is no file, but a pipe"])
             plan = load(str(file), import_target=False)
         except ScenarioError as error:

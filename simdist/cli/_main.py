@@ -1,4 +1,4 @@
-"""The command `simdist` and how it ends."""
+"""The command `simdist`, its error messages and its exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """Turns what simdist raises about its input into one message and an exit code."""
+    """Turns simdist's errors about its input into one message and an exit code."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:

@@ -1,6 +1,6 @@
-"""The options that say on which machines runs take place.
+"""The options that name the machines of runs.
 
-Those of a real run have torchrun's own names; those of many simulated ones say how many processes do them.
+Those of a real run have torchrun's own names; those of many simulated runs give the number of processes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Count(_WholeType):
         self._spec = Whole(least=least, most=most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number.
+        """Return the number.
 
         Raises:
-            BadParameter: it is none, or outside.
+            BadParameter: it is no number, or outside the range.
         """
         try:
             if isinstance(value, str):
-                value = int(value) if len(value) <= 40 else value  # of more digits Python makes no number
+                value = int(value) if len(value) <= 40 else value  # Python converts no number with more digits
             number: int = self._spec.check(value)
         except Unfit as unfit:
             self.fail(str(unfit), param, ctx)
@@ -53,12 +53,12 @@ class Count(_WholeType):
 
 
 class Ranks(_RanksType):
-    """Ranks with commas between them: "0,2"."""
+    """Ranks, separated by commas: "0,2"."""
 
     name = "ranks"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The ranks.
+        """Return the ranks.
 
         Raises:
             BadParameter: one is no whole number.
@@ -79,7 +79,7 @@ _NAMES = (
 
 
 def node_options(command: Any) -> Any:
-    """Decorate a command with them."""
+    """Decorate a command with the options of nodes."""
     options = [
         click.option(
             "--nnodes",
@@ -108,18 +108,18 @@ def node_options(command: Any) -> Any:
 
 
 def given_node_options(context: click.Context) -> list[str]:
-    """Those of them that stand on the command line."""
+    """Return the options of nodes on the command line."""
     return options_given(context, _NAMES)
 
 
 def options_given(context: click.Context, names: Sequence[str]) -> list[str]:
-    """Those of some options that stand on the command line; `names` are those of their values."""
+    """Return those options of the values `names` that are on the command line."""
     given = [n for n in names if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
     return [f"--{name.removesuffix('_path').replace('_', '-')}" for name in given]
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add those of commands that run a program again and again; `workers` is a count, an address or None."""
+    """Add the options of commands with many runs; `workers` is a count, an address or None."""
 
     @functools.wraps(command)
     def with_workers(*args: Any, workers: int | None, scheduler: str | None, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the scenario's file, and what stands in place of what it says."""
+    """Add the scenario's file, and the options that override its contents."""
     for option in (
         click.option(
             "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In place of what the file says; may repeat."
@@ -154,7 +154,7 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add those that write a report."""
+    """Add the options for reports."""
     for option in (
         click.option("--junit", metavar="OUT", help="Write the findings as JUnit XML, a test case each."),
         click.option("--json", "json_path", metavar="OUT", help="Write the report as JSON."),
@@ -164,7 +164,7 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def real_options(backend: str, node: dict[str, Any], wait: str) -> RealOptions:
-    """What they say, in one object."""
+    """Return the options of a real run as one object."""
     from simdist.cli._real import RealOptions
     from simdist.hardware import Nodes
 

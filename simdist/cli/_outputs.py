@@ -1,4 +1,4 @@
-"""The files that commands write: problems are reported before anything runs, and none is left half done."""
+"""The output files of commands: problems are reported before anything runs, and no file is left half done."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _LONGEST = 200  # letters of a path in a message
 
 
 def shown_path(path: str) -> str:
-    """A path for a message: plain, and not endless."""
+    """Return a path for a message: without control characters, and shortened if it is very long."""
     return shortened(plain(path, ""), _LONGEST)
 
 
 def output_problems(
     files: Mapping[str, str | None], *, folders: Mapping[str, str | None] | None = None, inputs: Sequence[str] = ()
 ) -> list[str]:
-    """Why an output can't be written, found by writing there; files and folders that this made are gone again.
+    """Return why outputs can't be written, found by writing there; new files and folders are removed again.
 
-    `files` and `folders` are paths by option. Two outputs in one place are a problem too, and so is one in the place of
-    an input.
+    `files` and `folders` are paths by option. Two outputs in one place are a problem, too, and so is an output in the
+    place of an input.
     """
     wanted = {option: path for option, path in files.items() if path is not None}
     wanted_folders = {option: path for option, path in (folders or {}).items() if path is not None}
@@ -67,14 +67,14 @@ def output_problems(
 
 
 def write_text(path: str, write: Callable[[TextIO], object]) -> None:
-    """Write a file from what `write` puts into a stream; the old file stays if anything goes wrong."""
+    """Write a file with the output of `write`; the old file stays if anything goes wrong."""
     stream = io.StringIO(newline="\n")
     write(stream)
     write_bytes(path, stream.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def write_files(folder: str | None, write: Callable[[Path], Iterable[Path]]) -> list[Path]:
-    """The files that `write` makes in a folder, if there is one; exit code 2 if one can't be written."""
+    """Return the files that `write` makes in a folder, if there is one; exit code 2 if one can't be written."""
     if folder is None:
         return []
     with reported(folder):
@@ -82,7 +82,7 @@ def write_files(folder: str | None, write: Callable[[Path], Iterable[Path]]) -> 
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Write a file, or leave with exit code 2 and the old file as it was."""
+    """Write a file, or exit with code 2 and keep the old file."""
     with reported(path):
         target = Path(path).resolve()  # a link stays a link
         mode = _mode_of(target)
@@ -91,7 +91,7 @@ def write_bytes(path: str, content: bytes) -> None:
             return
         try:
             handle, name = tempfile.mkstemp(prefix=".simdist-", dir=target.parent)
-        except PermissionError:  # the file may be written, but its folder not
+        except PermissionError:  # the file is writable, its folder is not
             target.write_bytes(content)
             return
         try:
@@ -107,17 +107,17 @@ def write_bytes(path: str, content: bytes) -> None:
 
 @contextmanager
 def reported(path: str) -> Iterator[None]:
-    """Say that the file could not be written, and leave with exit code 2."""
+    """Report that the file can't be written, and exit with code 2."""
     try:
         yield
-    except OSError as error:  # it could be opened before the run: the disk is full, or the folder is gone
+    except OSError as error:  # it was writable before the run: the disk is full, or the folder is gone
         say(f"{shown_path(path)}: cannot be written: {_reason(error)}", err=True)
         raise click.exceptions.Exit(2) from None
 
 
 def _try_to_open(path: str) -> None:
     mode = _mode_of(Path(path))
-    if mode is not None and stat.S_ISFIFO(mode):  # opening waits for a reader
+    if mode is not None and stat.S_ISFIFO(mode):  # opening it waits for a reader
         return
     with Path(path).open("ab"):
         pass
@@ -139,7 +139,7 @@ def _try_to_fill(path: str) -> None:
 
 
 def _place_of(path: str) -> object:
-    """What names the file that a path leads to; None for one that any number of outputs may share, as /dev/null."""
+    """Identify a path's file; None for one that any number of outputs may share, as /dev/null."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError):

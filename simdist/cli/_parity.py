@@ -1,4 +1,4 @@
-"""`simdist parity`: scenarios simulated and real, beside each other."""
+"""`simdist parity`: scenarios as simulated and as real runs, compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare_files(
     json_path: str | None,
     html_path: str | None,
 ) -> int:
-    """Compare each file's simulated and real runs, print and write the report; the exit code.
+    """Compare each file's simulated and real runs, print and write the report; return the exit code.
 
     Raises:
         ScenarioError: files, options or output paths are bad; nothing has run then.
@@ -71,10 +71,10 @@ def compare_files(
 
 
 def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], problems: Sequence[str]) -> list[Plan]:
-    """The plans of all files.
+    """Return the plans of all files.
 
     Raises:
-        ScenarioError: names everything that is wrong with any of them.
+        ScenarioError: names all problems of all files.
     """
     plans, lines = [], list(problems)
     reported: list[str] = []
@@ -93,7 +93,7 @@ def load_all(files: Sequence[str], also: Callable[[Plan], Sequence[str]], proble
 
 
 def write_reports(reports: Sequence[ParityReport], json_path: str | None, html_path: str | None) -> None:
-    """Write the report files that were asked for."""
+    """Write the requested report files."""
     from simdist.hardware import html_page
 
     if json_path is not None:
@@ -104,7 +104,7 @@ def write_reports(reports: Sequence[ParityReport], json_path: str | None, html_p
 
 
 def print_reports(out: Console, reports: Sequence[ParityReport]) -> None:
-    """A line for each scenario, then what differs, what reality does only sometimes, and what was not replayed."""
+    """Print a line for each scenario, the differences, results of only some real runs, and parts not replayed."""
     table = plain_table("scenario", "ranks", "agreed", "virtual", "real", "verdict", right=("ranks", "agreed"))
     for report in reports:
         agreed = " ".join(f"{agreed}/{judged}" for agreed, judged in report.agreements) or "-"

@@ -1,4 +1,4 @@
-"""`simdist patches`: every name that a world replaces, by what, and why."""
+"""`simdist patches`: every name that a world replaces, its replacement, and the reason."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _HOW = {
 
 
 def replaced() -> dict[str, list[Patched]]:
-    """What is replaced in every world, and what besides in worlds that use more; none with devices if there are none.
+    """Return the names replaced in every world, and further ones by feature; those of devices only if available.
 
-    Names of libraries besides Python's own and torch, which are changed where a program imports them, are left out.
+    Names in libraries other than Python's own and torch, which are changed where a program imports them, are omitted.
     """
     found = {"every world": _seen_by_a_rank(_over_gloo)}
     known = {(each.owner, each.name) for each in found["every world"]}
@@ -59,7 +59,7 @@ def replaced() -> dict[str, list[Patched]]:
 
 
 def print_patches(name: str | None, *, as_json: bool) -> int:
-    """Print all of them, or those that have `name` in their dotted names; 1 if none has."""
+    """Print all names, or those that contain `name`; return 1 if none does."""
     rows = [(each, where) for where, found in replaced().items() for each in found]
     wanted = [(each, where) for each, where in rows if name is None or name in f"{each.owner}.{each.name}"]
     if as_json:
@@ -104,11 +104,11 @@ def _over_gloo() -> list[Patched]:
 
 
 def _after_much_use() -> list[Patched]:
-    """Of what programs import and use: modules that are changed when they are there, children, pipes, `select`."""
-    with warnings.catch_warnings(action="ignore"):  # of what is deprecated in them
+    """Return names changed after some use by a program: in imported modules, in children, for pipes, in `select`."""
+    with warnings.catch_warnings(action="ignore"):  # about deprecated parts of the modules
         for name in adapted_modules():
             if name.partition(".")[0] in (*sys.stdlib_module_names, "torch"):
-                with contextlib.suppress(ImportError):  # it needs what is not installed
+                with contextlib.suppress(ImportError):  # it needs a package that is not installed
                     importlib.import_module(name)
     mine, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=theirs.send, args=("",))

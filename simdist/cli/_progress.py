@@ -16,13 +16,13 @@ __all__ = ["LiveLine"]
 
 
 class LiveLine:
-    """A transient line on stderr while inside; nothing at all where stderr is no terminal."""
+    """A transient line on stderr while inside; prints nothing if stderr is no terminal."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
         if sys.stderr.isatty():
-            # Drawn by the caller: a drawing thread of rich's own would run beside the ranks. Redirecting the
-            # standard streams is off because they belong to the ranks meanwhile.
+            # The caller draws the line: a drawing thread of rich would run during the ranks. Redirecting the standard
+            # streams is off because they belong to the ranks meanwhile.
             stream = Console(file=sys.stderr, markup=False, highlight=False)
             self._live = Live(
                 console=stream, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -43,7 +43,7 @@ class LiveLine:
             self._live.stop()
 
     def progress(self, now_ns: int, events: int) -> None:
-        """Show how far the run is; fits `simdist.run`."""
+        """Show the run's progress; fits `simdist.run`."""
         if self._live is None:
             return
         real, (before, count) = time.perf_counter(), self._last
@@ -52,7 +52,7 @@ class LiveLine:
         self.say(f"virtual time {format_duration(now_ns)}   {events:,} events   {rate:,.0f} events/s")
 
     def rate(self, done: int) -> float:
-        """How many of something that has been `done` so often since the start are done in a minute."""
+        """Return how many steps take place in a minute, with `done` since the start."""
         return 60 * done / max(time.perf_counter() - self._begun, 1e-6)
 
     def say(self, text: str) -> None:
@@ -61,5 +61,5 @@ class LiveLine:
             self._live.update(Text(text), refresh=True)
 
     def clear(self) -> None:
-        """Empty the line, so that other text may be printed."""
+        """Empty the line, so that other text can be printed."""
         self.say("")

@@ -1,4 +1,4 @@
-"""`simdist run --real`: the scenario as real processes, and its outcome."""
+"""`simdist run --real`: the scenario as real processes, and its result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["RealOptions", "number_problems", "problems_of", "run_real_file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealOptions:
-    """How to run for real: the backend, real seconds per virtual second, the limit on a rank, and the nodes."""
+    """The options of a real run: the backend, real seconds per virtual second, the limit on a rank, and the nodes."""
 
     backend: str
     time_scale: float | None
@@ -41,21 +41,21 @@ class RealOptions:
 
 
 def problems_of(real: RealOptions, world_size: int) -> list[str]:
-    """What is wrong with the options of a real run."""
+    """Return the problems of a real run's options."""
     lines = real.nodes.problems(world_size)
     lines += number_problems("--time-scale", real.time_scale)
     return lines + number_problems("--real-timeout", real.limit_s)
 
 
 def number_problems(option: str, value: float | None) -> list[str]:
-    """Why an option's number can't be used; any that is finite and greater than 0 can."""
+    """Return why an option's number is unusable; numbers that are finite and greater than 0 are usable."""
     return [f"{option}: {finding.text}" for finding in findings_of(Maybe(Number(above=0)), value)]
 
 
 def run_real_file(
     file: str, seed: int | None, overrides: Sequence[str], outputs: Outputs, real: RealOptions, *, show_output: bool
 ) -> int:
-    """Run the scenario as real processes, and print the summary; the exit code, 3 if nothing of it could be replayed.
+    """Run the scenario as real processes, print the summary; return the exit code, 3 if nothing could be replayed.
 
     Raises:
         ScenarioError: the file, an override, an option or an output path is bad; nothing has run then.

@@ -1,4 +1,4 @@
-"""`simdist run`: load, run, judge, and write what was asked for."""
+"""`simdist run`: loads, runs, judges, and writes the requested files."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Outputs:
     flight_recorder: str | None = None  # a folder
 
     def problems(self, inputs: Sequence[str] = ()) -> list[str]:
-        """Why one of them can't be written, found by opening it; files that this made are gone again."""
+        """Return why files can't be written, found by opening them; files that this made are gone again."""
         lines = picture_problems({f"--{name}": getattr(self, name) for name in PICTURES})
         files = {f"--{name}": getattr(self, name) for name in ("json", "trace", "events", *PICTURES)}
         folders = {"--flight-recorder": self.flight_recorder}
         return lines + output_problems(files, folders=folders, inputs=inputs)
 
     def kernel_times(self) -> KernelTimes | None:
-        """What has to observe the run, if the streams of devices are drawn."""
+        """Return an observer of the run if the streams of devices are drawn."""
         if self.streams is None:
             return None
         from simdist.device import KernelTimes
@@ -83,7 +83,7 @@ class Outputs:
         stacks: CallStacks | None,
         kernels: KernelTimes | None,
     ) -> None:
-        """Write the files; `stacks` says for Flight Recorder's dumps from where operations were called."""
+        """Write the files; `stacks` has the places of calls for Flight Recorder's dumps."""
         if self.json is not None:
             write_text(self.json, lambda stream: stream.write(_json_text(report, determinism)))
         self.write_events(report.result, report.plan.heading, stacks, kernels)
@@ -95,7 +95,7 @@ class Outputs:
         stacks: CallStacks | None = None,
         kernels: KernelTimes | None = None,
     ) -> None:
-        """Write the files that hold a run's events."""
+        """Write the files with a run's events."""
         if self.trace is not None:
             write_text(self.trace, lambda stream: write_chrome_trace(result, stream))
         if self.events is not None:
@@ -115,7 +115,7 @@ class Outputs:
 def run_file(
     file: str, seed: int | None, overrides: Sequence[str], outputs: Outputs, *, repeat: bool, show_output: bool
 ) -> int:
-    """Run the scenario, and with `repeat` again in a fresh process, and print the summary; the exit code.
+    """Run the scenario, with `repeat` again in a fresh process, print the summary, and return the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
@@ -169,7 +169,7 @@ def run_seeds(
     json_path: str | None,
     junit: str | None,
 ) -> int:
-    """Run the scenario once for each seed, and print what became of the runs; the exit code.
+    """Run the scenario once for each seed, print the results of the runs, and return the exit code.
 
     Raises:
         ScenarioError: the file, an override, a seed or an output path is bad; nothing has run then.
@@ -192,7 +192,7 @@ def run_seeds(
 
 
 def _echo(line: LiveLine) -> Callable[[int, int, str, str], None]:
-    # Bound now: while ranks run, `sys.stdout` is theirs.
+    # Bound now: `sys.stdout` belongs to the ranks while they run.
     out = sys.stdout
 
     def echo(rank: int, time_ns: int, stream: str, text: str) -> None:
@@ -213,7 +213,7 @@ def _json_text(report: ScenarioReport, determinism: DeterminismReport | None) ->
 
 
 def picture_problems(wanted: Mapping[str, str | None]) -> list[str]:
-    """Why pictures can't be written; `wanted` are their paths by option."""
+    """Return why pictures can't be written; `wanted` holds their paths by option."""
     files = {option: path for option, path in wanted.items() if path is not None}
     lines = [
         f"{option} {shown_path(path)}: expected a file that ends in .svg or .png"
@@ -227,17 +227,17 @@ def picture_problems(wanted: Mapping[str, str | None]) -> list[str]:
 
 
 def write_timeline(trace: Trace, path: str, title: str) -> None:
-    """Write the timeline of a trace, or say why it can't be and leave with exit code 2."""
+    """Write the timeline of a trace; if that fails, print the reason and exit with code 2."""
     _write_picture(lambda out: save(timeline(trace, title=title), out, Path(path).suffix), path)
 
 
 def write_graph(trace: Trace, path: str, title: str, at_ns: int | None = None) -> None:
-    """Write who waits for whom at a moment, or say why it can't be and leave with exit code 2."""
+    """Write which ranks wait for which at a moment; if that fails, print the reason and exit with code 2."""
     _write_picture(lambda out: save(wait_graph(trace, title=title, at_ns=at_ns), out, Path(path).suffix), path)
 
 
 def write_streams(trace: Trace, kernels: KernelTimes, path: str, title: str) -> None:
-    """Write what the streams of devices did, or say why it can't be and leave with exit code 2."""
+    """Write the timeline of the devices' streams; if that fails, print the reason and exit with code 2."""
     figure = stream_timeline(trace, kernels.runs(), title=title)
     _write_picture(lambda out: save(figure, out, Path(path).suffix), path)
 

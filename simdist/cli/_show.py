@@ -34,7 +34,7 @@ _UNTOLD = (
     "exit",
     "step",
     "result",
-)  # marks that are seen otherwise, or are too many
+)  # marks that are shown otherwise, or are too many
 _COLORS = {"fault": "red", "deadlock": "red", "failure": "red", "restart": "blue"}
 
 
@@ -46,13 +46,13 @@ def show_file(
     pictures: tuple[str | None, str | None, str | None],
     lines: int,
 ) -> int:
-    """Print what happened, or draw it; the exit code.
+    """Print the trace, or draw it; return the exit code.
 
-    `pictures` are where the timeline and the graph go, and the time that the graph shows.
+    `pictures` holds the paths of the timeline and the graph, and the time that the graph shows.
 
     Raises:
         TraceError: the file is no trace.
-        ScenarioError: an option makes no sense for it; all problems at once.
+        ScenarioError: an option does not fit the trace; all problems at once.
     """
     trace = read_trace(Path(file))
     problems: list[str] = []
@@ -142,12 +142,12 @@ def _print(out: Console, trace: Trace, lines: int) -> None:
         out.print(Text(f"and {len(rows) - lines} more; --lines 0 shows all"))
 
 
-# When, marks before operations; and what makes its cells and their style, asked only of rows that are shown.
+# A row's time, its order (marks before operations), and a function for its cells and style, called only for rows shown.
 _Row = tuple[int, int, Callable[[], tuple[tuple[str, ...], str]]]
 
 
 def _operations(trace: Trace) -> list[_Row]:
-    """One row for an operation of any number of ranks: when it began, who waited longest, when it was over."""
+    """Return a row per operation, of any number of ranks: its beginning, the rank that waited longest, its end."""
     restarts = [mark.time_ns for mark in trace.of_kind("restart")]
     together: dict[tuple[object, ...], list[Span]] = {}
     for number, span in enumerate(trace.spans):

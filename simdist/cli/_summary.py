@@ -1,4 +1,4 @@
-"""What a run prints at its end: ranks, failures, timeline, expectations, digest."""
+"""The text after a run: ranks, failures, timeline, expectations, digest."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["heading", "print_failures", "print_findings", "print_programs", "print_ranks", "print_shared"]
 __all__ += ["print_summary", "print_timeline"]
 
-_FOLD_FROM = 17  # ranks; from here on, neighbours that ended alike share a row
+_FOLD_FROM = 17  # ranks; in worlds of at least this size, neighbours that ended alike share a row
 _TIMELINE = 20
 
 
 def print_summary(out: Console, report: ScenarioReport, determinism: DeterminismReport | None) -> None:
-    """Print the report; the same text for equal runs."""
+    """Print the report; equal runs print the same text."""
     plan, result = report.plan, report.result
     out.print(Text(plan.heading, style="bold"), soft_wrap=True)
     out.print(_setting(plan))
@@ -64,7 +64,7 @@ def print_summary(out: Console, report: ScenarioReport, determinism: Determinism
 
 
 def print_programs(out: Console, lines: Sequence[str]) -> None:
-    """What ran beside the simulation."""
+    """Print which programs ran outside the simulation."""
     if lines:
         heading(out, "programs outside the simulation")
         for line in lines:
@@ -72,7 +72,7 @@ def print_programs(out: Console, lines: Sequence[str]) -> None:
 
 
 def print_shared(out: Console, lines: Sequence[str]) -> None:
-    """What ranks left in state that all of them share, and the next run too."""
+    """Print what ranks left in state that all ranks and the next run share."""
     if lines:
         heading(out, "left in shared state")
         for line in lines:
@@ -91,7 +91,7 @@ def _setting(plan: Plan) -> Text:
 
 
 def print_ranks(out: Console, ranks: Sequence[RankResult]) -> None:
-    """How each rank ended."""
+    """Print the end of each rank."""
     numbers = ("rank", "exit code", "ended at", "operations", "lives")
     table = plain_table("rank", "outcome", "exit code", "ended at", "operations", "lives", right=numbers)
     for group in _alike(ranks):
@@ -105,7 +105,7 @@ def print_ranks(out: Console, ranks: Sequence[RankResult]) -> None:
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
-    """Each rank by itself; in a large world, runs of neighbours that ended alike."""
+    """Yield each rank separately; in a large world, groups of neighbours that ended alike."""
     group: list[RankResult] = []
     for rank in ranks:
         same = group and (group[-1].status, *_cells(group[-1])) == (rank.status, *_cells(rank))
@@ -123,7 +123,7 @@ def _cells(rank: RankResult) -> tuple[str, str, str, str]:
 
 
 def print_findings(out: Console, lines: Sequence[str]) -> None:
-    """What judges found."""
+    """Print the findings of judges."""
     if lines:
         heading(out, "findings")
         for line in lines:
@@ -131,7 +131,7 @@ def print_findings(out: Console, lines: Sequence[str]) -> None:
 
 
 def print_failures(out: Console, result: RunResult, report: Report) -> None:
-    """What went wrong on which ranks."""
+    """Print the errors, and the ranks on which they occurred."""
     if result.ok or (result.findings and result.first_failure() is None and all(each.ok for each in result.faults)):
         return
     heading(out, "failures")
@@ -142,7 +142,7 @@ def print_failures(out: Console, result: RunResult, report: Report) -> None:
 
 
 def print_timeline(out: Console, events: Sequence[Event]) -> None:
-    """Faults, restarts and deadlocks, in order."""
+    """Print faults, restarts and deadlocks, in order."""
     shown = [event for event in events if event.kind in ("fault", "restart", "deadlock")]
     if not shown:
         return
@@ -175,7 +175,7 @@ def _verdict(determinism: DeterminismReport) -> Verdict:
 
 
 def heading(out: Console, text: str) -> None:
-    """An empty line, and a title."""
+    """Print an empty line, and a title."""
     out.print()
     out.print(Text(text, style="bold"))
 

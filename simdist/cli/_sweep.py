@@ -1,4 +1,4 @@
-"""`simdist sweep`: crash a scenario at every moment, and report where it does not come back."""
+"""`simdist sweep`: crash a scenario at every moment, and report where it does not recover."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simdist.sweeps import Failure, SweepReport, Tries, alike, counted, sweep_pl
 
 __all__ = ["sweep_file"]
 
-_CALLS = 3  # of a line that are named
+_CALLS = 3  # named for each line
 
 
 def sweep_file(
@@ -39,7 +39,7 @@ def sweep_file(
     junit: str | None = None,
     write: str | None = None,
 ) -> int:
-    """Sweep the scenario and print what was found; the exit code.
+    """Sweep the scenario, print the findings, and return the exit code.
 
     Raises:
         ScenarioError: the file, an override or an output path is bad; nothing has run then.
@@ -123,7 +123,7 @@ def _print(out: Console, report: SweepReport, *, further: bool) -> None:
 
 
 def _counted(report: SweepReport) -> Iterator[str]:
-    """What was tried, and what was not, and why."""
+    """Yield which points were tried, which were not, and why."""
     points, crashes = counted(len(report.points), "point"), counted(len(report.cases), "crash")
     yield f"{points} at which a crash could strike, {crashes} tried"
     if report.merged:

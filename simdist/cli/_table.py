@@ -8,7 +8,7 @@ __all__ = ["plain_table"]
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table with these columns; those in `right` are aligned to the right."""
+    """Return an empty table with these columns; those in `right` are aligned to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")

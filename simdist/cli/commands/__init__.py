@@ -1,7 +1,7 @@
-"""The commands and their options; each imports what it needs when it runs.
+"""The commands and their options; each imports its modules when it runs.
 
-Open `_runs.py` first. `_searches.py` has those that run a scenario many times, `_machines.py` those that need real
-processes, `_looks.py` all that run none.
+Open `_runs.py` first. `_searches.py` has the commands that run a scenario many times, `_machines.py` those that need
+real processes, `_looks.py` those without runs.
 """
 
 from simdist.cli.commands._looks import build_devices, docs, doctor, list_command, patches, show, validate

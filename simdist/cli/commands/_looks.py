@@ -1,4 +1,4 @@
-"""Looking at what is there: traces, scenarios, pages, this machine."""
+"""Commands that show traces, scenarios, pages, and facts about this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing with real processes, and measuring these."""
+"""Commands that compare with real processes, and measure these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a scenario, or a script."""
+"""Commands that run a scenario, or a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_ONE_RUN = (
 
 
 class _Judging(click.Command):
-    """A command with `--judge`, which needs no name."""
+    """A command with `--judge`, whose name is optional."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if "--judge" in args:

@@ -1,4 +1,4 @@
-"""Looking for what breaks a scenario: crashes, schedules, faults."""
+"""Commands that search for failures of a scenario: by crashes, schedules, faults."""
 
 from __future__ import annotations
 
