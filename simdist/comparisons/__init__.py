@@ -1,6 +1,6 @@
-"""Runs that should come to the same: `simdist.agree` (layouts) and `simdist.resume` (a training that was killed).
+"""Comparisons of runs that should be equal: `simdist.agree` (layouts) and `simdist.resume` (a killed training).
 
-`_layouts.py` says how a layout cuts a model and a batch, and how near two results have to be.
+`_layouts.py` has the division of a model and a batch by a layout, and the tolerances of two results.
 """
 
 from simdist.comparisons._agree import AgreeReport, agree

@@ -1,4 +1,4 @@
-"""`simdist.agree`: one training on one rank and on several, which must come to the same."""
+"""`simdist.agree`: compares one training on one rank and on several."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["AgreeReport", "LayoutDifference", "agree"]
 
 @dataclass(frozen=True, slots=True)
 class LayoutDifference:
-    """Where a layout first differs from one rank: the step (None: at the end), the value's name, and how.
+    """A layout's first difference from one rank: the step (None: at the end), the value's name, and how it differs.
 
-    `error` is the largest difference relative to the largest element, `tolerance` what its type allows. `ratio` is what
-    the value of one rank was multiplied by, where that is all that differs.
+    `error` is the largest difference relative to the largest element, `tolerance` the allowed one for its type. `ratio`
+    is a factor that alone explains the difference from the value of one rank.
     """
 
     layout: Layout
@@ -52,11 +52,11 @@ class LayoutDifference:
 
 @dataclass(frozen=True, slots=True)
 class AgreeReport(Shown):
-    """What `agree` found: for each layout that differs from one rank, the first difference; and all results."""
+    """The result of `agree`: for each layout that differs from one rank, the first difference; and all results."""
 
     layouts: tuple[Layout, ...]
     differences: tuple[LayoutDifference, ...]
-    compared: int  # values of one rank that each layout was held against
+    compared: int  # values of one rank that were compared with each layout
     results: tuple[RunResult, ...]  # of one rank, and of each layout
 
     @property
@@ -75,7 +75,7 @@ class AgreeReport(Shown):
         """Do nothing if all layouts agree.
 
         Raises:
-            RunFailedError: its text is the report.
+            RunFailedError: the layouts differ; its text is the report.
         """
         if not self.ok:
             raise RunFailedError(f"{len(self.differences)} of {len(self.layouts)} layouts differ from one rank\n{self}")
@@ -88,10 +88,10 @@ def agree(
     tolerance: float | None = None,
     **settings: Unpack[AgreeSettings],
 ) -> AgreeReport:
-    """Run one training on one rank and in each layout, and compare what the ranks return, step by step.
+    """Run one training on one rank and in each layout, and compare the returned values, step by step.
 
-    `train(layout)` is called on every rank. It trains with the same global batch in every layout, which it shares out
-    as `layout["dp"]` and the like say, and returns what has to agree: numbers and tensors under names, such as
+    `train(layout)` is called on every rank. It trains with the same global batch in every layout, divides it by
+    `layout["dp"]` and the like, and returns the values that have to agree: numbers and tensors under names, such as
     `{"loss": [...], "grad_norm": [...], "gradients": [{...}, ...], "parameters": {...}}`. Lists are steps.
     A rank may return its part of a tensor: a DTensor, or a plain one that is smaller in one dimension, whose parts lie
     in the order of ranks. A rank without a value leaves its name out.
@@ -99,16 +99,16 @@ def agree(
     Args:
         train: the program of a rank.
         layouts: numbers of ranks, or mappings such as `{"dp": 2, "tp": 2}`.
-        tolerance: how far values may lie apart, relative to the largest element; by default what sums in another order
-            make of their type: 1.2e-4 in float32, 0.03 in float16, 0.09 in bfloat16, 2.3e-13 in float64. Numbers that
-            are no tensors count as float32.
+        tolerance: the allowed difference of values, relative to the largest element; by default that of sums in another
+            order, by type: 1.2e-4 in float32, 0.03 in float16, 0.09 in bfloat16, 2.3e-13 in float64. Numbers that are
+            no tensors count as float32.
         settings: further settings of `simdist.run`.
 
     Returns:
-        For each layout that does not agree the first step and name, and how it differs.
+        For each layout that does not agree the first differing step and name, and how it differs.
 
     Raises:
-        ArgumentError: a layout is none, or `train` returned nothing to compare.
+        ArgumentError: a layout is invalid, or `train` returned nothing to compare.
         RunFailedError: the run on one rank failed.
     """
     wanted, lines = [], []
@@ -176,7 +176,7 @@ def _difference(
         return LayoutDifference(layout, f"{name} {whole}")
     allowed = tolerance_of(expected.dtype) if tolerance is None else tolerance
     errors = {who: relative_error(value, expected) for who, value in whole.items()}
-    of_parts = any(who.startswith("ranks [") for who in whole)  # in whichever of the orders they lie
+    of_parts = any(who.startswith("ranks [") for who in whole)  # in any of the possible orders
     worst = min(errors, key=errors.__getitem__) if of_parts else max(errors, key=errors.__getitem__)
     if errors[worst] <= allowed:
         return None

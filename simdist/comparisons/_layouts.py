@@ -1,4 +1,4 @@
-"""Which dimensions a run's ranks are spread over, and what values returned by ranks are as a whole."""
+"""The dimensions of a run's ranks, and whole values from the parts that ranks return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LENIENT = 1024  # roundings, in units of the last place of the largest element
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many ranks each dimension has, such as {"dp": 2, "tp": 2}; others have one.
+    """The number of ranks in each dimension, such as {"dp": 2, "tp": 2}; 1 in all others.
 
     Example:
         >>> layout = Layout.of({"dp": 2, "tp": 2})
@@ -28,10 +28,10 @@ class Layout:
 
     @classmethod
     def of(cls, given: object) -> Layout:
-        """A layout from what a caller may write: a number of ranks ("dp"), or a mapping from dimensions to sizes.
+        """Return the layout for a number of ranks ("dp"), or for a mapping from dimensions to sizes.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: `given` is neither.
         """
         if isinstance(given, Layout):
             return given
@@ -70,7 +70,7 @@ class Leaf:
 
 
 def leaves_of(value: object, name: str = "", step: int | None = None) -> Iterator[Leaf]:
-    """The values inside what a rank returned: tables give names, the outermost list gives steps."""
+    """Yield the values inside a rank's return value: tables give names, the outermost list gives steps."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from leaves_of(each, f"{name}.{key}" if name else str(key), step)
@@ -84,10 +84,10 @@ def leaves_of(value: object, name: str = "", step: int | None = None) -> Iterato
 def whole_of(
     values: Mapping[int, object], reference: torch.Tensor, world_size: int
 ) -> Mapping[str, torch.Tensor] | str:
-    """What ranks returned under one name as tensors of the reference's shape, each with who has it; or what is wrong.
+    """Return the ranks' values of one name as tensors of the reference's shape, by owner; or the problem as a text.
 
-    Parts of it are put together: those of a DTensor by its placements, others along the dimension in which they are
-    smaller, in the order of ranks.
+    Parts are joined: those of a DTensor by its placements, others along the dimension in which they are smaller, in the
+    order of ranks.
     """
     found: dict[str, torch.Tensor] = {}
     tensors = {rank: _plain(value) for rank, value in values.items()}
@@ -131,7 +131,7 @@ def _plain(value: object) -> torch.Tensor:
 
 
 def _of_dtensor(values: Mapping[int, object]) -> torch.Tensor:
-    """The whole of a DTensor, from the parts of all ranks."""
+    """Return the whole of a DTensor, from the parts of all ranks."""
     first: Any = next(iter(values.values()))
     mesh, placements = first.device_mesh.mesh, first.placements
 
@@ -148,7 +148,7 @@ def _of_dtensor(values: Mapping[int, object]) -> torch.Tensor:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """How far values of a type may lie apart, relative to the largest: what sums in another order may make of them."""
+    """Return the allowed difference of values of a type, relative to the largest: that of sums in another order."""
     if not dtype.is_floating_point and not dtype.is_complex:
         return 0.0
     eps = torch.finfo(dtype).eps
@@ -156,7 +156,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest difference, relative to the reference's largest element; infinite where only one is a number."""
+    """Return the largest difference, relative to the reference's largest element; infinite if only one is a number."""
     if not reference.numel():
         return 0.0
     value, reference = _wide(value), _wide(reference)
@@ -171,7 +171,7 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def ratio_between(value: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """What the reference was multiplied by, if that is all that happened to it."""
+    """Return the factor by which the reference was multiplied, if that is the only difference."""
     value, reference = _wide(value).flatten(), _wide(reference).flatten()
     power = float((reference * reference).abs().sum()) if reference.numel() else 0.0
     if not power or not math.isfinite(power):
@@ -185,5 +185,5 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """The leaves step by step; what belongs to no step, such as the final parameters, at the end."""
+    """Sort leaves by step; leaves without a step, such as the final parameters, are last."""
     return sorted(leaves, key=lambda leaf: (leaf.step is None, leaf.step or 0))

@@ -1,4 +1,4 @@
-"""`simdist.resume`: a training that is killed at some step and goes on, beside the same training uninterrupted."""
+"""`simdist.resume`: compares a training that is killed at a step and resumed with the same one uninterrupted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["ResumeDifference", "ResumeReport", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class ResumeDifference:
-    """What first differs from the uninterrupted run after a crash before optimizer step `crash`, counted from 0.
+    """The first difference from the uninterrupted run after a crash before optimizer step `crash`, counted from 0.
 
-    `name` is what: "batch", "loss", "option lr", "state exp_avg of weight", "parameter weight", "generator of torch".
+    `name` is for example "batch", "option lr", "state exp_avg of weight", "parameter weight", "generator of torch".
     `step` is the step of the uninterrupted run; None where no step is known.
     """
 
@@ -45,7 +45,7 @@ class ResumeDifference:
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport(Shown):
-    """What `resume` found: the first difference of each crash, and all results, the uninterrupted one first."""
+    """The result of `resume`: the first difference of each crash, and all results, the uninterrupted one first."""
 
     crashes: tuple[int, ...]
     differences: tuple[ResumeDifference, ...]
@@ -53,7 +53,7 @@ class ResumeReport(Shown):
 
     @property
     def ok(self) -> bool:
-        """True if every resumed run is as if nothing had happened."""
+        """True if every resumed run equals the uninterrupted one."""
         return not self.differences
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class ResumeReport(Shown):
         """Do nothing if all resumed runs equal the uninterrupted one.
 
         Raises:
-            RunFailedError: its text is the report.
+            RunFailedError: there are differences; its text is the report.
         """
         if not self.ok:
             found = f"{len(self.differences)} of {len(self.crashes)} resumed runs differ from the uninterrupted one"
@@ -79,27 +79,27 @@ def resume(
     crashes: Sequence[int] | None = None,
     **settings: Unpack[ResumeSettings],
 ) -> ResumeReport:
-    """Kill a training before each of its steps, let it go on from its checkpoints, and compare it with one that ran on.
+    """Kill a training before each of its steps, resume it from its checkpoints, and compare it with one that ran on.
 
     `train(folder)` is called on every rank. It keeps its checkpoints in `folder`, which is empty at first and the same
     in all lives of one run, and loads the last one if there is any. Nothing else is needed: at each step of an
-    optimizer the batches and losses since the last one, generators, options (the learning rate), state and parameters
-    are compared, bit for bit, on every rank. Where a resumed run begins is seen by its parameters. Other state, such as
-    a moving average of the parameters, is compared if the ranks report it with `simdist.state`.
+    optimizer the batches and losses since the last step, generators, options (the learning rate), state and parameters
+    are compared, bit for bit, on every rank. The first step of a resumed run is recognised by its parameters. Other
+    state, such as a moving average of the parameters, is compared if the ranks report it with `simdist.state`.
 
     Args:
         train: the program of a rank.
-        world_size: how many ranks.
+        world_size: number of ranks.
         crashes: the optimizer steps, counted from 0, before which rank 0 is killed; default: each one but the first, so
-            that a training of 100 steps is run 100 times.
+            that a training of 100 steps runs 100 times.
         settings: further settings of `simdist.run`; `max_restarts` is 1 unless it is given.
 
     Returns:
-        For each crash after which anything differs: rank, step and name of what differs first. A generator is named
-        only if something else differs, too, then or later.
+        For each crash after which anything differs: rank, step and name of the first difference. A generator is named
+        only if something else differs, too, at that step or later.
 
     Raises:
-        ArgumentError: `train` takes no optimizer step, or there is no such step.
+        ArgumentError: `train` makes no optimizer step, or there is no such step.
         RunFailedError: the uninterrupted run failed.
     """
     whole, trails = _run(train, world_size, None, settings)
@@ -158,9 +158,9 @@ def _first_difference(
 
 
 def _differing_states(crash: int, result: RunResult, whole: RunResult) -> Iterator[ResumeDifference]:
-    """For each rank the first part of a state that it reported after its resumption, and before with another content.
+    """Yield for each rank the first part of a state that differs after its resumption.
 
-    What it reported last belongs to what the uninterrupted run reported last, and so on backward.
+    Its last report is compared with the uninterrupted run's last one, and so on backward.
     """
     expected = _last_states(whole)
     for rank, states in _last_states(result).items():
@@ -175,7 +175,7 @@ def _differing_states(crash: int, result: RunResult, whole: RunResult) -> Iterat
 
 
 def _last_states(result: RunResult) -> dict[int, list[dict[str, str]]]:
-    """What ranks reported with `simdist.state` in their last lives: contents by name, in the order of the reports."""
+    """Return the ranks' reports by `simdist.state` in their last lives: contents by name, in the reports' order."""
     states: dict[int, list[dict[str, str]]] = {}
     for event in result.events:
         if event.kind == "restart":
@@ -187,7 +187,7 @@ def _last_states(result: RunResult) -> dict[int, list[dict[str, str]]]:
 
 
 def _compare(crash: int, rank: int, steps: Sequence[Step], expected: Sequence[Step]) -> ResumeDifference | None:
-    """The first difference of one rank's steps after its resumption; None if it did what remained to be done."""
+    """Return the first difference of a rank's steps after its resumption; None if it equally did all that remained."""
     if not steps:
         if crash + 1 < len(expected):
             return ResumeDifference(crash, f"takes no step any more, of {len(expected)}", rank)
@@ -222,7 +222,7 @@ def _compare(crash: int, rank: int, steps: Sequence[Step], expected: Sequence[St
 
 
 def _beginning(steps: Sequence[Step], expected: Sequence[Step]) -> int | None:
-    """The step with whose parameters a resumed run begins; among equal ones the one that leaves as many to do."""
+    """Return the step at which a resumed run begins, by its parameters; among equal ones that with as many left."""
     fitting = [place for place, step in enumerate(expected) if step.before == steps[0].before]
     if not fitting:
         return None
@@ -235,7 +235,7 @@ def _draws(steps: Sequence[Step], generator: str) -> bool:
 
 
 def _differences(mine: Step, other: Step, *, first: bool) -> Iterator[tuple[str, str]]:
-    """Names of what differs in one step, and how, causes before what follows from them."""
+    """Yield the name of each difference in one step, and a description; causes come before their effects."""
     for name, value in other.options.items():
         if mine.options.get(name) != value:
             yield f"option {name}", f"{name} is {mine.options.get(name)!r}, in the uninterrupted run {value!r}"

@@ -2,18 +2,18 @@
 
     words -> `_options` (torchrun's own parser, and ours) -> Launch -> `_run` (a world) -> RunResult -> `_failures`
 
-Every node and every worker is simulated in this process: what torchrun would get on each node is said once. The
-script runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that
-restarts workers and forms a new group from the nodes that are left (`simdist.world._agent`).
+Every node and every worker is simulated in this process, so that one command line is enough for all nodes. The script
+runs as `__main__` on each rank, with modules of its own (`simdist.process.Isolation`), under the agent that restarts
+workers and forms a new group from the remaining nodes (`simdist.world._agent`).
 
-Workers find the variables of the launcher that `--launcher` names (`_launchers`), and their output goes where torchrun
-sends it (`_logs`).
+Workers get the variables of the launcher that `--launcher` names (`_launchers`), and their output has torchrun's places
+(`_logs`).
 
-In doubt: each life has a store of its own. Under torchrun 2.13 all lives of a job share one, unless
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set: workers of the second may find addresses of the first there, and fail once
-more with "Connection refused", as chance has it. The fault `StoreStale` does so here.
+In doubt: each life has a store of its own. Under torchrun 2.13 all lives of a job share one store, unless
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set: workers of the second life may find addresses of the first there, and fail
+again with "Connection refused", depending on timing. The fault `StoreStale` does so here.
 
-Open `_options.py` for what is taken and what is refused, `_run.py` for what a run does.
+Open `_options.py` for accepted and refused options, `_run.py` for the steps of a run.
 """
 
 from simdist.launch._failures import failure_summary, restart_lines

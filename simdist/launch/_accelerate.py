@@ -1,7 +1,7 @@
-"""`simdist launch --launcher accelerate`: the command line of `accelerate launch`, worked out by accelerate itself.
+"""`simdist launch --launcher accelerate`: the command line of `accelerate launch`, evaluated by accelerate.
 
-Its parser, its configuration file and its functions say which variables the workers get and which options of torchrun
-it would use; the workers are then simulated like all others.
+Its parser, its configuration file and its functions determine the workers' variables and the options that it would pass
+to torchrun; the workers are then simulated like all others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ NOT_INSTALLED = "--launcher accelerate: accelerate is not installed; pip install
 
 
 def is_installed() -> bool:
-    """True if accelerate can be asked."""
+    """True if accelerate is installed."""
     return importlib.util.find_spec("accelerate") is not None
 
 
 def accelerate_options(
     words: Sequence[str], add_ours: Callable[[argparse.ArgumentParser], None], torchruns: argparse.ArgumentParser
 ) -> tuple[argparse.Namespace, dict[str, str], bool]:
-    """torchrun's options as `accelerate launch` would use them, the variables that it sets, and if it uses torchrun.
+    """Return torchrun's options as `accelerate launch` would use them, the variables it sets, and if it uses torchrun.
 
     Raises:
-        ValueError: accelerate does not take these words, in its words.
+        ValueError: accelerate refuses these words; the message is accelerate's.
     """
     from accelerate.commands import launch as command
     from accelerate.utils import launch as preparation
@@ -51,7 +51,7 @@ def accelerate_options(
         raise ValueError("--num_processes: how many? this machine has no GPUs to count; or give --devices N")
     several = args.num_processes > 1 or args.multi_gpu or args.use_fsdp or args.use_megatron_lm or args.use_deepspeed
     in_use = preparation.is_port_in_use
-    preparation.is_port_in_use = lambda port: False  # the nodes are simulated, and nobody listens there
+    preparation.is_port_in_use = lambda port: False  # the nodes are simulated, and no port is in use
     try:
         if args.use_deepspeed:
             args.deepspeed_multinode_launcher = "standard"

@@ -1,4 +1,4 @@
-"""What torchrun says at the end of a failed job, in its own words."""
+"""torchrun's messages at the end of a failed job, with its own wording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["failure_summary", "restart_lines"]
 
 
 class _Failed(ChildFailedError):
-    """With the names of simulated hosts."""
+    """torchrun's error, with the names of simulated hosts."""
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure], host: str) -> None:
         self._host = host
@@ -32,7 +32,7 @@ class _Failed(ChildFailedError):
 
 
 def failure_summary(plan: Launch, result: RunResult, folder: str) -> str:
-    """The message of the `ChildFailedError` that each node's agent raises; "" if no worker failed."""
+    """Return the message of the `ChildFailedError` that each node's agent raises; "" if no worker failed."""
     begun: dict[int, Event] = {}
     for event in result.events:
         if event.kind == "start":
@@ -58,8 +58,8 @@ def failure_summary(plan: Launch, result: RunResult, folder: str) -> str:
 
 
 def restart_lines(result: RunResult) -> Iterator[str]:
-    """A sentence for each restart: which rank had failed first, if one had, and when all ranks began again."""
-    failed: Event | None = None  # the first of the life that is looked at
+    """Yield a sentence for each restart: which rank had failed first, if any, and when all ranks began again."""
+    failed: Event | None = None  # the first in the current life
     for event in result.events:
         if event.kind == "exit" and event.data["exit_code"]:
             failed = failed or event

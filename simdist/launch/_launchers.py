@@ -1,11 +1,11 @@
-"""What other launchers set for their workers, so that a script written for one of them finds it.
+"""The variables that other launchers set for their workers, so that a script for one of them finds these.
 
-Each is described by what it sets beside torchrun's variables, which of those it does not set, and what it puts before
-the script's arguments. The sources: `torch/distributed/launch.py` (2.13), `deepspeed/launcher/launch.py` (0.15), the
-manual of Open MPI 5 ("Environment variables set for MPI applications"), that of Slurm's srun ("OUTPUT ENVIRONMENT
-VARIABLES").
+Each launcher is described by the variables that it sets besides torchrun's, those of torchrun that it does not set, and
+the argument that it puts before the script's. The sources: `torch/distributed/launch.py` (2.13),
+`deepspeed/launcher/launch.py` (0.15), the manual of Open MPI 5 ("Environment variables set for MPI applications"), that
+of Slurm's srun ("OUTPUT ENVIRONMENT VARIABLES").
 
-What `accelerate launch` sets depends on its options: `_accelerate` asks accelerate itself.
+The variables of `accelerate launch` depend on its options: `_accelerate` gets them from accelerate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 __all__ = ["ELASTIC", "LAUNCHERS", "TORCH", "Launcher", "Worker"]
 
 TORCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What only torchrun's agent sets.
+# Variables that only torchrun's agent sets.
 ELASTIC = (
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
@@ -36,15 +36,15 @@ ELASTIC = (
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker, as a launcher numbers it."""
+    """One worker, with a launcher's numbers."""
 
     rank: int
     local_rank: int
     node: int
     world_size: int
-    workers: int  # on its node
+    workers: int  # on the worker's node
     nodes: int
-    devices: int  # of its node
+    devices: int  # on the worker's node
 
 
 def _nothing(worker: Worker) -> Mapping[str, str]:
@@ -53,11 +53,11 @@ def _nothing(worker: Worker) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What one does that torchrun does not, and the other way round."""
+    """The differences between one launcher and torchrun."""
 
     sets: Callable[[Worker], Mapping[str, str]] = field(default=_nothing)
-    leaves_out: tuple[str, ...] = ()  # of what torchrun sets
-    argument: str = ""  # before the script's own, with the local rank behind it
+    leaves_out: tuple[str, ...] = ()  # variables of torchrun
+    argument: str = ""  # before the script's arguments, followed by the local rank
 
 
 def _deepspeed(worker: Worker) -> Mapping[str, str]:

@@ -1,11 +1,11 @@
-"""Where the output of workers goes: to the console, to a file for each worker, or to both, as torchrun sends it.
+"""The output of workers: to the console, to a file for each worker, or to both, as under torchrun.
 
-torchrun's folders, in its own words: `<log_dir>/<rdzv_id>_<random>/attempt_<n>/<local rank>/`, with `stdout.log`,
-`stderr.log` and `error.json`, and `attempt_<n>/filtered_stdout.log` for `--duplicate-stdout-filters`. With several
-nodes each has a folder of its own above that, `node_<n>`, where under torchrun each has a disk of its own.
+The folders are torchrun's: `<log_dir>/<rdzv_id>_<random>/attempt_<n>/<local rank>/`, with `stdout.log`, `stderr.log`
+and `error.json`, and `attempt_<n>/filtered_stdout.log` for `--duplicate-stdout-filters`. With several nodes each has a
+folder above that, `node_<n>`; under torchrun each has a disk of its own.
 
-In doubt: `attempt_<n>` counts lives, so that a round that takes a node in has a folder of its own too; torchrun writes
-over the last one's there. A line is written when it is complete, and the last one of a worker gets its line end.
+In doubt: `attempt_<n>` counts lives, so that a round that adds a node has its own folder, too; torchrun overwrites the
+previous one's there. A line is written when it is complete, and a worker's last line gets its line end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _STREAMS = {"stdout": Std.OUT, "stderr": Std.ERR}
 
 
 def error_file(folder: str, life: int, local_rank: int) -> str:
-    """Where `@record` writes on a worker."""
+    """Return the file that `@record` writes on a worker."""
     return str(Path(folder) / f"attempt_{life}" / str(local_rank) / "error.json")
 
 
 class Logs:
-    """The files of one launch, and what of it the console shows."""
+    """The files of one launch, and the output on the console."""
 
     def __init__(self, plan: Launch, folder: str, out: TextIO | None, err: TextIO | None) -> None:
         self._plan = plan
@@ -39,7 +39,7 @@ class Logs:
         self._workers: dict[int, tuple[int, Path]] = {}  # by rank: local rank, and the folder of its attempt
 
     def begin(self, *, life: int, rank: int, local_rank: int, node: int) -> Mapping[str, str]:
-        """Make a worker's folder and files; what it finds of them in its environment."""
+        """Make a worker's folder and files; return their variables for its environment."""
         inside = self._folder / f"node_{node}" if self._plan.nodes > 1 else self._folder
         file = Path(error_file(str(inside), life, local_rank))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Logs:
         return {"TORCHELASTIC_ERROR_FILE": str(file)}
 
     def take(self, rank: int, time_ns: int, name: str, line: str) -> None:
-        """Send a line to where it belongs."""
+        """Write a line to its files and the console."""
         local_rank, attempt = self._workers[rank]
         written = _STREAMS[name] in self._written(local_rank)
         teed = _STREAMS[name] in self._of(self._plan.tee, local_rank)

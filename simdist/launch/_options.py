@@ -1,4 +1,4 @@
-"""torchrun's command line and ours, from words to a `Launch`, with all problems reported at once."""
+"""torchrun's command line and simdist's, from words to a `Launch`; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LaunchError", "parsed"]
 
 _MOST_RANKS = 4096
-# Options of torchrun that mean nothing here when they are not as they are by default, and why.
+# Options of torchrun that have no effect here and must keep their defaults, and why.
 _REFUSED = {
     "no_python": "ranks are simulated in Python; run the script itself",
     "logs_specs": "log files stand where torchrun puts them by default; see --log-dir, --redirects and --tee",
@@ -41,7 +41,7 @@ _REFUSED = {
 
 
 class LaunchError(SimdistError):
-    """The command line is not what it has to be; one line for each problem."""
+    """The command line is wrong; the message has one line for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(tuple(problems))
@@ -54,21 +54,21 @@ class LaunchError(SimdistError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what argparse would print before it ends the process."""
+    """Raises the error that argparse would print before it ends the process."""
 
-    ours: tuple[argparse.Action, ...] = ()  # what torchrun does not have
+    ours: tuple[argparse.Action, ...] = ()  # options that torchrun lacks
 
     def error(self, message: str) -> Any:
         raise LaunchError([f"{message}; see simdist launch --help"])
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse looks at all words, the script's own too, whose `--device=cpu` is not short for one of ours.
+        # argparse looks at all words, including those of the script, whose `--device=cpu` is not short for one of ours.
         found: list[Any] = super()._get_option_tuples(option_string)
         return found if len(found) < 2 else [each for each in found if each[0] not in self.ours]
 
 
 def _parser() -> argparse.ArgumentParser:
-    """torchrun's options, and in a group of their own simdist's."""
+    """Return a parser of torchrun's options, and in a separate group simdist's."""
     made = get_args_parser()
     made.__class__ = _Parser
     made.prog = "simdist launch"
@@ -135,11 +135,11 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
 
 
 def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
-    """The launch, and all options as they were given.
+    """Return the launch, and all options as given.
 
     Raises:
-        LaunchError: names everything that is wrong.
-        SystemExit: help was asked for, and printed.
+        LaunchError: names all problems.
+        SystemExit: help was requested, and is printed.
     """
     words = _with_judges(words)
     made = _parser()
@@ -261,14 +261,14 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
 
 
 def _with_judges(words: Sequence[str]) -> list[str]:
-    """The words, those before the script with a name behind each `--judge`."""
+    """Return the words, with a name after each `--judge` before the script."""
     if "--judge" not in words:
         return list(words)
     from simdist.judges import with_names
 
     named = with_names(words)
     try:
-        behind = len(_parser().parse_args(named).training_script_args)  # the script's own, left as they are
+        behind = len(_parser().parse_args(named).training_script_args)  # the script's arguments, which stay unchanged
     except LaunchError:
         behind = 0
     return [*named[: len(named) - behind], *words[len(named) - behind :]]
@@ -366,7 +366,7 @@ def _is_here(name: str) -> bool:
 
 
 def _rendezvous(options: argparse.Namespace, nodes: int, seed: int) -> dict[str, Any]:
-    """Where the group meets, as torchrun works it out."""
+    """Return the rendezvous of the group, as torchrun determines it."""
     alone = options.standalone or (
         options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None and nodes == 1
     )

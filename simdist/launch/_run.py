@@ -35,7 +35,7 @@ def launch(
     err: TextIO | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
-    """Run it; `folder` takes the workers' log files and error files, `out` and `err` what the console shows.
+    """Run the launch; `folder` gets the workers' log and error files, `out` and `err` the output for the console.
 
     Raises:
         SimdistError: another world is running.
@@ -80,7 +80,7 @@ def launch(
 
 
 def repeat(plan: Launch, folder: str) -> None:
-    """Run it again, for comparison, in a folder of the same name; nothing is shown, and no file is left."""
+    """Run the launch again, for comparison, in a folder of the same name; shows nothing, and leaves no file."""
     Path(folder).mkdir(mode=0o700)
     try:
         with workers_path():
@@ -91,9 +91,9 @@ def repeat(plan: Launch, folder: str) -> None:
 
 @contextmanager
 def workers_path() -> Iterator[None]:
-    """While inside, `sys.path` lacks what Python put in front of it for this process's own program.
+    """While inside, `sys.path` lacks the folder that Python put first for this process's program.
 
-    Workers are interpreters of their own, which begin theirs with the folder of the script.
+    Workers are separate interpreters, whose path begins with the script's folder.
     """
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
@@ -113,7 +113,7 @@ def workers_path() -> Iterator[None]:
 
 @contextmanager
 def free_again(folder: str) -> Iterator[None]:
-    """Put what a run wrote aside for as long as others need its folder's name, which workers may print or send."""
+    """Move a run's folder aside while others need its name, which workers may print or send."""
     with tempfile.TemporaryDirectory(prefix=".kept_", dir=Path(folder).parent) as aside:
         kept = Path(folder).rename(Path(aside) / "logs")
         try:
@@ -124,7 +124,7 @@ def free_again(folder: str) -> Iterator[None]:
 
 @contextmanager
 def log_folder(plan: Launch) -> Iterator[str]:
-    """The folder for log files and error files, as torchrun names it; gone afterwards unless it was asked for."""
+    """Yield the folder for log and error files, with torchrun's name; removed afterwards unless it was requested."""
     base = plan.log_dir or _new_folder(tempfile.gettempdir(), "torchelastic_", plan.seed)
     try:
         Path(base).mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def log_folder(plan: Launch) -> Iterator[str]:
 
 
 def _new_folder(parent: str, prefix: str, seed: int) -> str:
-    """Made where nothing was, by a name that every run of this seed finds free as a rule: workers may print it."""
+    """Make a new folder; all runs of a seed usually find the same name free, since workers may print it."""
     for number in itertools.count():
         path = Path(parent) / f"{prefix}{zlib.crc32(f'{seed} {number}'.encode()):08x}"
         with contextlib.suppress(FileExistsError):
@@ -145,7 +145,7 @@ def _new_folder(parent: str, prefix: str, seed: int) -> str:
 
 
 def _main(plan: Launch, script: str, rank: int) -> None:
-    """What a worker runs."""
+    """The function of a worker."""
     argument = LAUNCHERS[plan.launcher].argument
     if argument:
         sys.argv.insert(1, argument + os.environ["LOCAL_RANK"])
@@ -155,7 +155,7 @@ def _main(plan: Launch, script: str, rank: int) -> None:
 
 
 def _environment(plan: Launch) -> Mapping[str, str]:
-    """What torchrun sets for all workers alike, beside what a world sets itself, and what the launcher does."""
+    """Return the variables that torchrun and the launcher set for all workers alike, besides a world's own."""
     found = {
         "ROLE_NAME": plan.role,
         "TORCHELASTIC_RUN_ID": plan.run_id,
@@ -177,7 +177,7 @@ def _rank_environment(plan: Launch, logs: Logs, life: int, rank: int, local_rank
 
 @contextmanager
 def _path_begins_with(entry: str) -> Iterator[None]:
-    """As Python begins its search path for a script or a module; `importable` put the folder in front already."""
+    """Begin `sys.path` as Python does for a script or a module; `importable` has put the folder in front already."""
     before = sys.path[0]
     sys.path[0] = entry or before
     try:

@@ -1,9 +1,9 @@
-"""Programs that are run again and again: a function or a scenario, with other faults and another schedule each time.
+"""Programs that run many times: a function or a scenario, with different faults and schedules each time.
 
-Sweeps and searches share them. `_attempt.py` says what one run differs in, how long it may be and what it leaves;
-`_function.py` and `_plan.py` run it. The first run without faults is what expectations hold the later ones against.
-`_workers.py` shares tasks among processes, each of which has a program of its own: those of `_processes.py` on this
-machine, those of `_cluster.py` on the machines of a Dask cluster.
+Sweeps and searches share them. `_attempt.py` describes one run: how it differs, its longest duration, and its result;
+`_function.py` and `_plan.py` run it. Expectations compare later runs with the first, which has no faults. `_workers.py`
+shares tasks among processes, each of which has its own program: those of `_processes.py` on this machine, those of
+`_cluster.py` on the machines of a Dask cluster.
 """
 
 from simdist.programs._attempt import Attempt, Bounds, EndlessError, Problems, Program, Ran, ran_within

@@ -1,4 +1,4 @@
-"""One run of a program: what is tried, how long it may be, and what it left."""
+"""One run of a program: its differences, its longest duration, and its result."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from simdist.values import Json
 __all__ = ["Attempt", "Bounds", "EndlessError", "Problems", "Program", "Progress", "Ran", "fewer_steps", "ran_within"]
 
 Problems = tuple[tuple[str, str], ...]
-"""For each expectation that failed its name and what was seen."""
+"""The name of each expectation that failed, and its evidence."""
 
 Progress = Callable[[int, int], None]
 
-_STEPS = ("step", "epoch", "iter", "batches", "rounds")  # in the names of what counts them
-_TIMES, _EVENTS = 30, 30_000  # events of a run: so many times those of the first, and so many more
-_INPUT = (ArgumentError, FaultError, ScenarioError, TopologyError)  # what is wrong with what was given, and no finding
+_STEPS = ("step", "epoch", "iter", "batches", "rounds")  # in the names of counts
+_TIMES, _EVENTS = 30, 30_000  # a run has at most this many times the events of the first, and this many more
+_INPUT = (ArgumentError, FaultError, ScenarioError, TopologyError)  # the input is wrong, which is no finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One run: the policy by which tasks take turns, with the schedule's seed in its name, and faults.
+    """One run: the policy for the order of tasks, with the schedule's seed in its name, and faults.
 
     An empty `policy` is the program's own. The launcher starts the ranks again at least `restarts` times. With
-    `fewer_hosts` it goes on with one host less, and nothing is expected that takes all ranks. The seed of the run
-    itself stays the same in all attempts, so that generators give the program the same numbers.
+    `fewer_hosts` it continues with one host less, and expectations that need all ranks are dropped. All attempts have
+    the same seed for the run, so that generators give the program the same numbers.
     """
 
     policy: str = "fifo"
@@ -44,12 +44,12 @@ class Attempt:
         return not self.faults and self.policy in ("", "fifo")
 
     def summary(self) -> dict[str, Json]:
-        """It as JSON-ready data."""
+        """Return the attempt as JSON-ready data."""
         return {"policy": self.policy, "faults": [repr(fault) for fault in self.faults]}
 
 
 class EndlessError(SimdistError):
-    """A run was ended after so many events. `settled`: long after everything had healed."""
+    """A run was ended after this many events. `settled`: long after the end of all faults."""
 
     def __init__(self, events: int, settled: bool) -> None:
         super().__init__(events, settled)
@@ -62,21 +62,21 @@ class EndlessError(SimdistError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a run may be: so many events, as a program that asks for ever for what never arrives has no end."""
+    """The longest duration of a run: a number of events, since a program that retries for ever has no end."""
 
     events: int
-    settled_ns: int = 0  # virtual time from which on everything has healed
+    settled_ns: int = 0  # virtual time from which no fault acts
 
     @classmethod
     def of(cls, plain: RunResult, longest_ns: int) -> Bounds:
-        """Those for runs with faults that last so long, of a program that runs like `plain` without."""
+        """Return bounds for runs with faults of this duration, for a program that runs like `plain` without them."""
         return cls(_TIMES * len(plain.events) + _EVENTS, plain.virtual_time_ns + longest_ns)
 
     def watch(self, now_ns: int, events: int) -> None:
-        """End the run if it is too long; called during it about ten times in a second, and at its end.
+        """End the run if it is too long; called about ten times a second during the run, and at its end.
 
         Raises:
-            EndlessError: it is.
+            EndlessError: the run is too long.
         """
         if events > self.events:
             raise EndlessError(self.events, settled=now_ns > self.settled_ns)
@@ -84,9 +84,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run that was tried, and the expectations that failed, each with its evidence.
+    """The result of an attempt, and the expectations that failed, each with its evidence.
 
-    `error` is why there is no result: the run itself could not be done.
+    `error` is the reason for a missing result: the run was impossible.
     """
 
     result: RunResult | None
@@ -95,21 +95,21 @@ class Ran:
 
 
 class Program(Protocol):
-    """Something that can be run again and again."""
+    """A program that can run many times."""
 
     @property
     def hosts(self) -> int:
-        """How many hosts it runs on."""
+        """The number of its hosts."""
         ...
 
     @property
     def has_disk(self) -> bool:
-        """True if there is a disk to lose things from, which is a fresh one in each run."""
+        """True if there is a disk that can lose data; each run gets a fresh one."""
         ...
 
     @property
     def has_local_disks(self) -> bool:
-        """True if each host has one of its own."""
+        """True if each host has a disk of its own."""
         ...
 
     @property
@@ -119,43 +119,43 @@ class Program(Protocol):
 
     @property
     def moves_payloads(self) -> bool:
-        """False if only its course is simulated: `values="shapes"`."""
+        """False if the world simulates no values: `values="shapes"`."""
         ...
 
     @property
     def forgets(self) -> bool:
-        """True if nothing of a rank's life but its files outlives it: no module, and no object."""
+        """True if only files outlive a rank's life: no module, and no object."""
         ...
 
     def fresh(self) -> Program:
-        """The same, of which nothing has been run."""
+        """Return the same program, without runs so far."""
         ...
 
     def warm(self) -> None:
-        """Import what it needs, and run nothing."""
+        """Import the program's modules, and run nothing."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """Inside, it can be run."""
+        """The program can run while inside."""
         ...
 
     def run(self, attempt: Attempt, bounds: Bounds | None = None) -> Ran:
-        """Run it once, and no longer than the bounds say. The first plain run is what others are held against."""
+        """Run the program once, within the bounds. Later runs are compared with the first plain one."""
         ...
 
     def replay(self, attempt: Attempt) -> str:
-        """The command or call that repeats a run."""
+        """Return the command or call that repeats a run."""
         ...
 
     def smaller(self) -> Iterator[Program]:
-        """The same with fewer ranks, or fewer steps."""
+        """Yield the same program with fewer ranks, or fewer steps."""
         ...
 
 
 def ran_within(bounds: Bounds | None, run: Callable[[Progress | None], tuple[RunResult, Problems]]) -> Ran:
-    """What a run comes to, or the error that ended it.
+    """Return the result of a run, or the error that ended it.
 
     Raises:
-        SimdistError: what is wrong with what a user gave.
+        SimdistError: the user's input is wrong.
     """
     try:
         result, problems = run(None if bounds is None else bounds.watch)
@@ -169,7 +169,7 @@ def ran_within(bounds: Bounds | None, run: Callable[[Progress | None], tuple[Run
 
 
 def fewer_steps(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """For each keyword argument that counts steps or the like, smaller counts."""
+    """Yield smaller counts for each keyword argument that counts steps or the like."""
     for name, value in kwargs.items():
         if isinstance(value, int) and not isinstance(value, bool) and any(word in name.lower() for word in _STEPS):
             yield from ((name, fewer) for fewer in dict.fromkeys((1, value // 2, value - 1)) if 1 <= fewer < value)

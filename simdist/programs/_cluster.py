@@ -1,12 +1,12 @@
 """Tasks done by the workers of a Dask cluster, on any number of machines.
 
-The cluster is Dask's as it is: its scheduler, its dashboard, its retries. A worker that dies in the middle of a task
-loses nothing, since the scheduler gives the task to another one; a task during which several die one after the other
-counts as their death (`KilledWorker`).
+The cluster is an ordinary Dask cluster, with its scheduler, dashboard and retries. If a worker dies in the middle of a
+task, nothing is lost, since the scheduler gives the task to another worker; a task during which several workers die in
+a row is blamed for it (`KilledWorker`).
 
-- A worker process runs one world at a time, so those with one thread each (`dask worker --nthreads 1`) are used best.
-- Workers import simdist and the program from where they are: the same versions have to be installed there. Folders on
-  the path of the process that searches are on theirs, too, where they exist (a shared file system, or one machine).
+- A worker process runs one world at a time, so workers with one thread each (`dask worker --nthreads 1`) are best.
+- Workers import simdist and the program from their own installation, which needs the same versions. Folders on the path
+  of the searching process are on theirs, too, where they exist (a shared file system, or one machine).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from simdist.programs._pools import Answer, do, end
 
 __all__ = ["DaskCluster"]
 
-_ANSWERS_S = 10.0  # real seconds for a scheduler that is there
-_COUNT_EVERY_S = 2.0  # real seconds between two questions how many workers there are
+_ANSWERS_S = 10.0  # real seconds for the scheduler's answer
+_COUNT_EVERY_S = 2.0  # real seconds between two queries of the number of workers
 
 _one_at_a_time = threading.Lock()
 
 
 class DaskCluster:
-    """The workers of the scheduler at an address.
+    """The workers of a scheduler.
 
     Raises:
-        ArgumentError: the extra is not installed, or no scheduler answers there.
+        ArgumentError: the extra is not installed, or no scheduler answers at the address.
     """
 
     def __init__(self, address: str) -> None:
@@ -62,8 +62,8 @@ class DaskCluster:
         self._path = [str(Path(each).absolute()) for each in sys.path]
 
     def size(self) -> int:
-        """How many workers the scheduler has, or had a moment ago."""
-        now_s = time.monotonic()  # noqa: TID251  # of the machine on which the search runs
+        """Return how many workers the scheduler has, or had a moment ago."""
+        now_s = time.monotonic()  # noqa: TID251  # on the machine of the search
         if now_s - self._counted_s >= _COUNT_EVERY_S:
             self._counted_s = now_s
             try:
@@ -73,17 +73,17 @@ class DaskCluster:
         return self._count
 
     def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Answer]:
-        """Have one do these tasks."""
+        """Submit tasks for one worker."""
         future: Future[Answer] = self._executor.submit(_do_there, self._path, start, tasks, known)
         return future
 
     def renew(self) -> None:
-        """Nothing to do: the scheduler's machines have workers, or have none."""
+        """Do nothing: only the cluster starts its workers."""
 
     def close(self, *, at_once: bool) -> None:
-        """Let the workers forget the program; what they do now goes on to its end, and nobody waits for it."""
+        """Make the workers forget the program; their current tasks run to their end, without waiting for them."""
         with contextlib.suppress(OSError, RuntimeError):  # the cluster may be gone
-            self._executor.shutdown(wait=False)  # what has not begun is cancelled
+            self._executor.shutdown(wait=False)  # tasks that have not begun are cancelled
             if not at_once:
                 self._client.run(_end_there)
         self._client.close()

@@ -1,4 +1,4 @@
-"""A function of Python that is run again and again."""
+"""A Python function that runs many times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["FunctionProgram", "Seen", "count_problems", "said_by", "setting_prob
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an oracle looks at: a run of `attempt`, the plain run if there was one, and the disk's folder, still there.
+    """Data for an oracle: a run of `attempt`, the plain run if there was one, and the disk's folder, still there.
 
     Without a disk `folder` is empty.
     """
@@ -38,14 +38,14 @@ class Seen:
     folder: str
 
     def outcomes(self) -> Iterator[tuple[str, str]]:
-        """The rank that failed first, if one did."""
+        """Yield the rank that failed first, if one did."""
         failed = self.result.first_failure()
         if failed is not None:
             yield "outcomes", f"rank {failed.rank} {how_it_ended(failed)}"
 
 
 def watched(seen: Seen) -> Iterator[tuple[str, str]]:
-    """Every rank has to return, judges to find nothing, and faults to strike."""
+    """The default oracle: every rank returns, judges find nothing, and every fault strikes."""
     yield from seen.outcomes()
     if seen.result.findings:
         yield "judges", seen.result.findings[0].problem
@@ -55,10 +55,10 @@ def watched(seen: Seen) -> Iterator[tuple[str, str]]:
 
 
 def said_by(check: Callable[..., object] | None, caller: str, *given: object) -> str | None:
-    """What the `check` that `caller` was given says is wrong with a run; it may assert instead. None: nothing is.
+    """Return a run's problem by the `check` given to `caller`, which may assert instead; None if there is none.
 
     Raises:
-        ArgumentError: it returned neither a text nor None.
+        ArgumentError: `check` returned neither a text nor None.
     """
     if check is None:
         return None
@@ -74,11 +74,10 @@ def said_by(check: Callable[..., object] | None, caller: str, *given: object) ->
 
 @dataclass(slots=True, kw_only=True)
 class FunctionProgram:
-    """A function. `settings` are those of `simdist.run`, `caller` the name of the search, for its errors.
+    """A function. `settings` are those of `simdist.run`, `caller` is the name of the search, for its errors.
 
-    With `mount` each run has a fresh disk, in whose place "{tmp}" stands in arguments; so it does in `mount`, too. The
-    `oracle` says what is wrong with a run; by default that a rank failed, a judge found something, or a fault never
-    struck.
+    With `mount` each run has a fresh disk, whose folder replaces "{tmp}" in arguments and in `mount`. The `oracle`
+    yields a run's problems; by default that a rank failed, a judge found something, or a fault never struck.
     """
 
     caller: str
@@ -121,7 +120,7 @@ class FunctionProgram:
         return replace(self)
 
     def warm(self) -> None:
-        """Nothing to do: the function's module is there."""
+        """Do nothing: the function's module is already imported."""
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -180,7 +179,7 @@ class FunctionProgram:
 
 
 def _is_constant(value: object) -> bool:
-    """True if no rank can change it for others."""
+    """True if no rank can change the value for others."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return value is None or isinstance(value, str | bytes | int | float | complex)
@@ -189,9 +188,9 @@ def _is_constant(value: object) -> bool:
 def setting_problems(
     settings: Mapping[str, object], *, what: str, taken: Sequence[str], own: Iterable[str] = ()
 ) -> Iterator[str]:
-    """What is wrong with the names of settings. `taken` are those that `what`, a search, has for itself.
+    """Yield the problems of names of settings. `taken` are those that `what`, a search, sets itself.
 
-    `own` are further arguments of it, which a misspelt name may mean.
+    `own` are its further arguments, for guesses at a misspelt name.
     """
     yield from (f"{name}: a {what} has its own" for name in settings if name in taken)
     no_more = (*taken, "fn", "settings", "nprocs", "join")
@@ -201,7 +200,7 @@ def setting_problems(
 
 
 def count_problems(**counts: object) -> Iterator[str]:
-    """What is wrong with numbers of which 1 is the least."""
+    """Yield the numbers that are no counts of at least 1."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield f"{name}: {value!r} is no count; 1 is the least"

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of many runs: what they have found by then goes with the exception."""
+"""Ctrl-C in the middle of many runs: the exception carries the findings up to then."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["kept_when_interrupted"]
 
 @contextmanager
 def kept_when_interrupted(report: Callable[[], object | None]) -> Iterator[None]:
-    """Inside, an interruption takes `report` with it, if there is one.
+    """While inside, an interruption carries `report`, if there is one.
 
     Raises:
-        InterruptedRunsError: an interruption, which is its cause.
+        InterruptedRunsError: an interruption, which is its cause, came after a first report.
     """
     try:
         yield

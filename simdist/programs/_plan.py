@@ -1,4 +1,4 @@
-"""A scenario that is run again and again."""
+"""A scenario that runs many times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class PlanProgram:
     _folder: str | None = field(default=None, init=False, compare=False)  # of the runs' folders; None: the usual one
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Classes of faults from the scenario's folder can't be imported by their names: those faults are read again.
+        # Classes of faults in the scenario's folder can't be imported by name: these faults are read again from the
+        # file.
         own = any(not type(fault).__module__.startswith("simdist.") for fault in self.plan.faults)
         return (_with_faults_of_file, (replace(self.plan, faults=()),)) if own else (PlanProgram, (self.plan,))
 
@@ -65,7 +66,7 @@ class PlanProgram:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        # Modules on the host are looked at by no rank, unless ranks share them: then each run imports them afresh.
+        # No rank sees modules of the host, unless ranks share them: then each run imports them afresh.
         with self._importable() if self.forgets else nullcontext():
             with self._afresh():
                 self._single = alone(self.plan)
@@ -94,7 +95,7 @@ class PlanProgram:
         return result, tuple((each.name, each.evidence) for each in verdicts if not each.ok)
 
     def planned(self, attempt: Attempt) -> Plan:
-        """The scenario with the attempt's policy and faults, as overrides too."""
+        """Return the scenario with the attempt's policy and faults, which are in its overrides, too."""
         plan, faults = self.plan, (*self.plan.faults, *attempt.faults)
         restarts = max(plan.max_restarts, attempt.restarts)
         overrides = [*plan.overrides, *overrides_of(attempt.policy, faults if attempt.faults else None)]
@@ -120,7 +121,7 @@ class PlanProgram:
                 key = override.partition("=")[0]
                 others = [each for each in self.plan.overrides if each.partition("=")[0] != key]
                 plan = load(self.plan.source, overrides=(*others, override))
-            except ScenarioError:  # a cluster, or an expectation, needs as many
+            except ScenarioError:  # a cluster, or an expectation, needs that many
                 continue
             yield PlanProgram(replace(undisturbed(plan), seed=self.plan.seed))
 
@@ -130,7 +131,7 @@ def _with_faults_of_file(plan: Plan) -> PlanProgram:
 
 
 def overrides_of(policy: str, faults: Sequence[Fault] | None) -> Iterator[str]:
-    """What `--set` takes for them; an empty policy, and faults None: the file's own."""
+    """Yield overrides for `--set`; an empty policy, and faults None, keep the file's own."""
     if policy:
         yield f"policy={json.dumps(policy)}"
     if faults is not None:

@@ -1,8 +1,7 @@
-"""Who does tasks beside this process: processes of this machine (`_processes.py`), or those of a Dask cluster
-(`_cluster.py`).
+"""Pools of workers outside this process: processes of this machine (`_processes.py`), or of a Dask cluster.
 
-A worker process makes its program once, for all tasks of one search: `do` keeps it until tasks of another search arrive
-or `end` is called.
+A worker process makes its program once, for all tasks of one search: `do` keeps it until a task of another search
+arrives or `end` is called.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ Result = TypeVar("Result")
 
 
 class Worker(ABC, Generic[Task, Result]):
-    """Does tasks, here or in another process."""
+    """A worker for tasks, in this process or another."""
 
     @abstractmethod
     def do(self, task: Task) -> Result:
-        """Do one. What it comes to depends on nothing else."""
+        """Do one task. The result depends on nothing else."""
 
     def learnt(self) -> Mapping[str, object]:
-        """What it has found out so far that saves others work, by name."""
+        """Return knowledge from its tasks that saves work for other workers, by name."""
         return {}
 
     def learn(self, found: Mapping[str, object]) -> None:
-        """Another one has found this out."""
+        """Take over another worker's knowledge."""
 
     def killed(self, number: int, task: Task, how: str) -> Result:
-        """What it comes to that worker processes die of a task each time, as "was killed by SIGSEGV".
+        """Return the result of a task of which every worker process dies; `how` is like "was killed by SIGSEGV".
 
         Raises:
-            SimdistError: that is no result, unless a worker has one for it.
+            SimdistError: by default.
         """
         raise SimdistError(
             f"every worker process that began task {number} died, the last one {how}: they ran out of memory, were "
@@ -50,7 +49,7 @@ class Worker(ABC, Generic[Task, Result]):
 
 Start = Callable[[], AbstractContextManager[Worker[Any, Any]]]
 Answer = tuple[list[Any], dict[str, Any]]
-"""The results of some tasks, and what the worker has learnt that those who asked did not know."""
+"""The results of some tasks, and the worker's knowledge that the other process lacked."""
 
 
 class Pool(Protocol):
@@ -58,50 +57,50 @@ class Pool(Protocol):
 
     @property
     def broken(self) -> tuple[type[BaseException], ...]:
-        """What is raised by a future whose worker died; the pool goes on. The text says how it died."""
+        """The errors of a future whose worker died, while the pool goes on. Their text says how it died."""
         ...
 
     @property
     def unborn(self) -> tuple[type[BaseException], ...]:
-        """What is raised by a future for which no worker could be started."""
+        """The errors of a future for which no worker could be started."""
         ...
 
     @property
     def lost(self) -> tuple[type[BaseException], ...]:
-        """What is raised by a future whose tasks nobody does any more; the pool may go on."""
+        """The errors of a future whose tasks no worker does any more; the pool may go on."""
         ...
 
     def size(self) -> int:
-        """How many workers there are now."""
+        """Return the current number of workers."""
         ...
 
     def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Answer]:
-        """Have one do these tasks; `start` is a pickled `Start`."""
+        """Submit tasks for one worker; `start` is a pickled `Start`."""
         ...
 
     def renew(self) -> None:
-        """Start others in place of workers that died."""
+        """Start workers in place of dead ones."""
         ...
 
     def close(self, *, at_once: bool) -> None:
-        """Let them end; `at_once` in the middle of what they do."""
+        """End the workers; with `at_once` in the middle of their tasks."""
         ...
 
 
 def unreachable(error: BaseException) -> str:
-    """That another process can't have the program, in a sentence."""
+    """Return a sentence: another process can't import the program."""
     said = f"{type(error).__name__}: {error}"
     return f"another process can't import the program ({said}); define it in a module, or leave workers out"
 
 
-_begun: tuple[bytes, AbstractContextManager[Worker[Any, Any]], Worker[Any, Any]] | None = None  # of a worker process
+_begun: tuple[bytes, AbstractContextManager[Worker[Any, Any]], Worker[Any, Any]] | None = None  # in a worker process
 
 
 def do(start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Answer:
-    """Do tasks in this process, which is a worker.
+    """Do tasks in this process, a worker.
 
     Raises:
-        ArgumentError: what `start` needs can't be imported here.
+        ArgumentError: `start` needs modules that can't be imported here.
     """
     global _begun
     if _begun is not None and _begun[0] != start:
@@ -119,7 +118,7 @@ def do(start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Answer:
 
 
 def end() -> None:
-    """Forget the program of this worker process."""
+    """Forget this worker process's program."""
     global _begun
     if _begun is not None:
         life, _begun = _begun[1], None

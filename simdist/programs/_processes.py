@@ -5,12 +5,12 @@
                                  |--fork--> worker 2      and learns of a death by the end of that socket
                                  ...
 
-The server runs no world and starts no thread: what it has loaded can be forked at any time. Where the system has no
-safe fork, workers are spawned and import for themselves.
+The server runs no world and starts no thread, so that it can be forked at any time. On systems without a safe fork,
+workers are spawned and import separately.
 
-- One thread of this process waits for each worker. It sends tasks and takes results; processes are started by the
-  thread that has the pool, since a world may run there meanwhile.
-- A worker that dies breaks the one future whose tasks it had. `submit` and `renew` start another one in its place.
+- One thread of this process waits for each worker. It sends tasks and receives results; the thread that has the pool
+  starts processes, since a world may run there meanwhile.
+- A dead worker breaks one future, that of its tasks. `submit` and `renew` start another worker in its place.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from simdist.result import exit_words
 
 __all__ = ["DiedError", "Processes", "UnbornError", "Warm"]
 
-_PATIENCE_S = 2  # for a process that is to end
+_PATIENCE_S = 2  # for the end of a process
 _NUMBER = struct.Struct("!i")
-_FORK, _REAP = b"f", b"r"  # what a fork server is asked for
+_FORK, _REAP = b"f", b"r"  # requests to a fork server
 _HAS_FORK = hasattr(os, "fork") and sys.platform.startswith("linux")
 
 Warm = Callable[[], object]
-"""Imports what a program needs; what a fork server does before it forks."""
+"""Imports a program's modules; called by a fork server before it forks."""
 
 
 class DiedError(SimdistError):
@@ -55,23 +55,23 @@ class DiedError(SimdistError):
 
 
 class UnbornError(SimdistError):
-    """A worker process that died before it could do anything."""
+    """A worker process that died before its first task."""
 
 
 class _Process(Protocol):
-    """A worker process that is there."""
+    """A running worker process."""
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         ...
 
     def exit_code(self) -> int | None:
-        """Wait for its end; None if nobody knows how it was."""
+        """Wait for the end; return None if the exit code is unknown."""
         ...
 
 
 class Processes:
-    """So many processes of this machine, which start with the first tasks."""
+    """Up to `count` processes of this machine, which start with the first tasks."""
 
     broken: tuple[type[BaseException], ...] = (DiedError,)
     unborn: tuple[type[BaseException], ...] = (UnbornError,)
@@ -79,24 +79,24 @@ class Processes:
 
     def __init__(self, count: int, warm: bytes = b"") -> None:
         self._count = count
-        self._warm = warm  # pickled: `Warm`, or nothing
+        self._warm = warm  # a pickled `Warm`, or empty
         self._server: _ForkServer | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lines: list[_Line] = []
 
     def size(self) -> int:
-        """As many as were asked for."""
+        """Return the requested number."""
         return self._count
 
     def submit(self, start: bytes, tasks: Sequence[Any], known: Mapping[str, Any]) -> Future[Answer]:
-        """Have one do these tasks."""
+        """Submit tasks for one worker."""
         job = _Job(start, tasks, known)
         self._jobs.put(job)
         self.renew()
         return job.future
 
     def renew(self) -> None:
-        """Start as many processes as there is work for, in place of those that died, too."""
+        """Start processes for waiting jobs, including replacements of dead ones."""
         self._lines = [line for line in self._lines if line.is_alive()]
         there = sum(not line.is_over for line in self._lines)
         for _ in range(min(self._jobs.qsize(), self._count - there)):
@@ -114,7 +114,7 @@ class Processes:
         return self._server.fork
 
     def close(self, *, at_once: bool) -> None:
-        """Let them end, and wait for it; `at_once` in the middle of what they do."""
+        """End the processes, and wait for that; with `at_once` in the middle of their tasks."""
         with suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
@@ -122,7 +122,7 @@ class Processes:
             self._jobs.put(None)
         if at_once:
             if self._server is not None and not any(line.has_begun for line in self._lines):
-                self._server.terminate()  # it may import for a while yet
+                self._server.terminate()  # it may import for a while
             for line in self._lines:
                 line.terminate()
         for line in self._lines:
@@ -132,7 +132,7 @@ class Processes:
 
 
 class _Job:
-    """Tasks for a worker, and what will become of them."""
+    """Tasks for a worker, and the future of their results."""
 
     def __init__(self, *message: Any) -> None:
         self.message = message
@@ -151,8 +151,8 @@ class _Line(threading.Thread):
         self._begin = begin
         self._process: _Process | None = None
         self._unwanted = False
-        self.has_begun = False  # to do tasks
-        self.is_over = False  # true before anybody can hear that the process died
+        self.has_begun = False  # True once it can do tasks
+        self.is_over = False  # set before the future reports the death
         self.start()
 
     def run(self) -> None:
@@ -183,7 +183,7 @@ class _Line(threading.Thread):
                 self.is_over = True
                 job.future.set_exception(DiedError(how))
                 return
-            except Exception as error:  # something that can't be pickled
+            except Exception as error:  # an object that can't be pickled
                 job.future.set_exception(error)
                 continue
             if good:
@@ -204,20 +204,20 @@ class _Line(threading.Thread):
             job.future.set_exception(error)
 
     def terminate(self) -> None:
-        """End the process in the middle of what it does."""
+        """End the process in the middle of its tasks."""
         self._unwanted = True
         if self._process is not None:
             self._process.terminate()
 
 
 def _end_of(process: _Process) -> str:
-    """How a process ended, in words."""
+    """Describe the end of a process."""
     code = process.exit_code()
     return "is gone" if code is None else exit_words(code)
 
 
 class _Spawned:
-    """A process that `multiprocessing` has started."""
+    """A process started by `multiprocessing`."""
 
     def __init__(self, process: SpawnProcess) -> None:
         self._process = process
@@ -253,7 +253,7 @@ class _Forked:
 
 
 class _ForkServer:
-    """A process that has imported everything, and forks."""
+    """A process that imports everything once, and forks."""
 
     def __init__(self, warm: bytes) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -268,7 +268,7 @@ class _ForkServer:
         return self._process.is_alive()
 
     def fork(self) -> tuple[connection.Connection, _Process]:
-        """A new worker, and this process's end of the line to it.
+        """Return a new worker, and this process's end of the line to it.
 
         Raises:
             OSError: the server died.
@@ -279,10 +279,10 @@ class _ForkServer:
         return connection.Connection(ours.detach()), _Forked(self, pid)
 
     def ask(self, what: bytes, number: int, *handed: int) -> int:
-        """What the server answers.
+        """Send a request; return the server's answer.
 
         Raises:
-            OSError: it died.
+            OSError: the server died.
         """
         with self._asking:
             socket.send_fds(self._control, [what + _NUMBER.pack(number)], handed)
@@ -301,12 +301,12 @@ class _ForkServer:
 
 
 def _serve(control: socket.socket, folder: Path, warm: bytes) -> None:
-    """What a fork server does until the process that started it has no more use for it, or is gone."""
+    """Run a fork server until its parent closes the line, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.chdir(folder)
     _import_all(warm)
     gc.collect()
-    gc.freeze()  # forks then share the memory of what was imported
+    gc.freeze()  # forks then share the memory of the imports
     while True:
         request, handed, _, _ = socket.recv_fds(control, 1 + _NUMBER.size, 1)
         if not request:
@@ -326,7 +326,7 @@ def _import_all(warm: bytes) -> None:
 
     torch.set_num_threads(1)  # threads of OpenMP would not outlive a fork
     if warm:
-        with suppress(Exception):  # a worker says what is wrong, when it needs it
+        with suppress(Exception):  # a worker reports the error when it imports
             pickle.loads(warm)()
 
 
@@ -353,8 +353,8 @@ def _fork(control: socket.socket, line: int) -> int:
 
 
 def _work(line: connection.Connection, folder: Path | None = None) -> None:
-    """What a worker process does until the line ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the results is interrupted
+    """Run a worker process until the line ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that waits for the results is interrupted
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if folder is not None:
@@ -381,13 +381,13 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """The run that is under way clears up after itself, if it does so soon."""
+    """End the process; the current run cleans up if that takes at most `_PATIENCE_S`."""
     signal.alarm(_PATIENCE_S)
     sys.exit(1)
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent is interrupted, or killed, would wait for ever for something to do."""
+    """End this worker with its parent: if that is interrupted or killed, no tasks arrive any more."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Hundreds of runs in a row: what ranks log goes nowhere."""
+"""Suppresses the logs of ranks in hundreds of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["no_logs_of_ranks"]
 
 @contextmanager
 def no_logs_of_ranks() -> Iterator[None]:
-    """Let nothing that ranks log reach the host's handlers: torch alone logs each collective, in hundreds of runs."""
+    """Keep logs of ranks from the host's handlers: torch alone logs each collective, in hundreds of runs."""
 
     def is_of_host(_: logging.LogRecord) -> bool:
         return current_process() is None

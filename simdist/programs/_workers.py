@@ -1,16 +1,16 @@
-"""Tasks done side by side: in this process, and in others that start when there is enough to do.
+"""Tasks done side by side: in this process, and in others that start when there are enough tasks.
 
-This process has run the program already and begins at once; the others first import what it has imported. Results are
-given in the order of the tasks, so that it does not matter who did what. What one worker has learnt it reports with its
-results, so that no other finds it out again.
+This process has run the program already and begins at once; the others first import the same modules. Results are in
+the order of the tasks, so that it does not matter which process did which. A worker reports its knowledge with its
+results, so that no other worker repeats that work.
 
 - Tasks are drawn a little ahead of their results, and never after the caller's iterator has ended.
-- A worker that dies (killed, out of memory, crashed in C code) is replaced by its pool (`_processes.py`); a Dask
-  cluster (`_cluster.py`) first gives what it had to another one. What it had is done again, each task by itself, and
-  `died` counts. A task by itself that is there at the `_DEATHS`th death is to blame: `Worker.killed` says what that
-  comes to. It is not tried here, since it could end this process, too.
-- Where one worker after the other can't even begin, there can be none: that is an error.
-- What a pool has is done here if all its workers are gone.
+- A dead worker (killed, out of memory, crashed in C code) is replaced by its pool (`_processes.py`); a Dask cluster
+  (`_cluster.py`) first gives its tasks to another worker. Its tasks are done again, each alone, and `died` counts. A
+  lone task at its `_DEATHS`th death is to blame: `Worker.killed` returns its result. The task is not tried here, since
+  it could end this process, too.
+- If one worker after the other dies before its first task, there can be none: that is an error.
+- If all workers of a pool are gone, their tasks are done here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from simdist.programs._processes import Processes, Warm
 
 __all__ = ["FEW", "Workers", "cores", "died_words", "workers_problems"]
 
-FEW = 40  # tasks that are sooner done here than processes are started
-_AT_ONCE = 4  # tasks that a process gets at a time, at most, so that all end at nearly the same time
-_AHEAD = 2  # times as many wait for it, so that it need not wait for this process
+FEW = 40  # with fewer tasks, this process alone is faster than starting others
+_AT_ONCE = 4  # the most tasks sent to a process at a time, so that all end at nearly the same time
+_AHEAD = 2  # times as many are queued for it, so that it need not wait for this process
 _DEATHS = 3
-_LOOK_S = 5.0  # real seconds after which one who waits for a pool looks whether it still has workers
+_LOOK_S = 5.0  # real seconds between checks that a pool still has workers
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -43,12 +43,12 @@ _Part = list[tuple[int, Task]]
 
 
 class Workers(Generic[Task, Result]):
-    """`here`, and others, each of which `start` makes in a process of its own.
+    """The worker `here`, and others, each of which `start` makes in its own process.
 
-    `where` is how many processes there are, this one among them, or the address of the scheduler of a Dask cluster,
-    whose workers do what this process does not. `warm` imports the program, for those of this machine to share.
+    `where` is the number of processes, including this one, or the address of the scheduler of a Dask cluster, whose
+    workers do all tasks that this process does not. `warm` imports the program, shared by those of this machine.
 
-    With `apart` this process does none as long as there are others, and `where` counts those.
+    With `apart` this process does no task while there are other workers, and `where` counts only those.
 
     Raises:
         ArgumentError: `start` can't be sent to another process, or no scheduler answers at that address.
@@ -70,9 +70,9 @@ class Workers(Generic[Task, Result]):
         self._start = self._warm = b""
         self._pool: Pool | None = None
         self._away: dict[Future[tuple[list[Result], dict[str, Any]]], _Part[Task]] = {}
-        self._again: deque[_Part[Task]] = deque()  # what workers had that died
-        self._deaths: Counter[int] = Counter()  # of workers that had a task
-        self._in_vain = 0  # deaths of workers that could not begin, one after the other
+        self._again: deque[_Part[Task]] = deque()  # the tasks of dead workers
+        self._deaths: Counter[int] = Counter()  # by task: deaths of workers that had it
+        self._in_vain = 0  # consecutive deaths of workers before their first task
         if where != 1 or apart:
             try:
                 self._start = pickle.dumps(start)
@@ -80,10 +80,10 @@ class Workers(Generic[Task, Result]):
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise ArgumentError("workers", [unreachable(error)]) from error
         if isinstance(where, str):
-            self._present()  # a wrong address is known before anything runs
+            self._present()  # to report a wrong address before anything runs
 
     def run(self, tasks: Iterable[Task], count: int | None = None) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result, in their order. `count` is how many there are; None: nobody knows, or many."""
+        """Yield each task with its result, in order. `count` is the number of tasks; None: unknown, or many."""
         if not self._apart and (self._where == 1 or (count is not None and count < FEW)):
             yield from ((task, self._here.do(task)) for task in tasks)
             return
@@ -116,7 +116,7 @@ class Workers(Generic[Task, Result]):
             yield done.pop(number)
 
     def _present(self) -> Pool:
-        """Those who work beside this process."""
+        """Return the pool of other workers."""
         if self._pool is None:
             if isinstance(self._where, str):
                 self._pool = _cluster(self._where)
@@ -129,7 +129,7 @@ class Workers(Generic[Task, Result]):
         self._away[future] = part
 
     def _collect(self, done: dict[int, tuple[Task, Result]]) -> None:
-        """Take what has come back."""
+        """Collect finished results."""
         pool = self._pool
         if pool is None:
             return
@@ -155,10 +155,10 @@ class Workers(Generic[Task, Result]):
             pool.renew()
 
     def _blamed(self, part: _Part[Task], how: str) -> Iterator[tuple[int, tuple[Task, Result]]]:
-        """The result of a task of which workers die; there is none if it may have been another one.
+        """Handle a worker's death; yield a task's result if the task is certainly to blame.
 
         Raises:
-            SimdistError: that is no result.
+            SimdistError: there is no such result.
         """
         self.died += 1
         self._in_vain = 0
@@ -179,30 +179,30 @@ class Workers(Generic[Task, Result]):
             ) from None
 
     def _do_again(self, parts: Iterable[_Part[Task]]) -> None:
-        """The earliest first."""
+        """Queue parts again, the earliest first."""
         self._again = deque(sorted([*self._again, *parts], key=lambda part: part[0][0]))
 
     def __enter__(self) -> Workers[Task, Result]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pool is not None:  # what was interrupted, or has enough, does not want what is under way
+        if self._pool is not None:  # results under way are not needed
             self._pool.close(at_once=bool(self._away) or error is not None)
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def died_words(died: int) -> str:
-    """That workers died, in a sentence."""
+    """Return a sentence about the deaths of workers."""
     times = "once" if died == 1 else f"{died} times"
     return f"worker processes died {times}; what they had begun was done again"
 
 
 def workers_problems(workers: object) -> Iterator[str]:
-    """What is wrong with an argument that says where tasks are done."""
+    """Yield the problems of an argument that gives the place of tasks."""
     if isinstance(workers, str):
         if "://" not in workers:
             yield f"workers: {workers!r} is no address of a Dask scheduler, such as 'tcp://10.0.0.1:8786'"
