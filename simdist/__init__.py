@@ -6,18 +6,18 @@
     result.raise_for_failure()
 
 `train` is ordinary code that imports torch.distributed. Packages, lowest first: `kernel` (virtual time and tasks),
-`cluster` (hosts and links), `storage` (what a disk keeps), `process` (what makes a task look like a process), `files`
-(what programs call to reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
-`judges` (what must hold of any training), `determinism`, `scenario`, `programs` (what is run again and again),
-`sweeps` (crashes at every moment), `searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards
-`kernel`; nothing is imported before it is used.
+`cluster` (hosts and links), `storage` (contents of a disk), `process` (makes a task look like a process), `files` (the
+calls by which programs reach a disk), `device` (virtual CUDA devices), `c10d` (groups, stores), `faults`, `trace`,
+`judges` (conditions on any training), `determinism`, `scenario`, `programs` (programs that run many times), `sweeps`
+(crashes at every moment), `searches` (schedules searched, plans shrunk), `cli`. Imports point one way, towards
+`kernel`; each takes place at the first use.
 
-PYTEST_DONT_REWRITE: pytest that runs on ranks finds simdist imported, and has nothing to warn of.
+PYTEST_DONT_REWRITE: pytest on ranks finds simdist already imported, and this avoids its warning.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as type checkers take it; `typing` would be nearly all of what this import costs
+TYPE_CHECKING = False  # the value for type checkers; `typing` would take nearly all the time of this import
 
 if TYPE_CHECKING:
     from simdist import cluster, faults, storage
@@ -111,7 +111,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"simdist.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)  # from now on nobody asks here
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)  # called once for each name
     return found
 
 

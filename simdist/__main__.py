@@ -1,4 +1,4 @@
-"""The `simdist` command of a process: `python -m simdist`, or by its name."""
+"""The `simdist` command of a process: `python -m simdist`, or by name."""
 
 import errno
 import os
@@ -9,14 +9,14 @@ from types import FrameType
 __all__ = ["entry"]
 
 _INTERRUPTED = 128 + 2  # as a shell reports SIGINT
-_DEEPEST = ("<module>", "_run_code", "_run_module_as_main")  # of runpy: what `python -m` calls
+_DEEPEST = ("<module>", "_run_code", "_run_module_as_main")  # of runpy, as called by `python -m`
 
 
 def entry() -> None:
-    """Run the command, and end the process as soon as all is done.
+    """Run the command, and end the process as soon as it is done.
 
-    Python would look through all of torch before it ends, which takes as long as many a command. An interrupt ends
-    it in one line: its runs are cleared up by then.
+    Python would visit all of torch before its end, which takes as long as many commands. An interrupt ends the process
+    with one line, after the cleanup of its runs.
     """
     try:
         from simdist.cli import main  # in here: an interrupt may come while it is imported
@@ -45,13 +45,13 @@ def _run(main: Callable[..., object]) -> None:
         sys.stderr.write(f"simdist: {error}\n")
         try:
             sys.stdout.flush()
-        except OSError:  # what could not be written would be tried again, and reported again
+        except OSError:  # else Python would write the rest again, and report the error again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def _is_all_that_runs(frame: FrameType | None) -> bool:
-    """False under a profiler, a debugger, `python -i` and all else that has still something to do."""
+    """False under a profiler, a debugger, `python -i` and any other caller that has more to do."""
     if sys.flags.inspect or sys.gettrace() or sys.getprofile():
         return False
     callers = []

@@ -1,5 +1,7 @@
-"""What tensors hold, the same wherever they are: a checksum to compare by; and where they are pickled no memory that
-nobody has written, and no address."""
+"""Contents of tensors, the same wherever they are: a checksum for comparisons; and pickles of tensors.
+
+The pickles have neither unwritten memory nor addresses.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ _P = ParamSpec("_P")
 
 Tensors: TypeAlias = "torch.Tensor | Iterable[Tensors]"
 
-# Where the heap of a Linux process begins if nothing is random, and what a StorageImpl takes there.
+# The beginning of a Linux process's heap without randomisation, and the size of a StorageImpl there.
 _FIRST_ADDRESS = 0x5555_5555_6000
 _BYTES_APART = 192
 
 
 def content_checksum(tensors: Iterable[Tensors], crc: int = 0) -> int:
-    """CRC-32 over the bytes of `tensors`, in order, lists inside included; each in its logical order of elements.
+    """Return the CRC-32 over the bytes of `tensors`, in order, lists inside included; each in its logical order.
 
-    The same on every device and for every layout; unlike the checksums of the digest it leaves nothing out.
+    It is the same on every device and for every layout; unlike the checksums of the digest it covers everything.
     """
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
@@ -41,16 +43,16 @@ def content_checksum(tensors: Iterable[Tensors], crc: int = 0) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a strided tensor in their logical order, as one dimension of bytes on the CPU."""
+    """Return the elements of a strided tensor in logical order, as one dimension of bytes on the CPU."""
     data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # `reshape` keeps the stride of a single element, which may be any; only one of 1 views as bytes.
+    # `reshape` keeps the stride of a single element, which may be any; a view as bytes needs 1.
     return data.as_strided((data.numel(),), (1,)).view(torch.uint8)
 
 
 class _Padded(torch.Tensor):
-    """A tensor that grows by zeros, once: it is an ordinary one from then on, with which torch is faster."""
+    """A tensor that grows by zeros, once: afterwards it is an ordinary one, with which torch is faster."""
 
-    # What is made from it is an ordinary tensor.
+    # Tensors made from this one are ordinary.
     __torch_function__ = keep_function
 
     def resize_(self, *sizes: Any, **options: Any) -> Any:
@@ -58,7 +60,7 @@ class _Padded(torch.Tensor):
         super().resize_(*sizes, **options)
         self.__class__ = torch.Tensor  # type: ignore[assignment]  # of the same layout: Python allows it
         if self.numel() > before:
-            with without_modes():  # nobody asked for it
+            with without_modes():  # an operation of simdist's own
                 self.view(-1)[before:].zero_()
         return self
 
@@ -68,8 +70,8 @@ def with_zero_padding(
 ) -> Callable[_P, tuple[torch.Tensor, torch.Tensor]]:
     """Wrap `torch.distributed.distributed_c10d._object_to_tensor`.
 
-    Torch pickles an object into a tensor, grows that to the size of the largest among the ranks, and sends all of it:
-    the rest is whatever the memory held (torch 2.13, `all_gather_object`, `gather_object`).
+    Torch pickles an object into a tensor, grows that to the size of the largest among the ranks, and sends all of it,
+    including the uninitialised rest (torch 2.13, `all_gather_object`, `gather_object`).
     """
 
     def padded(*args: _P.args, **kwargs: _P.kwargs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,10 +84,10 @@ def with_zero_padding(
 def with_numbered_storages(save: Callable[..., None]) -> Callable[..., None]:
     """Wrap `torch.serialization._legacy_save`.
 
-    Torch's older format names storages by their addresses, and so writes other bytes in each process, and not even
-    equally many (torch 2.13: `str(storage._cdata)`). A tensor that is pickled by itself is in that format, as are those
-    in object collectives. Here storages have addresses in the order in which they are met, from the one on that a
-    process has whose memory is nowhere by chance; what is written is read like any other.
+    Torch's older format names storages by their addresses, and so writes different bytes in each process, and not even
+    equally many (torch 2.13: `str(storage._cdata)`). A separately pickled tensor has that format, as do tensors in
+    object collectives. Here storages are numbered in the order of their first use, from the first address in a process
+    without randomised memory; the result is read like any other.
     """
     if not isinstance(save, FunctionType):
         return save

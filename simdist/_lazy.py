@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody first asks for them."""
+"""Names of a package that are imported at their first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["lazily"]
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """What a package's `__getattr__` is: `homes` says by name in which of its modules a thing is, as "calls._work"."""
+    """Return a package's `__getattr__`; `homes` has by name the module with the object, as "calls._work"."""
 
     def find(name: str) -> object:
         import importlib  # which costs something, too

@@ -59,78 +59,79 @@ def run(
     """Call `fn(*args, **kwargs)` once per rank, on simulated ranks, with the environment that torchrun sets.
 
     `fn` is ordinary code that imports torch.distributed; `init_process_group("gloo")` gives it a simulated group. All
-    ranks share this process and its memory: what `fn` closes over is one object for all of them.
+    ranks share this process and its memory: an object in the closure of `fn` is the same for all of them.
 
     Args:
         fn: the program of a rank.
         world_size: number of ranks.
         args: positional arguments of `fn`, the same on every rank.
         kwargs: keyword arguments of `fn`.
-        backend: "gloo" behaves as Gloo does; "sim" is ideal: no timeouts, so what would time out is a deadlock. "nccl"
-            is a world of virtual devices, one for each rank unless the cluster says otherwise, and NCCL on them. The
-            program picks one in `init_process_group`.
-        seed: drives the `random` policy, Python's and numpy's generators, and whatever else is drawn.
+        backend: "gloo" behaves as Gloo does; "sim" is ideal: it has no timeouts, so a call that would time out
+            deadlocks. "nccl" is a world of virtual devices, one for each rank unless the cluster says otherwise, with
+            NCCL. The program picks one in `init_process_group`.
+        seed: determines the `random` policy, Python's and numpy's generators, and all other random choices.
         cluster: hosts and links, from `simdist.cluster`; one host by default.
-        faults: what goes wrong, from `simdist.faults`.
-        max_restarts: how often all ranks are started again after one has failed, as torchrun does. With 0 nobody
-            stops the others: each rank goes on to its own end.
-        min_hosts: a restart goes on without hosts that are down if so many are left, the first among them, after the 30
-            virtual seconds that a rendezvous waits for more; ranks are numbered anew. None: it waits for all.
+        faults: the injected faults, from `simdist.faults`.
+        max_restarts: the number of times that all ranks are restarted after one has failed, as torchrun does. With 0 a
+            failure does not stop the other ranks.
+        min_hosts: a restart continues without hosts that are down if at least this many are left, the first among them,
+            after the 30 virtual seconds that a rendezvous waits for more; ranks are numbered anew. None: it waits for
+            all.
         env: additional environment of every rank.
         argv: `sys.argv` of every rank.
-        disk: a folder that is a simulated disk for the ranks, or a `simdist.storage.Mount` of it. What is written there
-            is real; what a host crash leaves of it is what the disk's file system allows, chosen by the seed.
-        strict: turn what Gloo accepts in silence, hangs on or dies of into an error that names the calls; by default
-            only with backend "sim".
-        judges: look on and report what does not hold although nothing fails: replicas that differ, samples that are
-            read twice or never, a value that is no number, collectives that are left over. True is all that come with
-            simdist; or some by name, and instances of your own (`simdist.judges`). A run with a finding is not `ok`.
-        record_results: add a "result" event with a checksum over all that an operation left in each rank's tensors; for
-            comparing runs.
+        disk: a folder that is a simulated disk for the ranks, or a `simdist.storage.Mount` of it. Writes there are
+            real; a host crash leaves a state that the disk's file system allows, chosen by the seed.
+        strict: if Gloo would silently accept a call, hang on it or crash, raise an error that names the calls; by
+            default only with backend "sim".
+        judges: report violated conditions even if nothing fails: replicas that differ, samples that are read twice or
+            never, a value that is no number, collectives that are left over. True: all judges of simdist; or a sequence
+            of names and your own instances (`simdist.judges`). A run with a finding is not `ok`.
+        record_results: add a "result" event with a checksum over the contents that an operation left in each rank's
+            tensors, for comparisons of runs.
         values: "shapes" leaves large payloads of floating-point numbers where they are, for programs of which only the
-            course matters: which collectives are called, when, in which order, with which shapes, and what goes wrong.
-            Everything else is as with "all": matching, errors, times, faults, traces. Nothing is reduced, copied or
-            checksummed of more than 4096 bytes of floating-point numbers that a rank brings to a call, and of an
-            all_to_all of any size; what outputs hold afterwards is what they held before. Integers, booleans, bytes and
-            small payloads are moved, and so are objects, stores and barriers. Floating-point numbers add nothing to the
-            digest. Judges that compare values are off, and refused by name; so are faults that change payloads.
-        policy: who goes first among ranks, and threads of a rank, that are runnable at the same instant: "fifo" or
-            "random", which also lets others go first wherever a thread takes a lock, and lets a part of the requests to
-            stores, and of the messages to any receiver, take up to nine times as long, so that others come in between.
-            "pct:3" gives each task a random priority, and changes two of them on the way (any depth D, D - 1 changes).
-            "random@17" and "pct:3@17" draw from a seed of their own, as the schedules of `simdist.explore` do.
-            "order:1.0.2" says at each choice among several which of them goes first, as systematic searches do.
-        start_time: the day, or day and time, that the calendar of the ranks shows when the world begins (`time.time`,
-            `datetime.now`); UTC unless it says otherwise. Virtual time itself counts from 0.
-        isolate: True lets each rank import for itself what a spawned process would: `fn` is looked up by name in the
-            rank's own import of its module, and so are all modules of the user's and the libraries that keep state of a
-            rank (`simdist.process.PER_RANK`). Names of further modules may stand instead of True. What `fn` closes over
-            and its arguments stay shared.
-        share: names of modules that are shared all the same.
-        program_ns: how long a program outside the simulation takes that a rank starts (`subprocess`, `os.system`), in
-            virtual time: a rank that waits for it goes on after that. One that is to run until a rank ends it needs a
-            long one. `RunResult.programs` names them, for what they answer is no function of the seed.
-        stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for something
-            that the simulation does not know. One that computes may for ten times as long, and so may one whose
-            program computes, as a compiler (on Linux). One that keeps even the GIL (a regular expression that
-            backtracks for ever) can't be stopped by anybody: after `stall_s`, but at least 5 s, the stacks of all
-            threads go to stderr, and three seconds later the process ends (on Linux; the stack of the rank ends with
-            its name).
-        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. What it
-            raises ends the world, and comes out of this call.
+            course matters: the collectives that are called, their times, order and shapes, and the failures. Everything
+            else is as with "all": matching, errors, times, faults, traces. If a rank passes more than 4096 bytes of
+            floating-point numbers to a call, or any to an all_to_all, these are not reduced, copied or checksummed;
+            outputs keep their previous contents. Integers, booleans, bytes and small payloads are moved, and so are
+            objects, stores and barriers. Floating-point numbers add nothing to the digest. Judges that compare values
+            are off, and refused by name; so are faults that change payloads.
+        policy: the order of ranks, and of threads of a rank, that are runnable at the same instant: "fifo" or "random",
+            which also changes the order wherever a thread takes a lock, and makes some of the requests to stores, and
+            of the messages to any receiver, take up to nine times as long, so that others overtake them. "pct:3" gives
+            each task a random priority, and changes two of them on the way (any depth D, D - 1 changes). "random@17"
+            and "pct:3@17" use a seed of their own, as the schedules of `simdist.explore` do. "order:1.0.2" determines
+            each choice among several, as systematic searches do.
+        start_time: the day, or day and time, on the ranks' calendar when the world begins (`time.time`,
+            `datetime.now`); UTC unless it has another zone. Virtual time itself counts from 0.
+        isolate: with True each rank has its own imports, as a spawned process would: `fn` is looked up by name in the
+            rank's own import of its module. This applies to all modules of the user and to the libraries that keep
+            state of a rank (`simdist.process.PER_RANK`). A sequence names further modules instead of True. The closure
+            of `fn` and its arguments stay shared.
+        share: names of modules that are shared nevertheless.
+        program_ns: the virtual duration of a program outside the simulation that a rank starts (`subprocess`,
+            `os.system`): a rank that waits for the program continues after it. A program that runs until a rank ends it
+            needs a long duration. `RunResult.programs` names these programs, since their answers do not follow from the
+            seed.
+        stall_s: real seconds after which a rank that does not give the baton back fails the run: it waits for an event
+            outside the simulation. A rank that computes has ten times as long, and so does one whose program computes,
+            as a compiler (on Linux). A rank that keeps even the GIL (a regular expression that backtracks for ever)
+            can't be stopped: after `stall_s`, but at least 5 s, the stacks of all threads are written to stderr, and
+            three seconds later the process ends (on Linux; the stack of the rank ends with its name).
+        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. An exception
+            from it ends the world, and is raised by this call.
         progress: called with (virtual ns, events so far) about ten times per real second; likewise.
-        replay: the call or command that repeats this run, for failure messages; made from the arguments if None. It
-            has every argument that determines the run, and says so where one is too long to be shown in full.
+        replay: the call or command that repeats this run, for failure messages; made from the arguments if None. It has
+            every argument that determines the run, and a note where one is too long to be shown in full.
 
     Returns:
-        What became of every rank. A failing rank does not raise here; see `RunResult.raise_for_failure`.
+        The result of every rank. A failing rank does not raise here; see `RunResult.raise_for_failure`.
 
     Raises:
-        ArgumentError: arguments are not what they have to be; one line for each. FaultError if only faults are wrong,
+        ArgumentError: arguments are invalid; one line for each problem. FaultError if only faults are wrong,
             TopologyError if the cluster does not fit the world.
         SimdistError: another world is running.
         StallError: a rank blocks on something outside the simulation, or computes for too long.
-        LivelockError: all ranks only sleep or ask whether something is done, time and again, and nothing is due.
+        LivelockError: all ranks only sleep or poll repeatedly, and no event is due.
         ThreadLimitError: the system has no thread for each rank.
     """
     determining = {
@@ -187,10 +188,11 @@ def spawn(
 ) -> SpawnContext | None:
     """Stand in for `torch.multiprocessing.spawn`: call `fn(rank, *args)` on `nprocs` simulated processes.
 
-    No launcher's environment is set: `fn` initialises its group itself, as under the real one. As there, each process
-    imports the user's modules for itself; `backend`, `isolate` and `share` are those of `run`. Objects of the user's
-    classes among `args` are made anew for it; other objects are shared, lists and tensors too. What they print appears
-    in `sys.stdout` and `sys.stderr` of the caller. `daemon` and `start_method` are accepted and mean nothing here.
+    No launcher's environment is set: `fn` initialises its group itself, as under the real function. As there, each
+    process imports the user's modules separately; `backend`, `isolate` and `share` are those of `run`. Objects of the
+    user's classes among `args` are made anew for each process; other objects are shared, lists and tensors, too. The
+    processes' output appears in `sys.stdout` and `sys.stderr` of the caller. `daemon` and `start_method` are accepted
+    and have no effect.
 
     Returns:
         None with `join`; otherwise a context whose `join` runs the world.
@@ -198,8 +200,8 @@ def spawn(
     Raises:
         ArgumentError, FaultError: as `run`.
         ProcessRaisedException: a process raised; its traceback is in the text.
-        ProcessExitedException: a process left with another code than 0, or died by a signal.
-        RunFailedError: all did well, but a fault never struck that is not optional.
+        ProcessExitedException: a process exited with a code other than 0, or died by a signal.
+        RunFailedError: all processes succeeded, but a fault that is not optional never struck.
     """
     from simdist.world import SpawnContext
 
@@ -256,7 +258,7 @@ def point(name: str) -> None:
 
 
 def _announce(process: SimProcess, event: StepReached | PointReached) -> None:
-    """Announce what a program says of itself, and act on the verdict. It takes no time, so "during" is at once."""
+    """Announce a program's step or point, and carry out the verdict. It takes no time, so "during" is at once."""
     what = "step" if isinstance(event, StepReached) else "point"
     left = carry_out(process, process.simulation.bus.announce(event), what, yields=True)
     if left is not None:
@@ -264,7 +266,7 @@ def _announce(process: SimProcess, event: StepReached | PointReached) -> None:
         process.simulation.sleep(0)
 
 
-# Checked even if they are what stands in `_DEFAULTS`: what has to be given, and what faults are held against.
+# Checked even if equal to `_DEFAULTS`: required arguments, and those by which faults are checked.
 _LOOKED_AT = ("fn", "world_size", "max_restarts")
 _DEFAULTS: Mapping[str, Any] = {
     name: None if parameter.default is parameter.empty else parameter.default

@@ -1,9 +1,9 @@
-"""Every error that simdist itself raises.
+"""All errors that simdist raises.
 
-A *simulated* failure is torch's own exception type, so user code catches it as in production. The classes here are
-for misuse (`SimdistError` and its children) and for what only a simulator can know: a deadlock, a stall, a run that
-failed. `InternalError` means that an invariant of simdist broke. `InterruptedRunsError` is a KeyboardInterrupt that
-brings the report of what it interrupted.
+A *simulated* failure has torch's own exception type, so user code catches it as in production. The classes here are for
+misuse (`SimdistError` and its children) and for facts known only to a simulator: a deadlock, a stall, a run that
+failed. `InternalError` means that an invariant of simdist broke. `InterruptedRunsError` is a KeyboardInterrupt with the
+report of the interrupted runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Report = TypeVar("Report")
 
 
 class SimdistError(Exception):
-    """Base of everything that simdist raises about its own use."""
+    """Base of all errors about the use of simdist."""
 
 
 class InternalError(SimdistError):
@@ -30,11 +30,11 @@ class InternalError(SimdistError):
 
 
 class UnsupportedError(SimdistError, NotImplementedError):
-    """Something that the real backend can do and the simulation cannot yet; says what and what to use instead."""
+    """The real backend supports a feature and the simulation does not yet; the text names it and an alternative."""
 
 
 class ArgumentError(SimdistError, ValueError, TypeError):
-    """Arguments of a call that make no sense. `call` is what was called, `problems` one line for each of them."""
+    """Invalid arguments of a call. `call` is the called function, `problems` has one line for each problem."""
 
     def __init__(self, call: str, problems: Sequence[str]) -> None:
         super().__init__(call, tuple(problems))
@@ -48,11 +48,11 @@ class ArgumentError(SimdistError, ValueError, TypeError):
 
 
 class TopologyError(SimdistError, ValueError):
-    """A cluster description that does not hold together, or a rank or host that it does not have."""
+    """An inconsistent cluster description, or a rank or host that it lacks."""
 
 
 class FaultError(SimdistError, ValueError):
-    """A fault that fits nothing in the world it is given to. `problems` holds one line for each."""
+    """A fault that does not fit its world. `problems` holds one line for each fault."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(tuple(problems))
@@ -63,7 +63,7 @@ class FaultError(SimdistError, ValueError):
 
 
 class ScenarioError(SimdistError, ValueError):
-    """Bad scenario input. `source` is the file, `problems` one line for each thing that is wrong with it."""
+    """Bad scenario input. `source` is the file, `problems` has one line for each problem."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         super().__init__(source, tuple(problems))
@@ -75,7 +75,7 @@ class ScenarioError(SimdistError, ValueError):
 
 
 class TraceError(SimdistError, ValueError):
-    """A file that is not a trace of simdist. `source` is the file, `problem` what is wrong with it."""
+    """A file that is not a trace of simdist. `source` is the file, `problem` describes why."""
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(source, problem)
@@ -87,7 +87,7 @@ class TraceError(SimdistError, ValueError):
 
 
 class DeadlockError(SimdistError):
-    """Ranks wait for each other in a cycle. `report` is the whole story, `cycle` the ranks in waiting order."""
+    """Ranks wait for each other in a cycle. `report` is the full description, `cycle` the ranks in waiting order."""
 
     def __init__(self, report: str, cycle: Sequence[str], time_ns: int) -> None:
         super().__init__(report, tuple(cycle), time_ns)
@@ -100,14 +100,14 @@ class DeadlockError(SimdistError):
 
 
 class LivelockError(SimdistError):
-    """Ranks go on asking or sleeping for ever, and nothing else happens. The text names each and its line of code."""
+    """Ranks poll or sleep for ever, and nothing else happens. The text names each rank and its line of code."""
 
 
 class StallError(SimdistError):
-    """A rank kept the baton for too long in real time: it blocks on something the simulation does not know.
+    """A rank kept the baton for too long in real time: it blocks on an event outside the simulation.
 
-    Or it `computes`, and that for several times as long as `stall_s`. `left_behind` names the ranks whose threads could
-    not be ended: each still blocks, and ends when it comes back.
+    Or it `computes`, for several times as long as `stall_s`. `left_behind` names the ranks whose threads could not be
+    ended: each still blocks, and ends when its call returns.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StallError(SimdistError):
 
 
 class ThreadLimitError(SimdistError):
-    """The system starts no thread for a rank: its limit of threads, or of memory, is reached."""
+    """The system refuses a thread for a rank: its limit of threads, or of memory, is reached."""
 
 
 class MismatchError(SimdistError, RuntimeError):
@@ -154,11 +154,11 @@ class MismatchError(SimdistError, RuntimeError):
 
 
 class StrictError(SimdistError, RuntimeError):
-    """Something that the backend accepts in silence and a strict run does not; the text names the line that did it."""
+    """A call that the backend accepts in silence and a strict run does not; the text names its line."""
 
 
 class RunFailedError(SimdistError):
-    """A run did not end well; raised by `RunResult.raise_for_failure`, with the first failure as its cause."""
+    """A run failed; raised by `RunResult.raise_for_failure`, with the first failure as its cause."""
 
 
 def _problem_text(source: str, problems: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ def _problem_text(source: str, problems: Sequence[str]) -> str:
 
 
 class InterruptedRunsError(KeyboardInterrupt, Generic[Report]):
-    """Ctrl-C ended a search, a sweep or many runs. `report` is what they have found until then, as they return it."""
+    """Ctrl-C ended a search, a sweep or many runs. `report` has their results up to then, in their usual form."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Whose code a frame runs: the user's, torch's, or simdist's own. The one place that knows where each is installed.
+"""The owner of a frame's code: the user, torch, or simdist itself. Only this module knows where each is installed.
 
-Reports show the user's lines, so everything that prints a line or a traceback asks here. Nothing is imported for it:
-without torch, no frame is torch's.
+Reports show the user's lines, so all code that prints a line or a traceback uses this module, which imports nothing for
+that: without torch, no frame is torch's.
 
 Three questions, from the widest to the narrowest answer:
 
@@ -28,11 +28,11 @@ __all__ += ["is_our_file", "is_ours", "is_user_file", "raising_line", "same_ever
 __all__ += ["user_frame", "user_frames", "user_line"]
 
 Line = tuple[str, int, str]
-"""A file, a line in it, and the function that it belongs to."""
+"""A file, a line in it, and the function of that line."""
 
 _HOME = Path(__file__).parent
-_OURS = str(_HOME) + os.sep  # as code objects have it: not resolved
-_FROZEN = "<frozen"  # the import system, runpy
+_OURS = str(_HOME) + os.sep  # as in code objects: not resolved
+_FROZEN = "<frozen"  # of the import system, runpy
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -41,20 +41,20 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def foreign_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    """Code and line of each frame from `frame` outwards that is not simdist's own."""
+    """Return code and line of each frame from `frame` outwards that is not simdist's own."""
     found = []
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_OURS):  # hot: each call over NCCL asks for its stack
+        if not code.co_filename.startswith(_OURS):  # hot: each call over NCCL needs its stack
             found.append((code, frame.f_lineno))
         frame = frame.f_back
     return found
 
 
 def frames_by_thread() -> dict[int, FrameType]:
-    """The innermost frame of each thread by the thread's number; of the calling thread that of the caller's caller.
+    """Return the innermost frame of each thread by its number; for the calling thread that of the caller's caller.
 
-    A function that holds its own frame keeps all of them, and what they hold, until Python looks for garbage.
+    A function that holds its own frame keeps all of them, and their objects, until Python's garbage collection.
     """
     found = sys._current_frames()
     found[get_ident()] = sys._getframe(2)
@@ -62,7 +62,7 @@ def frames_by_thread() -> dict[int, FrameType]:
 
 
 def is_our_file(filename: str) -> bool:
-    """True for a file of simdist, this installation's or, by its name within the package, another machine's."""
+    """True for a file of simdist, of this installation or, by its name within the package, of another machine's."""
     if filename.startswith(_OURS):
         return True
     _, found, inside = filename.replace("\\", "/").rpartition("/simdist/")
@@ -80,18 +80,18 @@ def is_internal_file(filename: str) -> bool:
 
 
 def find_installed() -> None:
-    """Find out what is installed here. Called on the host: a rank may have another path, folder, and environment."""
+    """Determine the installed packages. Called on the host: a rank may have another path, folder, and environment."""
     _installed()
 
 
 @functools.lru_cache(maxsize=4096)
 def is_user_file(filename: str) -> bool:
-    """True for a file that the user wrote. What is installed in editable mode counts as written."""
+    """True for a file that the user wrote. Packages installed in editable mode count as written."""
     return not filename.startswith((_OURS, "<", *_installed()))
 
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames from `frame` outwards that are not internal."""
+    """Yield the frames from `frame` outwards that are not internal."""
     while frame is not None:
         if not is_internal(frame):
             yield frame
@@ -99,21 +99,21 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame from `frame` outwards that runs a file of the user's."""
+    """Return the innermost frame from `frame` outwards that runs a file of the user's."""
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def user_line(frame: FrameType | None) -> str:
-    """` at file.py:12 in train`: the innermost line from `frame` outwards that is not internal; or nothing."""
+    """Return ` at file.py:12 in train`, the innermost line from `frame` outwards that is not internal; or ""."""
     for found in user_frames(frame):
         return f" at {PurePath(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
     return ""
 
 
 def raising_line(trace: TracebackType | None) -> str:
-    """`train.py:12 in step`: the innermost line of a traceback that is not internal, nor hidden from pytest; or ""."""
+    """Return `train.py:12 in step`, a traceback's innermost line neither internal nor hidden from pytest; or ""."""
     line = ""
     while trace is not None:
         frame = trace.tb_frame
@@ -124,7 +124,7 @@ def raising_line(trace: TracebackType | None) -> str:
 
 
 def torch_folder() -> str:
-    """Where torch is installed, with a separator at the end; empty while it is not imported."""
+    """Return torch's folder, with a separator at the end; "" while torch is not imported."""
     return next(iter(_torchs()), "")
 
 
@@ -132,9 +132,9 @@ _CODE = re.compile(r"(?<![\w.:/])/[^\s\"',:]+\.py\b")
 
 
 def same_everywhere(line: str) -> str:
-    """A line of output without the folders that differ between machines: files of code as `sys.path` finds them.
+    """Return a line of output without folders that differ between machines: files of code are named as in `sys.path`.
 
-    A file that no entry of `sys.path` holds keeps its name only.
+    A file in no entry of `sys.path` keeps its name only.
     """
     if ".py" not in line:
         return line
@@ -143,10 +143,10 @@ def same_everywhere(line: str) -> str:
     return _shortened(line, entries, here) if len(line) < _LONG else _shortened.__wrapped__(line, entries, here)
 
 
-_LONG = 1000  # letters; a line that is no line of a traceback, and need not be remembered
+_LONG = 1000  # letters; longer lines are not those of a traceback, and are not cached
 
 
-# Remembered: runs by the thousand print the same tracebacks.
+# Cached: thousands of runs print the same tracebacks.
 @functools.lru_cache(maxsize=1024)
 def _shortened(line: str, entries: tuple[str, ...], here: str) -> str:
     folders = sorted(((each or here).rstrip(os.sep) + os.sep for each in entries), key=len, reverse=True)
@@ -164,19 +164,19 @@ def _torchs() -> tuple[str, ...]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    import sysconfig  # milliseconds, and few ask
+    import sysconfig  # takes milliseconds, and is rarely needed
 
-    if not hasattr(sysconfig, "get_path"):  # asked about what happens in that very import; the answer here is not kept
+    if not hasattr(sysconfig, "get_path"):  # during the import of sysconfig itself; this answer is not kept
         return tuple(f"{prefix}{os.sep}lib{os.sep}" for prefix in (sys.prefix, sys.base_prefix))
     found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    # Those of the system too, which an environment may have beside its own, and the user's.
+    # Those of the system, too, which an environment may have besides its own, and the user's.
     found |= {place for place in sys.path if PurePath(place).name in ("site-packages", "dist-packages")}
     others = {place for place in map(os.path.abspath, sys.path) if place not in found}
     return tuple(sorted({place + os.sep for place in found}.union(*map(_put_into, others))))
 
 
 def _put_into(place: str) -> set[str]:
-    """What an installer has put into another folder, as `pip install --target` does, beside what else may be there."""
+    """Return the entries of another folder that an installer made, as `pip install --target` does."""
     found = set[str]()
     for record in Path(place).glob("*.dist-info/RECORD"):
         paths = (line.partition(",")[0].split("/") for line in record.read_text("utf-8", "replace").splitlines())

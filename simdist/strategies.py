@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the worlds of a test: how many ranks, on which cluster, in which order, under which faults.
+"""Hypothesis strategies for the worlds of a test: the number of ranks, the cluster, the order, and the faults.
 
     from hypothesis import given
     from simdist import strategies
@@ -6,10 +6,10 @@
     @given(strategies.schedules(), strategies.fault_plans(4, families=["slow", "network"]))
     def test_the_sum_is_right(policy, faults): ...
 
-What fails becomes smaller by itself: fewer ranks and faults, one host, times near 0, the plain schedule. The seed of
-the world is not drawn, so that generators give the program the same numbers in all examples.
+Failing examples shrink: to fewer ranks and faults, one host, times near 0, the plain schedule. The seed of the world is
+not drawn, so that generators give the program the same numbers in all examples.
 
-It needs hypothesis, which simdist does without elsewhere: `pip install "simdist[strategies]"`.
+This module needs hypothesis, which the rest of simdist does not: `pip install "simdist[strategies]"`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 _Any = TypeVar("_Any")
 
 _SEEDS = st.integers(0, 2**31 - 1)
-_DEEPEST = 5  # of probabilistic concurrency testing
-_MOMENTS = 8  # of each kind, in a program of which nothing is known
+_DEEPEST = 5  # the largest depth of probabilistic concurrency testing
+_MOMENTS = 8  # of each kind, in an unknown program
 _APART_NS = 1_000_000
 _OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv", "barrier")
 _EFFECTS = ("write", "fsync", "rename", "create")
-_STEPS = 1024  # of a fraction
-_TURNS, _BITS = 4, 160  # in which a fault is drawn that fits, and what they take
+_STEPS = 1024  # steps of a fraction
+_TURNS, _BITS = 4, 160  # tries to draw a fitting fault, and the bits for them
 _LATENCIES_NS = st.integers(1_000, 1_000_000)
 _BANDWIDTHS = st.sampled_from([12_500_000_000, 1_250_000_000, 125_000_000])
 
@@ -58,14 +58,14 @@ def world_sizes(least: int = 1, most: int = 4) -> SearchStrategy[int]:
 
 
 def schedules() -> SearchStrategy[str]:
-    """Orders in which ranks take turns, for `policy`: drawn, or by priorities. They shrink to "fifo", the usual one."""
+    """Orders of the ranks, for `policy`: drawn, or by priorities. They shrink to "fifo", the usual one."""
     drawn = _SEEDS.map(lambda seed: f"random@{seed}")
     by_priority = st.builds(lambda depth, seed: f"pct:{depth}@{seed}", st.integers(2, _DEEPEST), _SEEDS)
     return st.just("fifo") | drawn | by_priority
 
 
 def clusters(world_size: int) -> SearchStrategy[Cluster]:
-    """Clusters for so many ranks, for `cluster`: one host, or several behind a switch. They shrink to one host."""
+    """Clusters for a number of ranks, for `cluster`: one host, or several behind a switch. They shrink to one host."""
     several = [hosts for hosts in range(2, world_size + 1) if world_size % hosts == 0]
     one = st.builds(partial(make, world_size, topology="one_host"))
     if not several:
@@ -88,23 +88,23 @@ def fault_plans(
     has_disk: bool = False,
     has_devices: bool = False,
 ) -> SearchStrategy[list[Fault]]:
-    """Plans of faults, for `faults`. They shrink to none at all.
+    """Plans of faults, for `faults`. They shrink to an empty plan.
 
-    Everything that lasts has an end, and all faults are optional: one that never strikes fails nothing. There are no
-    more that may end a rank than `max_restarts`, or one.
+    Every lasting fault has an end, and all faults are optional: one that never strikes fails nothing. At most
+    `max_restarts` faults, or one, may end a rank.
 
     Args:
-        like: a run of the program without faults: they strike at what its ranks did there. Or a number of ranks: they
-            strike at one of the first operations, requests to stores, effects on disks or milliseconds.
+        like: a run of the program without faults: they strike at its ranks' actions. Or a number of ranks: they strike
+            at one of the first operations, requests to stores, effects on disks or milliseconds.
         families: as in `simdist.fuzz`; None: all that can strike.
-        budget: at most so many ranks are struck.
-        most: at most so many faults.
+        budget: the largest number of ranks that are struck.
+        most: the largest number of faults.
         max_restarts: that of the run.
         has_disk: the run has a disk.
         has_devices: the run has virtual devices.
 
     Raises:
-        ArgumentError: there is no such family, no fault of them fits such a world, or a number is too small.
+        ArgumentError: a family is unknown, no fault of them fits such a world, or a number is too small.
     """
     facts = Facts.of(like) if isinstance(like, RunResult) else _unknown(like, has_disk=has_disk)
     world = Surroundings(
@@ -122,7 +122,7 @@ def fault_plans(
     ranks = st.integers(0, facts.world_size - 1)
     victims = st.lists(ranks, unique=True, min_size=1, max_size=min(budget, facts.world_size))
 
-    @cache  # hypothesis looks into each strategy that is new, which takes longer than to draw from it
+    @cache  # hypothesis examines each new strategy, which takes longer than drawing from it
     def plans(struck: tuple[int, ...]) -> SearchStrategy[list[Fault]]:
         faults = st.lists(_faults(kinds, facts, struck, world), max_size=most)
         return faults.map(lambda plan: _survivable(plan, max(1, max_restarts)))
@@ -135,12 +135,12 @@ def _faults(kinds: Sequence[str], facts: Facts, victims: Sequence[int], world: S
         found = fitting_fault(_Digits(number), KINDS[kind], facts, victims, world, turns=_TURNS)
         return reject() if found is None else found
 
-    # One number for all fields: what takes few draws can be left out at once, and 0 is the plainest fault.
+    # One number for all fields: a fault with few draws is faster to shrink, and 0 is the plainest fault.
     return st.builds(fault, st.sampled_from(kinds), st.integers(0, 2**_BITS - 1))
 
 
 class _Digits(random.Random):
-    """A generator that reads what it draws off a number."""
+    """A generator that reads its draws off a number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(0)
@@ -174,7 +174,7 @@ def _survivable(plan: Sequence[Fault], deaths: int) -> list[Fault]:
 
 
 def _unknown(world_size: int, *, has_disk: bool) -> Facts:
-    """What may happen in a program of which nothing is known."""
+    """Return the possible events of an unknown program."""
     numbers = range(1, _MOMENTS + 1)
     moments = [Moment("time", "", nth, nth, (nth - 1) * _APART_NS) for nth in numbers]
     moments += [Moment("store", "", nth, nth, 0) for nth in numbers]
