@@ -160,7 +160,7 @@ def _only_off(enabled: bool = True) -> None:
 
 
 def refuse_symmetric_memory(*_: object, **__: object) -> NoReturn:
-    """The kernel of operators that work on symmetric memory.
+    """Return the kernel of operators that work on symmetric memory.
 
     Raises:
         UnsupportedError: always.

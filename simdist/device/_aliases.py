@@ -71,14 +71,14 @@ def use(compiled: Compiled | None) -> None:
 
 
 def block_of(tensor: Tensor) -> Block | None:
-    """The block of a tensor's storage; None where torch made the storage itself."""
+    """Return the block of a tensor's storage; None where torch made the storage itself."""
     storage = tensor.untyped_storage()
     block: Block | None = getattr(storage, "block", None)
     return block_of_storage(storage) if block is None else block
 
 
 def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
-    """The block of a storage; None where torch made it itself."""
+    """Return the block of a storage; None where torch made it itself."""
     block: Block | None = getattr(storage, "block", None)
     if block is None and _known is not None:
         known = _known.adopt(storage)
@@ -94,7 +94,7 @@ def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
 
 
 def account_holding(tensor: Tensor) -> Account | None:
-    """The account that holds the memory of a tensor; None where torch made the memory itself."""
+    """Return the account that holds the memory of a tensor; None where torch made the memory itself."""
     block = getattr(tensor.untyped_storage(), "block", None)
     if block is not None:
         return block.account  # type: ignore[no-any-return]  # an attribute that we gave it
@@ -110,12 +110,12 @@ def host(tensor: Tensor) -> Tensor:
         later.wait()
     try:
         return lowered(tensor)
-    except NotYet:  # nobody of its process waits here
+    except NotYet:  # nothing waits here in its process
         return memory(tensor)
 
 
 def lowered(tensor: Tensor) -> Tensor:
-    """As `host`, but at once.
+    """As `host`, without waiting.
 
     Raises:
         NotYet: an operation has still to fill the memory.
@@ -162,7 +162,7 @@ def in_its_storage(tensor: Tensor) -> Tensor:
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """As `host`, of a tensor that is read as it lies there; always made anew."""
+    """As `host`, of a tensor in its present layout; always made anew."""
     if _compiled is not None:
         return _compiled.memory(tensor)
     return on_cpu(tensor)

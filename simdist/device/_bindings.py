@@ -230,7 +230,7 @@ def _nothing(*_: object) -> None: ...
 
 
 def _counted(index: int) -> Account:
-    """The account on a device, as the caching allocator finds it or refuses it (CUDACachingAllocator.cpp)."""
+    """Return the account on a device, as the caching allocator finds it or refuses it (CUDACachingAllocator.cpp)."""
     try:
         return account_of(index)
     except torch.AcceleratorError:  # C++ prints the number as a character
@@ -305,11 +305,11 @@ def _attach_observer(observer: Callable[[int, int, int, int], object]) -> None:
         account.observers = (*account.observers, observer)
 
 
-_AS_BUILT = ("_cuda_getArchFlags", "_cuda_getCompiledVersion")  # which a CUDA build answers for itself
+_AS_BUILT = ("_cuda_getArchFlags", "_cuda_getCompiledVersion")  # a CUDA build has its own
 
 
 def bindings() -> dict[str, Callable[..., object]]:
-    """The functions, by their names in `torch._C`."""
+    """Return the functions, by their names in `torch._C`."""
     streams = torch_streams()
     made: dict[str, Callable[..., object]] = {
         "_CudaStreamBase": compiled_base(streams.Stream),

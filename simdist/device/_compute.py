@@ -32,7 +32,7 @@ _COPIES = ("aten._to_copy.default", "aten.copy_.default", "aten._local_scalar_de
 
 def timed(model: DeviceModel, varies: float = 0.0) -> Callable[[Operator, Kernel], Kernel]:
     """Return a wrapper for `_kernels.wrap_kernels`: kernels take time, and up to `varies` of it more."""
-    from torch.utils.flop_counter import flop_registry  # which nobody else needs
+    from torch.utils.flop_counter import flop_registry  # needed only here
 
     def wrap(op: Operator, kernel: Kernel) -> Kernel:
         if is_idle(op):
@@ -118,7 +118,7 @@ def _on_device(values: Iterable[object]) -> Iterable[Tensor]:
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    """The bytes of tensors; of an expanded one, the bytes that lie in memory."""
+    """Return the bytes of tensors; of an expanded one, the bytes that lie in memory."""
     return sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""What devices report on the bus."""
+"""The events of devices on the bus."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def break_devices(process: SimProcess, kind: str) -> BaseException | None:
 
 
 def _looking(op: Operator, kernel: Kernel) -> Kernel:
-    """A wrapper for `_kernels.also_wrap`: a kernel raises the failure of its process's devices."""
+    """Return a wrapper for `_kernels.also_wrap`: a kernel raises the failure of its process's devices."""
     idle = is_idle(op)
     makes = any(each.alias_info is None for each in schema_of(op).returns)
 
@@ -95,7 +95,7 @@ def _looking(op: Operator, kernel: Kernel) -> Kernel:
 
 
 def _largest(made: object) -> Tensor | None:
-    """The largest tensor of a device among results."""
+    """Return the largest tensor of a device among results."""
     values = made if isinstance(made, (list, tuple)) else (made,)
     found = [each for each in values if isinstance(each, Tensor) and each.is_cuda and each.numel()]
     return max(found, key=lambda each: each.nbytes, default=None)

@@ -49,7 +49,7 @@ _CONTEXTS = (None, "state", "alloc", "all")  # each with the frames of those bef
 
 
 def base_of(index: int) -> int:
-    """Where the segment of a device begins."""
+    """Return the start address of a device's segment."""
     return _ADDRESS + (index << 40)
 
 
@@ -167,7 +167,7 @@ class History:
         """Return address, size, whether a tensor has it, and frames, of all blocks in the segment of a device."""
         places = self._places[account.index]
         base = base_of(account.index)
-        before = account.used - sum(place.size for place in places)  # what was there already
+        before = account.used - sum(place.size for place in places)  # bytes from before
         found: list[tuple[int, int, bool, Frames]] = [(base, before, True, [])] if before > 0 else []
         end = base + max(before, 0)
         for place in places:

@@ -42,7 +42,7 @@ class _HostWatch(TorchFunctionMode):
 
     def __init__(self, known: Callable[[], dict[tuple[int, int], int]]) -> None:
         super().__init__()
-        self._known = known  # what the host has waited for
+        self._known = known  # the streams' positions for which the host has waited
 
     def __torch_function__(
         self,

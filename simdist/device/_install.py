@@ -96,7 +96,7 @@ class DeviceState:
             real = getattr(torch.cuda, name)
             if is_built_for_cuda():
                 patches.replace(real, "__new__", _cuda_build.early(getattr(streams, name), real, _is_on_a_rank))
-            elif name != "ExternalStream":  # what torch has as their base
+            elif name != "ExternalStream":  # their base class in torch
                 base = compiled_base(real)
                 patches.replace(base, "__new__", _early(base.__new__, getattr(streams, name)))
         for module in (torch.cuda, torch.cuda.streams):

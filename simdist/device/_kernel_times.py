@@ -56,7 +56,7 @@ class KernelTimes:
         bus.listen(KernelQueued, self._queued.append)
 
     def runs(self) -> Iterator[KernelRun]:
-        """The kernels that ran to their end, in the order in which they were started."""
+        """Yield the kernels that ran to their end, in the order in which they were started."""
         for each in self._queued:
             if each.begin.at_ns is not None and each.end.at_ns is not None:
                 yield KernelRun(each.rank, each.device, each.stream, each.name, each.begin.at_ns, each.end.at_ns)

@@ -20,7 +20,7 @@ class Cause(Protocol):
         ...
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks that could make the moment known."""
+        """Return the tasks that could make the moment known."""
         ...
 
 
@@ -50,7 +50,7 @@ class Mark:
         return "synchronize with a stream" + ("" if self.cause is None else f" that waits for {self.cause.describe()}")
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks that could make the moment known."""
+        """Return the tasks that could make the moment known."""
         return () if self.cause is None else self.cause.waits_for()
 
     # -- the moment ----------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class Account:
         self.retries = self.ooms = 0
 
     def statistics(self) -> dict[str, object]:
-        """What `torch._C._cuda_memoryStats` returns."""
+        """Return the statistics in the format of `torch._C._cuda_memoryStats`."""
         total, freed, blocks, blocks_freed = self.since
         used = _figures(self.used, self.peak, self.total - total, self.total - self.used - freed)
         gone = self.allocated - self.allocations

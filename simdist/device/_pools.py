@@ -54,7 +54,7 @@ class _Pool:
         return int(torch.cuda.current_device())
 
     def use_count(self) -> int:
-        """The number of users, itself included."""
+        """Return the number of users, itself included."""
         return _uses()[self.id]
 
 

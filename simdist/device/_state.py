@@ -110,7 +110,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
         }
         self.make_races: Callable[[SimProcess], Races | None] = lambda process: (
             None
-        )  # what looks for races in a process, if anything does
+        )  # the search for races in a process, if there is one
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
         self.changes: list[Callable[[int, str, int], tuple[int, float] | None]] = []  # of what kernels make
 
@@ -150,7 +150,7 @@ def there_are_devices() -> bool:
 
 
 def present() -> ProcessDevices:
-    """The devices of the calling process.
+    """Return the devices of the calling process.
 
     Raises:
         AssertionError: the caller is no process of a world with devices; in the words of a torch without CUDA.
@@ -162,7 +162,7 @@ def present() -> ProcessDevices:
 
 
 def devices_of(process: SimProcess) -> ProcessDevices | None:
-    """The devices of a process, on any thread; None in a world without any."""
+    """Return the devices of a process, on any thread; None in a world without any."""
     return None if _present is None else _present[process]
 
 
@@ -172,13 +172,13 @@ def kernel_changes() -> list[Callable[[int, str, int], tuple[int, float] | None]
 
 
 def present_or_none() -> ProcessDevices | None:
-    """The devices of the calling process; None if it has none, as for a tensor that outlived its world."""
+    """Return the devices of the calling process; None if it has none, as for a tensor that outlived its world."""
     process = current_process()
     return None if process is None or _present is None else _present[process]
 
 
 def count() -> int:
-    """The number of devices that the caller sees; 0 outside simulated ranks."""
+    """Return the number of devices that the caller sees; 0 outside simulated ranks."""
     process = current_process()
     return 0 if process is None or _present is None else len(_present[process].accounts)
 
@@ -205,7 +205,7 @@ def account_of(index: int | None) -> Account:
 
 @functools.cache
 def _stray(index: int) -> Account:
-    """The account of tensors that are made of one that outlived its world."""
+    """Return the account of tensors that are made of one that outlived its world."""
     account = _account_class(Device(1 << 62), index, 0)
     if is_built_for_cuda():
         tenancy.accounts.append(account)

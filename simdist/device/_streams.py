@@ -59,7 +59,7 @@ class Streams:
         self._sides: dict[int, int] = {}
         self.races: Races | None = None  # in a strict world
         self.sync_debug_mode = 0  # of `torch.cuda.set_sync_debug_mode`
-        self.error: BaseException | None = None  # what every wait for a stream raises from now on
+        self.error: BaseException | None = None  # raised by every wait for a stream from now on
         self.failure: Callable[[], BaseException] | None = None  # makes what every call raises, once devices are broken
         self.shortages = 0  # allocations that fail before one succeeds again
         self.of_backward: tuple[int, list[Callable[[], None]]] | None = (
@@ -87,12 +87,12 @@ class Streams:
         self._process.wake()
 
     def new(self, index: int) -> int:
-        """The number of a new stream of a device."""
+        """Return the number of a new stream of a device."""
         number = self._made[index] = self._made.get(index, 0) + 1
         return number
 
     def side(self, index: int) -> int:
-        """The number of the stream of a device on which callbacks of futures run."""
+        """Return the number of the stream of a device on which callbacks of futures run."""
         known = self._sides.get(index)
         if known is None:
             known = self._sides[index] = self.new(index)
@@ -247,7 +247,7 @@ class Streams:
 
 
 def of_this_process() -> Streams:
-    """The streams of the calling process, for what its program does with streams and events.
+    """Return the streams of the calling process, for what its program does with streams and events.
 
     Raises:
         BaseException: its devices are broken.
@@ -261,7 +261,7 @@ def of_this_process() -> Streams:
 
 
 class StreamBase(torch.Stream):
-    """What `torch._C._CudaStreamBase` is in a CUDA build."""
+    """The counterpart of `torch._C._CudaStreamBase` of a CUDA build."""
 
     def __new__(cls, priority: int = 0, **place: int) -> StreamBase:
         """A new stream of the current device, or a handle of the one that is named."""
@@ -293,7 +293,7 @@ class StreamBase(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority for which torch has streams."""
+        """Return the least and the greatest priority for which torch has streams."""
         return 0, _GREATEST_PRIORITY
 
     def is_capturing(self) -> bool:
@@ -320,7 +320,7 @@ class StreamBase(torch.Stream):
 
 
 class EventBase(torch.Event):
-    """What `torch._C._CudaEventBase` is in a CUDA build."""
+    """The counterpart of `torch._C._CudaEventBase` of a CUDA build."""
 
     def __new__(
         cls,
@@ -404,7 +404,7 @@ class EventBase(torch.Event):
 
 @functools.cache
 def torch_streams() -> ModuleType:
-    """The module `torch.cuda.streams` on our bases."""
+    """Return the module `torch.cuda.streams` on our bases."""
     spec = importlib.util.find_spec("torch.cuda.streams")
     assert spec is not None
     assert spec.loader is not None

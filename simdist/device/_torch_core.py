@@ -60,7 +60,7 @@ class Core:
 
 @functools.cache
 def core() -> Core:
-    """The `Core` of this interpreter, made on first use.
+    """Return the `Core` of this interpreter, made on first use.
 
     Raises:
         UnsupportedError: this torch keeps one of these objects in another way.
@@ -79,12 +79,12 @@ def why_no_devices() -> str:
 
 
 def current_device() -> int:
-    """The number of the calling thread's current device."""
+    """Return the number of the calling thread's current device."""
     return core().device().index
 
 
 def current_stream(index: int) -> int:
-    """The number of the calling thread's current stream of a device."""
+    """Return the number of the calling thread's current stream of a device."""
     return core().stream(index)
 
 

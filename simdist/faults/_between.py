@@ -21,7 +21,7 @@ class FaultBetween(LinkFault):
     both_ways: Annotated[bool, TRUTH] = True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every link fault, and a rank's link to itself."""
+        """Yield the problems of every link fault, and a rank's link to itself."""
         yield from super().problems(world)
         if world.fine("src", "dst") and self.src == self.dst:
             yield "", "a rank has no link to itself"
@@ -35,7 +35,7 @@ class FaultBetween(LinkFault):
         return self.effect() if (src, dst) in self.ways() else None
 
     def ways(self) -> list[tuple[int, int]]:
-        """The directions in which it acts, as (source, target)."""
+        """Return the directions in which it acts, as (source, target)."""
         return [(self.src, self.dst)] + ([(self.dst, self.src)] if self.both_ways else [])
 
     def lay_on(self, stage: Stage, start_ns: int, until_ns: int | None) -> None:

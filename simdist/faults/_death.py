@@ -19,11 +19,11 @@ class DeathFault(RankFault):
 
     @property
     def part_bytes(self) -> int | None:
-        """How many bytes of the write that it strikes are written; None: half of them."""
+        """The number of bytes of the struck write that are written; None: half of them."""
         return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and a count of bytes outside a write."""
+        """Yield the problems of every rank fault, and a count of bytes outside a write."""
         yield from super().problems(world)
         in_write = self.op == "write" and self.when == "during"
         if world.fine("bytes_written", "op", "when") and self.bytes_written is not None and not in_write:

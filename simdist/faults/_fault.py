@@ -61,13 +61,13 @@ class Surroundings:
     moves_payloads: bool = True  # False: large payloads of floating-point numbers are not moved
 
     def fine(self, *fields: str) -> bool:
-        """True if none of these fields is wrong by itself."""
+        """True if none of these fields is invalid alone."""
         return self.wrong.isdisjoint(fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a scenario runs for real: on which backend, on how many machines, with how many restarts.
+    """The surroundings of a real run: its backend, its number of machines, and its restarts.
 
     `no_network` returns why ranks can't have a network of their own there, or "" if they can; called only if it
     matters.
@@ -151,7 +151,7 @@ class Fault:
     # -- problems ------------------------------------------------------------------------------------------------
 
     def misfits(self) -> Mapping[str, tuple[Finding, ...]]:
-        """Return what is wrong with each field by itself; fields that are fine are left out."""
+        """Return the findings about each field alone; valid fields are left out."""
         found = {name: findings_of(each.spec, getattr(self, name)) for name, each in fields_of(type(self)).items()}
         return {name: findings for name, findings in found.items() if findings}
 
@@ -197,7 +197,7 @@ class Fault:
             yield "after", f"it waits for itself{way}, so it never comes"
 
     def named_ranks(self) -> Mapping[str, Sequence[int]]:
-        """The ranks that each field names, for fields whose spec is `RANK`."""
+        """Return the ranks that each field names, for fields whose spec is `RANK`."""
         found = {name: tuple(ranks_in(e.spec, getattr(self, name))) for name, e in fields_of(type(self)).items()}
         return {name: ranks for name, ranks in found.items() if ranks}
 

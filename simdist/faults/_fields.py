@@ -131,7 +131,7 @@ PART = _Part(noun="share")
 SHARE = Share()
 OFFSET = Offset()
 LIFE = Life()
-EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # what `os._exit` takes
+EXIT_CODE = Maybe(Whole(least=-(2**31), most=2**31 - 1))  # the codes of `os._exit`
 GROUPS = ListOf(ListOf(RANK, of="ranks"), of="groups of ranks")
 TRUTH = Truth()
 DISKS = OneOf(("own", "empty", "swapped"))
@@ -151,9 +151,9 @@ class Field:
 def fields_of(kind: type) -> Mapping[str, Field]:
     """Return the fields of a class of faults: first those without a default, last those that all faults have.
 
-    The spec of a field stands beside its type, `Annotated[int, RANK]`, or follows from the type: a whole number, a
-    number, a text, a truth, each also with `| None`; a whole number whose name ends in `_ns` is a duration. Any other
-    type takes any value.
+    The spec of a field is next to its type, `Annotated[int, RANK]`, or follows from the type: a whole number, a number,
+    a text, a truth, each also with `| None`; a whole number whose name ends in `_ns` is a duration. Any other type
+    takes any value.
     """
     known = kind.__dict__.get("_described")
     if known is None:

@@ -25,7 +25,7 @@ class LastingFault(Fault):
     until_ns: Annotated[int | None, MOMENT] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault, and an end before the start."""
+        """Yield the problems of every fault, and an end before the start."""
         yield from super().problems(world)
         if world.fine("start_ns", "until_ns") and self.until_ns is not None and self.until_ns <= self.start_ns:
             yield "until_ns", "ends before it starts"

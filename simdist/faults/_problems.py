@@ -1,4 +1,4 @@
-"""Problems of faults: of each field by itself, of each fault as a whole, and of all faults in their world."""
+"""Problems of faults: of each field alone, of each fault as a whole, and of all faults in their world."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class RankFault(Fault):
 
     @property
     def part_bytes(self) -> int | None:
-        """How many bytes of a write are done; None is half of them if it strikes "during", else all."""
+        """The number of bytes of a write that are done; None is half of them if it strikes "during", else all."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class RankFault(Fault):
         return None if type(self).change_result is RankFault.change_result else self.change_result
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of the trigger, of the rank, and of a payload that is not moved."""
+        """Yield the problems of the trigger, of the rank, and of a payload that is not moved."""
         changes = self.changes is not None or self.changes_result is not None
         if not world.moves_payloads and changes and self.op != "write":
             yield "", f'{self.kind} changes what an operation carries, and values="shapes" moves no payloads'
@@ -212,7 +212,7 @@ class RankFault(Fault):
                 yield "period_ns", "needs a time to begin at; operations, points and steps have every"
 
     def real_obstacle(self, machine: Machine) -> str:
-        """None: what strikes a rank is done inside it. But nobody sees what it does to real disks and stores."""
+        """Return None: strikes on a rank happen inside it. But nothing shows their effects on real disks and stores."""
         if self.op == STORE:
             return "requests to a store are seen in a simulation only"
         if self.changes_result is not None:

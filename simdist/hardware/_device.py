@@ -15,7 +15,7 @@ _RECORDS = "20000"  # operations that the flight recorder keeps
 
 
 def nccl_environment(wait: str) -> dict[str, str]:
-    """The environment for NCCL's ways of waiting, its watchdog and its flight recorder (ProcessGroupNCCL.hpp).
+    """Return the environment for NCCL's ways of waiting, its watchdog and its flight recorder (ProcessGroupNCCL.hpp).
 
     "blocking": `wait()` blocks the caller, and raises when the timeout has passed. "async": `wait()` returns when the
     kernel is queued; when the timeout has passed, the watchdog aborts the communicator and takes the process down.

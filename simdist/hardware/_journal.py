@@ -83,7 +83,7 @@ class Journal:
 
 
 def path_of(folder: Path, rank: int, life: int) -> Path:
-    """The file of one rank in one life."""
+    """Return the file of one rank in one life."""
     return folder / f"rank{rank}-life{life}.jsonl"
 
 
@@ -104,7 +104,7 @@ def read_events(folder: Path, rank: int, life: int) -> Iterator[JournalLine]:
 
 
 def read_life(folder: Path, rank: int, life: int) -> Life:
-    """The journal of one rank in one life."""
+    """Return the journal of one rank in one life."""
     kept: list[JournalLine] = []
     strikes: list[JournalLine] = []
     ended, origin_ns = None, 0

@@ -41,7 +41,7 @@ class ScenarioReport:
         return all(verdict.ok for verdict in self.verdicts)
 
     def summary(self) -> dict[str, object]:
-        """The report as JSON-ready data: the result's summary, and the expectations."""
+        """Return the report as JSON-ready data: the result's summary, and the expectations."""
         return {
             "scenario": self.plan.source,
             "title": self.plan.title,

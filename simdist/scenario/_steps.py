@@ -1,4 +1,4 @@
-"""How many steps a program loses by its restarts."""
+"""Counts the steps that a program loses by its restarts."""
 
 from __future__ import annotations
 

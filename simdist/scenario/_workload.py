@@ -68,7 +68,7 @@ def importable(folder: Path, target: str) -> Iterator[None]:
 
 
 def import_workload(workload: Workload) -> Callable[..., object]:
-    """The workload's function; call it inside `importable`.
+    """Return the workload's function; call it inside `importable`.
 
     Raises:
         WorkloadError: no such module or function, an exception while importing, or arguments that do not fit.
@@ -124,7 +124,7 @@ def fill(value: _T, tmp: str) -> _T:
 
 
 def filled_faults(faults: Sequence[Fault], tmp: str) -> tuple[Fault, ...]:
-    """The faults with "{tmp}" replaced in their texts."""
+    """Return the faults with "{tmp}" replaced in their texts."""
     return tuple(fault.with_texts(lambda text: text.replace("{tmp}", tmp)) for fault in faults)
 
 
@@ -218,7 +218,7 @@ def _shadows(folder: Path, root: str) -> bool:
 
 
 def _home(module: ModuleType | None) -> Path | None:
-    """The folder in which a top-level module was found."""
+    """Return the folder in which a top-level module was found."""
     names = _names(module)
     try:
         place = next(iter(names.get("__path__", ())), None) or names.get("__file__")

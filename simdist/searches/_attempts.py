@@ -44,7 +44,7 @@ class Facts:
     world_size: int
     virtual_time_ns: int
     moments: tuple[tuple[Moment, ...], ...]  # by rank; empty if unknown
-    hosts: tuple[str, ...] = ()  # by rank; none if nobody knows
+    hosts: tuple[str, ...] = ()  # by rank; empty if unknown
 
     @classmethod
     def of(cls, result: RunResult) -> Facts:

@@ -56,7 +56,7 @@ _LONGEST = 3000  # steps of a run to which the search returns
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How far a systematic search got.
+    """The progress of a systematic search.
 
     `exhaustive`: all orders that can differ were tried; otherwise the search hit its bound. `decisions` is the number
     of choices among several tasks in all runs, `repeated` the number of runs that turned out to equal an earlier one.

@@ -34,7 +34,7 @@ class Bug:
     plan: Plan | None = field(default=None, compare=False)
 
     def lines(self) -> Iterator[str]:
-        """The bug in a report."""
+        """Yield the lines about the bug in a report."""
         yield f"found: {self.cause}"
         origin = "from the database" if self.first < 0 else f"first plan {self.first}"
         yield f"  {self.count} run{'s' if self.count > 1 else ''}, {origin}"
@@ -45,13 +45,13 @@ class Bug:
         yield self.last_line()
 
     def last_line(self) -> str:
-        """How to replay it."""
+        """Return the line with the command or call for a replay."""
         return f"  replay: {f'simdist replay {self.token}' if self.token else self.replay}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuzzReport(SearchReport):
-    """How many runs passed, how many failed as their faults explain, and the bugs found.
+    """The numbers of runs that passed and that failed as their faults explain, and the bugs found.
 
     `reached` counts what the runs reached: an operation and a fault with the phase in which it struck, operations and
     errors of ranks afterwards, and the lines at which they failed. Plans that reach something new lead to others.
@@ -75,7 +75,7 @@ class FuzzReport(SearchReport):
         return not self.interrupted and not self.bugs and self.wrong is None
 
     def lines(self) -> Iterator[str]:
-        """The report."""
+        """Yield the lines of the report."""
         if self.interrupted:
             yield INTERRUPTED
         if self.wrong is not None:
@@ -91,7 +91,7 @@ class FuzzReport(SearchReport):
             yield from bug.lines()
 
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
         return {
             "ok": self.ok,
             "interrupted": self.interrupted,

@@ -43,7 +43,7 @@ class SingleRun:
         return self.cause is None
 
     def summary(self) -> dict[str, Json]:
-        """The run as JSON-ready data."""
+        """Return the run as JSON-ready data."""
         return {
             "number": self.number,
             "seed": self.seed,
@@ -70,13 +70,13 @@ class FailedRuns:
         return self.runs[0]
 
     def lines(self, count: int) -> Iterator[str]:
-        """The failure in a report of so many runs."""
+        """Yield the lines about the failure in a report of `count` runs."""
         yield f"found: {self.cause}"
         yield f"  {len(self.runs)} of {count} runs: {_seed_text(self.runs)}"
         yield f"  replay: {self.first.replay}"
 
     def summary(self) -> dict[str, Json]:
-        """The failure as JSON-ready data."""
+        """Return the failure as JSON-ready data."""
         return {
             **self.cause.summary(),
             "count": len(self.runs),
@@ -126,11 +126,11 @@ class ManyReport(SearchReport):
         return 60 * len(self.results) / spent_s if spent_s else 0.0
 
     def first_failure(self) -> SingleRun | None:
-        """The first run that failed."""
+        """Return the first run that failed."""
         return next((run for run in self.results if not run.ok), None)
 
     def lines(self) -> Iterator[str]:
-        """The report."""
+        """Yield the lines of the report."""
         if self.interrupted:
             yield INTERRUPTED
         failed = sum(not run.ok for run in self.results)
@@ -145,7 +145,7 @@ class ManyReport(SearchReport):
         return "\n".join([*self.lines(), f"{self.runs_a_minute_per_core:,.0f} runs a minute per core"])
 
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
         failures = self.failures
         return {
             "ok": self.ok,

@@ -1,4 +1,4 @@
-"""How a run ended: an outcome that two runs may share, and the cause of a failure, by which failures are merged.
+"""Ends of runs: an outcome that two runs may share, and the cause of a failure, by which failures are merged.
 
 Both are independent of times: an outcome says how each rank ended and what it returned. A cause ignores numbers in a
 text, and how many ranks it lists.
@@ -41,7 +41,7 @@ class Cause:
         return f"{self.text} ({self.where})" if self.where else self.text
 
     def summary(self) -> dict[str, Any]:
-        """The cause as JSON-ready data."""
+        """Return the cause as JSON-ready data."""
         return {"kind": self.kind, "cause": self.text, "rank": self.rank, "where": self.where}
 
 

@@ -27,7 +27,7 @@ INTERRUPTED = "interrupted; found until then:"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How runs ended: `text` describes each rank's end, `count` is the number of schedules; `first` the first one."""
+    """An end of runs: `text` describes each rank's end, `count` is the number of schedules; `first` the first one."""
 
     text: str
     count: int
@@ -64,9 +64,9 @@ class TurningPoint:
 class Schedule:
     """Schedules that fail for the same `cause`: how many, and the `first` of them (counted from 0), with its replay.
 
-    `turning_point` is None if nobody looked for it, or if no new draw passes at all. Of a systematic search `attempt`
-    is the plainest order that still fails, `shrunk` how it was found. `token` is the word for `simdist replay`, `plan`
-    the scenario.
+    `turning_point` is None if it was not searched for, or if no new draw passes at all. After a systematic search
+    `attempt` is the plainest order that still fails, `shrunk` describes how it was found. `token` is the word for
+    `simdist replay`, `plan` the scenario.
     """
 
     cause: Cause
@@ -80,7 +80,7 @@ class Schedule:
     plan: Plan | None = field(default=None, compare=False)
 
     def lines(self, runs: int) -> Iterator[str]:
-        """The failure as a report of so many runs has it."""
+        """Yield the lines about the failure in a report of `runs` schedules."""
         yield f"found: {self.cause}"
         yield f"  {self.count} of {runs} schedules, first number {self.first}"
         if self.turning_point is not None:
@@ -97,7 +97,7 @@ class Schedule:
 
 
 class SearchReport(Shown, ABC):
-    """What the report of every search has."""
+    """The common part of all reports of searches."""
 
     __slots__ = ()
 
@@ -108,11 +108,11 @@ class SearchReport(Shown, ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
-        """The report; a line that begins with "found:" begins a failure."""
+        """Return the report; a line that begins with "found:" begins a failure."""
 
     @abstractmethod
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
 
     def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """For each failure what was found, and further lines on it."""
@@ -125,7 +125,7 @@ class SearchReport(Shown, ABC):
             yield lines[0], tuple(lines[1:])
 
     def __bool__(self) -> bool:
-        """As `ok`."""
+        """Equals `ok`."""
         return self.ok
 
     def __str__(self) -> str:
@@ -143,13 +143,13 @@ class SearchReport(Shown, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreReport(SearchReport):
-    """What became of every schedule.
+    """The results of all schedules.
 
-    `runs` is how many were tried; `outcomes` has each distinct outcome, the most frequent first; `failures` each cause,
-    in the order in which they were found. With `one_outcome`, a second outcome is a failure too. `sometimes` says
-    for each name of `simdist.sometimes` whether it held in any run. `coverage` is there after a systematic search.
-    `cut` counts runs without an outcome: other ranks asked again and again for one that was starved. `died` counts
-    worker processes that did. A search that was `interrupted` has not tried all that it should.
+    `runs` is the number of schedules tried; `outcomes` has each distinct outcome, the most frequent first; `failures`
+    each cause, in the order of discovery. With `one_outcome`, a second outcome is a failure, too. `sometimes` has for
+    each name of `simdist.sometimes` whether it held in any run. `coverage` exists after a systematic search. `cut`
+    counts runs without an outcome: other ranks polled a starved one without end. `died` counts dead worker processes. A
+    search that was `interrupted` has not tried everything.
     """
 
     runs: int
@@ -168,7 +168,7 @@ class ExploreReport(SearchReport):
         return not self.interrupted and not self.failures and (len(self.outcomes) < 2 or not self.one_outcome)
 
     def lines(self) -> Iterator[str]:
-        """The report."""
+        """Yield the lines of the report."""
         if self.interrupted:
             yield INTERRUPTED
         runs, many = "" if self.runs == 1 else "s", "" if len(self.outcomes) == 1 else "s"
@@ -195,7 +195,7 @@ class ExploreReport(SearchReport):
             yield died_words(self.died)
 
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
         return {
             "ok": self.ok,
             "interrupted": self.interrupted,

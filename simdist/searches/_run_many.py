@@ -170,11 +170,11 @@ class _Programs(Protocol):
         ...
 
     def replay(self, task: _Task) -> str:
-        """The call or command that repeats the run."""
+        """Return the call or command that repeats the run."""
         ...
 
     def token(self, task: _Task) -> str:
-        """The word for `simdist replay`, or ""."""
+        """Return the word for `simdist replay`, or ""."""
         ...
 
     def warm(self) -> None:

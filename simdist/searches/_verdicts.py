@@ -94,7 +94,7 @@ def _is_explained(rank: RankResult, gone: bool, attempt: Attempt) -> bool:
     if rank.status == "hung":
         return gone
     error = rank.exception
-    if error is None:  # killed, or its program left by itself, as after a signal
+    if error is None:  # killed, or its program exited by choice, as after a signal
         return True
     names = [base.__name__ for base in type(error).__mro__]
     if any(name in names for name in _EXPECTED):

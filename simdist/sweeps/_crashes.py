@@ -97,7 +97,7 @@ class Crashes(Worker[Case, Tried]):
         return cls(PlanProgram(plan), steps_lost=expect.max_steps_lost, merge=merge, called=plan.replay)
 
     def ready(self) -> AbstractContextManager[None]:
-        """A context in which the program can be run."""
+        """Return a context in which the program can be run."""
         return self.program.ready()
 
     def watch(self, watcher: Watcher) -> Struck:

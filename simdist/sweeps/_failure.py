@@ -33,7 +33,7 @@ class Failure:
 
     @property
     def account(self) -> str:
-        """What happened, in one sentence."""
+        """A description of the failure, in one sentence."""
         reported = [f"{path} {text}" for path, text in self.left[:_SHOWN]]
         if len(self.left) > _SHOWN:
             reported.append(f"and {len(self.left) - _SHOWN} more")

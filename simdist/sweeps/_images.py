@@ -18,7 +18,7 @@ _Part = tuple[str, str, str, str]  # a path with its disk's owner, and without; 
 
 
 class Found:
-    """What a program finds that is started on disks."""
+    """The disks that a program finds at its start."""
 
     __slots__ = ("_disks",)
 

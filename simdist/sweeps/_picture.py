@@ -23,7 +23,7 @@ _MOST_FILES = 12
 
 
 def picture(result: RunResult, title: str) -> str:
-    """The picture of a run with a crash, around the last of its faults that struck."""
+    """Return the picture of a run with a crash, around the last of its faults that struck."""
     events = [event for event in result.events if event.kind in (*_SHOWN, "disk")]
     crash = max((at for at, event in enumerate(events) if _is_crash(event)), default=0)
     shown = [event for event in events[:crash] if event.kind in _SHOWN][-_BEFORE:]

@@ -64,7 +64,7 @@ class Point:
     life: int = 0
     host: str = ""  # on which the rank is
     changes: int = 0  # how often any disk has changed before, as far as that is seen
-    new: bool = True  # something has happened anywhere since this rank came to its last point
+    new: bool = True  # something has happened anywhere since this rank passed its last point
 
     @property
     def blind(self) -> Point:
@@ -73,7 +73,7 @@ class Point:
 
     @property
     def call(self) -> str:
-        """What the rank is about to do, in words."""
+        """The rank's next action, in words."""
         if self.kind == "step":
             return f"step {self.name}"
         if self.kind == "point":
@@ -149,7 +149,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """What is struck, and when."""
+        """The struck rank or host, and the point, in words."""
         point = self.point
         who = {
             "rank": f"rank {point.rank} died",
@@ -178,7 +178,7 @@ class Watcher:
 
     def __init__(self, outcomes: int, *, life: int = 0, until: int | None = None) -> None:
         self.points: list[Point] = []
-        self.found: dict[str, Found] = {}  # what the disk may hold if all hosts lose power, by digest
+        self.found: dict[str, Found] = {}  # by digest: possible contents of the disk after a power loss of all hosts
         self._life = life
         self._until = until
         self._outcomes = outcomes

@@ -63,17 +63,17 @@ class SweepReport(Shown):
         return not self.interrupted and not self.failures and not self.wrong
 
     def __bool__(self) -> bool:
-        """As `ok`."""
+        """Equals `ok`."""
         return self.ok
 
     @property
     def failed(self) -> str:
-        """How many crashes were not survived, in words."""
+        """Describe how many crashes were not survived."""
         number = len(self.failures)
         return f"{number} of {counted(len(self.cases), 'crash')} {'was' if number == 1 else 'were'} not survived"
 
     def lines(self) -> tuple[Line, ...]:
-        """The points and results by line of the user's code, in the order in which the run reached the lines."""
+        """Return the points and results by line of the user's code, in the order in which the run reached the lines."""
         calls: dict[str, dict[str, None]] = {}
         for point in self.points:
             calls.setdefault(point.where, {})[point.name if point.kind != "step" else "step"] = None

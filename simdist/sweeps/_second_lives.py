@@ -40,7 +40,7 @@ Left = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SecondLife:
-    """How a second life ended: its problems, except the steps lost, and its first step (None: it had none).
+    """The end of a second life: its problems, except the steps lost, and its first step (None: it had none).
 
     `unread` are files that it has overwritten before they were read.
     """
@@ -73,9 +73,9 @@ class SecondLives:
 
     def __init__(self, *, merges: bool) -> None:
         self._merges = merges
-        self.outcomes: Mapping[str, Found] = {}  # what losses of power may leave, by digest
+        self.outcomes: Mapping[str, Found] = {}  # the possible states after losses of power, by digest
         self.seen: dict[str, SecondLife] = {}  # to their ends, by what they found without unread files
-        self._unread: dict[tuple[str, ...], None] = {}  # what lives have not read
+        self._unread: dict[tuple[str, ...], None] = {}  # the files that lives have not read
         self._all: tuple[str, ...] = ()  # the host of each rank before any failure
         self._begun: tuple[str, Callable[[tuple[str, ...]], str]] | None = None  # the life of the running world
         self._looks: Looks | None = None  # by that life

@@ -93,7 +93,7 @@ class _Sweep:
         self._progress = progress
         self._blind = False
         self._begun: dict[str, Case] = {}  # by what second lives find, the first crash that leads to each
-        self._found: dict[str, None] = {}  # what second and third lives begin with
+        self._found: dict[str, None] = {}  # the first states of second and third lives
         self.cases: list[Case] = []
         self.failures: list[Failure] = []
         self.merged = self.left_out = self.known = self._done = 0

@@ -13,7 +13,7 @@ __all__ = ["Tries"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """Which crashes to try, and how far to follow each.
+    """The crashes to try, and how long to follow each.
 
     `strikes` says what is struck (None: everything possible); `outcomes` is how many states of the disk are tried for
     each loss of power of all hosts. At most `limit` crashes are tried, spread evenly over the run. With `second_crash`

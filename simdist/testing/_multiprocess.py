@@ -199,7 +199,7 @@ class SimulatedProcesses:
     # -- the main process --------------------------------------------------------------------------------------------
 
     def join_or_run(self, fn: Callable[..., object]) -> Callable[[], None]:
-        """As torch's; a main process that works while its ranks run becomes the launcher of their world."""
+        """Replace torch's; a main process that works while its ranks run becomes the launcher of their world."""
 
         @functools.wraps(fn)
         def wrapper(self: SimulatedProcesses) -> None:
@@ -413,7 +413,7 @@ def _declared(check: Callable[..., object]) -> Callable[..., object]:
 
 
 def _seed_generators() -> None:
-    """As torch's `set_rng_seed`."""
+    """Seed the generators as torch's `set_rng_seed` does."""
     if torch.accelerator.is_available():
         _set_rng_seed()
         return

@@ -36,7 +36,7 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an area looks."""
+    """The appearance of an area."""
 
     fill: str = "none"
     edge: str = "none"
@@ -76,7 +76,7 @@ def _without_letters_that_are_missing() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str, size_px: float, bold: bool = False) -> float:
-    """The width of a text, in pixels."""
+    """Return the width of a text, in pixels."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 

@@ -12,7 +12,7 @@ __all__ = ["event_line", "write_events"]
 
 
 def event_line(event: Event) -> str:
-    """The event as one line of JSON, its keys always in the same order."""
+    """Return the event as one line of JSON, its keys always in the same order."""
     record = {"time_ns": event.time_ns, "kind": event.kind, "rank": event.rank, "data": dict(event.data)}
     return json.dumps(record, sort_keys=True, ensure_ascii=True, default=repr)
 

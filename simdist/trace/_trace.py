@@ -44,7 +44,7 @@ class Trace:
         return self._groups
 
     def of_kind(self, kind: str) -> Sequence[Event]:
-        """The marks of this kind, in order."""
+        """Return the marks of this kind, in order."""
         return self._by_kind.get(kind, ())
 
     def only(

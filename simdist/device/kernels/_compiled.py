@@ -80,7 +80,7 @@ def _is_older(version: str) -> bool:
 
 
 def compiler() -> str | None:
-    """The path of g++; None where there is none."""
+    """Return the path of g++; None where there is none."""
     return shutil.which("g++")
 
 

@@ -49,7 +49,7 @@ _ready: deque[Deferred] = deque()  # those that can run; the call that runs the 
 
 
 class _Facts(NamedTuple):
-    """What the schema of an operator says. It is read once: torch makes objects of a schema's parts anew each time."""
+    """Facts from an operator's schema, read once: torch makes objects of a schema's parts anew each time."""
 
     can_be_kept: bool  # the shapes of its results are known without values
     written: tuple[tuple[int, str], ...]  # the arguments that it writes, by place and name
@@ -171,7 +171,7 @@ class Deferred:
         return name if root is None else f"{name}, which waits for {root.describe()}"
 
     def waits_for(self) -> Iterable[Task]:
-        """The tasks that hold up what it waits for."""
+        """Return the tasks for which its first cause waits."""
         root = self._first_cause()
         return () if root is None else root.waits_for()
 

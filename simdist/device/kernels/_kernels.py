@@ -240,7 +240,7 @@ def _make(name: str) -> Kernel:
 
 
 def _kernel_of(op: Operator) -> Kernel:
-    """The kernel of an operator."""
+    """Return the kernel of an operator."""
     schema = schema_of(op)
     returns = schema.returns
     written = [place for place, each in enumerate(schema.arguments) if _is_written(each)]

@@ -1,4 +1,4 @@
-"""What only a GPU refuses: types that it has no kernel for, and results that could differ.
+"""Refusals of a GPU only: types without a kernel, and results that could differ.
 
 `gpu_limits.json` has the samples of torch's own tests that a GPU refused; `tools/gpu_limits.py` measured them there,
 and compares virtual devices with it. Errors of the CPU's kernels are reworded as the GPU's.
@@ -46,7 +46,7 @@ def _limits() -> Mapping[str, Any]:
 
 
 def _shared(name: str) -> str:
-    """The name that the overloads of an operator and its forms in place share."""
+    """Return the name that the overloads of an operator and its forms in place share."""
     inside = name.removeprefix("aten::").partition(".")[0]
     return inside if inside.startswith("__") else inside.rstrip("_")
 
@@ -83,7 +83,7 @@ def rewording(name: str, usual: Kernel) -> Kernel:
 
 @functools.cache
 def _refused(name: str) -> Mapping[torch.dtype, RuntimeError]:
-    """The types of the first tensor that only a GPU refuses, and the errors."""
+    """Return the types of the first tensor that only a GPU refuses, and the errors."""
     found = {}
     for said, types in _limits()["beyond"].get(_shared(name), {}).items():
         kind, _, text = said.partition(": ")
@@ -105,7 +105,7 @@ def _alert_of(name: str) -> str:
 
 
 def refused_types(name: str) -> list[torch.dtype]:
-    """The types of an operator's first tensor that only a GPU refuses."""
+    """Return the types of an operator's first tensor that only a GPU refuses."""
     return list(_refused(name))
 
 

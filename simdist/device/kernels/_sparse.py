@@ -89,7 +89,7 @@ def _index_of(args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def host_of(tensor: Tensor) -> Tensor:
-    """A sparse CPU tensor over the memory of a sparse tensor of a device."""
+    """Return a sparse CPU tensor over the memory of a sparse tensor of a device."""
     made: Tensor = _aten._sparse_coo_tensor_unsafe(
         host(tensor._indices()), host(tensor._values()), tensor.shape, is_coalesced=tensor.is_coalesced()
     )

@@ -35,7 +35,7 @@ def change_kernels(place: Callable[[int, str, int], tuple[int, float] | None]) -
 
 
 def _changing(op: Operator, kernel: Kernel) -> Kernel:
-    """A wrapper for `_kernels.also_wrap`: the kernel's result is changed."""
+    """Return a wrapper for `_kernels.also_wrap`: the kernel's result is changed."""
     if is_idle(op):
         return kernel
     name = op.overloadpacket.__name__
@@ -55,7 +55,7 @@ def _changing(op: Operator, kernel: Kernel) -> Kernel:
 
 
 def _first_numbers(made: object) -> Tensor | None:
-    """The first tensor of a device among results that has floating-point numbers."""
+    """Return the first tensor of a device among results that has floating-point numbers."""
     for each in made if isinstance(made, (list, tuple)) else (made,):
         if isinstance(each, Tensor) and each.is_cuda and each.layout is torch.strided and _has_numbers(each):
             return each

@@ -23,7 +23,7 @@ Status = Literal["parity", "difference", "not comparable"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a rank lived, in virtual seconds; for each real run, real seconds divided by the scale."""
+    """A rank's lifetime in virtual seconds; for each real run, real seconds divided by the scale."""
 
     rank: int
     simulated_s: float
@@ -63,7 +63,7 @@ class ParityReport:
         return "parity" if tolerance is None or all(t.within(tolerance) for t in self.timings) else "difference"
 
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
         return {
             "scenario": self.plan.source,
             "title": self.plan.title,

@@ -47,7 +47,7 @@ class RealReport:
         return agreed and not self.not_replayed and all(verdict.ok for verdict in self.verdicts)
 
     def summary(self) -> dict[str, Json]:
-        """The report as JSON-ready data."""
+        """Return the report as JSON-ready data."""
         return {
             "scenario": self.plan.source,
             "title": self.plan.title,

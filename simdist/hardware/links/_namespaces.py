@@ -45,12 +45,12 @@ class Namespace:
 
 
 def address_of(rank: int) -> str:
-    """The address of a rank's device."""
+    """Return the address of a rank's device."""
     return f"10.201.{(rank + 1) >> 8}.{(rank + 1) & 255}"
 
 
 def rank_at(address: bytes) -> int:
-    """The rank that has this address; -1 if it is none of ours."""
+    """Return the rank that has this address; -1 if it is none of ours."""
     return ((address[2] << 8) | address[3]) - 1 if len(address) == 4 and address[:2] == b"\x0a\xc9" else -1
 
 

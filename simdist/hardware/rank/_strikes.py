@@ -56,7 +56,7 @@ class Strikes:
         self._reported: list[int] = []
         self._awaited: list[RankFault] = []
         self._doors = (
-            False  # others have to know that this rank is inside: somebody is struck at an operation or a step
+            False  # other ranks need to see where this one is: one of them is struck at an operation or a step
         )
         for index, fault in enumerate(job.faults):
             if isinstance(fault, OperationDelay) and fault.rank == rank:

@@ -153,7 +153,7 @@ class LiveWorld:
 
     @property
     def max_restarts(self) -> int:
-        """How often all ranks may be restarted."""
+        """The maximum number of restarts of all ranks."""
         return self._record.spec.max_restarts
 
     @property

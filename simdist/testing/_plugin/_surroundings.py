@@ -80,7 +80,7 @@ def _on_environment(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Output:
-    """How much of its own output each rank has read."""
+    """The amount of its own output that each rank has read."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[SimProcess, str], int] = {}

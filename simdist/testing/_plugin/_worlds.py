@@ -53,7 +53,7 @@ class UnderWay(Protocol):
 
     @property
     def max_restarts(self) -> int:
-        """How often all ranks may be restarted."""
+        """The maximum number of restarts of all ranks."""
         ...
 
     @property

@@ -1,1 +1,1 @@
-"""What happens to simulated disks."""
+"""Faults of simulated disks."""

@@ -31,18 +31,18 @@ class BitRot(RankFault):
         return True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and a trigger by time."""
+        """Yield the problems of every rank fault, and a trigger by time."""
         yield from super().problems(world)
         if world.fine("at_ns", "at_step", "at_point", "op", "nth", "after") and self.trigger.is_timed:
             yield "at_ns" if self.at_ns is not None else "after", "needs an operation, a step or a point of its rank"
 
     def strike(self, rank: StruckRank) -> None:
-        """The bit flips."""
+        """Flip the bit."""
         from simdist.files import flip_bit  # torch comes with it
 
         flip_bit(self.path, self.byte, self.bit)
 
     def begins(self) -> str:
-        """Where."""
+        """Describe the flipped bit."""
         place = "in the middle" if self.byte is None else f"of byte {self.byte}"
         return f"bit {self.bit} {place} of {self.path} flips on the disk"

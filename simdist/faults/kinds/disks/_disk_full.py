@@ -52,9 +52,9 @@ class DiskFull(DiskFault):
         stage.judge(StorageCalled, judge)
 
     def begins(self) -> str:
-        """How much is left."""
+        """Describe the space that is left."""
         return f"the {'disk' if self.error == 'ENOSPC' else 'quota'} has room for {self.free_bytes} more bytes"
 
     def ends(self) -> str:
-        """There is room."""
+        """Describe the end of the shortage."""
         return f"the {'disk' if self.error == 'ENOSPC' else 'quota'} has room again"

@@ -27,7 +27,7 @@ class IoError(RankFault):
     error: Annotated[str, Text()] = "EIO"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, an unknown error, and an operation that is no effect on a disk."""
+        """Yield the problems of every rank fault, an unknown error, and an operation that is no effect on a disk."""
         yield from super().problems(world)
         if world.fine("op") and not effects_of(self.op):
             yield "op", f"{self.op!r} is no effect on a disk; the usual ones are 'write', 'fsync' and 'rename'"
@@ -40,5 +40,5 @@ class IoError(RankFault):
         return OSError(number, os.strerror(number))
 
     def begins(self) -> str:
-        """What fails."""
+        """Describe the error."""
         return f"rank {self.rank} gets {self.error} from its disk"

@@ -28,11 +28,11 @@ class LostSync(RankFault):
     op: Annotated[str | None, OPERATION] = "fsync"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and an operation that is no sync."""
+        """Yield the problems of every rank fault, and an operation that is no sync."""
         yield from super().problems(world)
         why = "makes nothing durable; op is one of " + ", ".join(map(repr, _SYNCS))
         yield from problems_in_place(self, world, _SYNCS, why)
 
     def begins(self) -> str:
-        """What is lost."""
+        """Describe the lost operation."""
         return f"the disk confirms {self.op} to rank {self.rank} without doing it"

@@ -26,10 +26,10 @@ class ShortWrite(RankFault):
         return self.bytes_written
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and another effect than a write."""
+        """Yield the problems of every rank fault, and another effect than a write."""
         yield from super().problems(world)
         yield from problems_in_place(self, world, ("write",), "writes no bytes; the only op is 'write'")
 
     def begins(self) -> str:
-        """How much is written."""
+        """Describe the part that is written."""
         return f"a write of rank {self.rank} ends after {self.bytes_written} bytes"

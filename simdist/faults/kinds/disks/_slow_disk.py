@@ -30,11 +30,11 @@ class SlowDisk(DiskFault):
         stage.delay_effects(lateness_ns)
 
     def begins(self) -> str:
-        """How late."""
+        """Describe the delay."""
         return (
             "the disk stalls" if self.stalls else f"each effect on the disk takes {milliseconds(self.delay_ns)} longer"
         )
 
     def ends(self) -> str:
-        """As before."""
+        """Describe the end of the delay."""
         return "the disk is as fast as before"

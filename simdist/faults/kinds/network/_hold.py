@@ -35,11 +35,11 @@ class Hold(FaultBetween):
         return super().real_obstacle(machine)
 
     def begins(self) -> str:
-        """Between whom."""
+        """Describe the link."""
         return f"messages {self._between()} are held"
 
     def ends(self) -> str:
-        """They leave."""
+        """Describe the release of the messages."""
         return f"messages {self._between()} are released"
 
     def _between(self) -> str:

@@ -30,7 +30,7 @@ class Isolate(LinkFault):
     host: Annotated[bool, TRUTH] = False
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every link fault, and a world of one rank."""
+        """Yield the problems of every link fault, and a world of one rank."""
         yield from super().problems(world)
         if world.world_size == 1:
             yield "", "a world of 1 rank has nobody to be cut off from"
@@ -63,11 +63,11 @@ class Isolate(LinkFault):
         )
 
     def begins(self) -> str:
-        """Who is cut off."""
+        """Describe the isolated ranks."""
         return f"{self._who} is cut off from all others"
 
     def ends(self) -> str:
-        """It is back."""
+        """Describe their return."""
         return f"{self._who} reaches all others again"
 
     @property

@@ -32,7 +32,7 @@ class LinkDelay(FaultBetween):
     tail_ns: Annotated[int, DELAY] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault between two ranks, and a tail of which one half is missing."""
+        """Yield the problems of every fault between two ranks, and a tail of which one half is missing."""
         yield from super().problems(world)
         if world.fine("tail_share", "tail_ns"):
             if self.tail_share and not self.tail_ns:
@@ -47,7 +47,7 @@ class LinkDelay(FaultBetween):
         )
 
     def begins(self) -> str:
-        """Between whom, and by how much."""
+        """Describe the link and the delay."""
         longer = milliseconds(self.delay_ns)
         if self.jitter_ns:
             longer = f"{self.delay_ns / 1e6:g} to {milliseconds(self.delay_ns + self.jitter_ns)}"
@@ -57,5 +57,5 @@ class LinkDelay(FaultBetween):
         return f"messages between ranks {self.src} and {self.dst} take {longer} longer{tail}"
 
     def ends(self) -> str:
-        """As before."""
+        """Describe the end of the delay."""
         return f"messages between ranks {self.src} and {self.dst} are no longer delayed"

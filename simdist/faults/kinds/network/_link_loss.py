@@ -34,21 +34,21 @@ class LinkLoss(FaultBetween):
     share: Annotated[float, SHARE]
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault between two ranks, and a share of nothing."""
+        """Yield the problems of every fault between two ranks, and a share of nothing."""
         yield from super().problems(world)
         if world.fine("share") and self.share == 0:
             yield "share", "of a share of 0 nothing is lost"
 
     def effect(self) -> LinkEffect:
-        """The loss."""
+        """Return the loss."""
         return LinkEffect(lost=self.share)
 
     def begins(self) -> str:
-        """How much is lost, and between whom."""
+        """Describe the share of lost packets, and the link."""
         return f"a share of {self.share:g} of the packets {self._between()} is lost"
 
     def ends(self) -> str:
-        """All arrives."""
+        """Describe the end of the loss."""
         return f"packets {self._between()} are no longer lost"
 
     def _between(self) -> str:

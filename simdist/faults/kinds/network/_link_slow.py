@@ -27,15 +27,15 @@ class LinkSlow(FaultBetween):
     bandwidth: Annotated[int, Bandwidth()]
 
     def effect(self) -> LinkEffect:
-        """The limit."""
+        """Return the limit."""
         return LinkEffect(bandwidth=self.bandwidth)
 
     def begins(self) -> str:
-        """How much still gets through, and between whom."""
+        """Describe the reduced bandwidth, and the link."""
         return f"no more than {self.bandwidth / 1e6:g} MB/s get through {self._between()}"
 
     def ends(self) -> str:
-        """It has its own bandwidth again."""
+        """Describe the end of the reduction."""
         return f"the bandwidth {self._between()} is as before"
 
     def _between(self) -> str:

@@ -96,14 +96,14 @@ class Partition(LinkFault):
         )
 
     def begins(self) -> str:
-        """The sides."""
+        """Describe the split and its sides."""
         if self.period_ns is not None and self.up_ns is not None:
             down = milliseconds(self.period_ns - self.up_ns)
             return f"the network splits for {down} of every {milliseconds(self.period_ns)}: {self._sides()}"
         return f"the network splits: {self._sides()}"
 
     def ends(self) -> str:
-        """It heals."""
+        """Describe the end of the split."""
         return f"the network heals: {self._sides()}"
 
     def _sides(self) -> str:

@@ -30,17 +30,17 @@ class StoreDelay(StoreFault, LastingFault):
     rank: Annotated[int | None, Maybe(RANK)] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault that lasts, and a delay of nothing."""
+        """Yield the problems of every fault that lasts, and a delay of nothing."""
         yield from super().problems(world)
         if world.fine("delay_ns", "jitter_ns") and self.delay_ns is None and not self.jitter_ns:
             yield "delay_ns", "no request takes longer; give delay_ns or jitter_ns"
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
-        """The delay, while it lasts."""
+        """Return the delay, while it lasts."""
         return self.delay_ns or 0 if self.rank in (None, rank) and self.is_on(now_ns) else 0
 
     def drawn_delay_ns(self, rank: int, now_ns: int, draw: Callable[[], float]) -> int:
-        """The jitter, while it lasts."""
+        """Return the jitter, while it lasts."""
         if not self.jitter_ns or self.rank not in (None, rank):
             return 0
         drawn_ns = uniform_ns(self.jitter_ns, draw)
@@ -57,14 +57,14 @@ class StoreDelay(StoreFault, LastingFault):
         stage.delay_requests(lateness_ns)
 
     def begins(self) -> str:
-        """Whose requests, and by how much."""
+        """Describe the delayed requests and the delay."""
         parts = [milliseconds(self.delay_ns)] if self.delay_ns is not None else []
         if self.jitter_ns:
             parts.append(f"up to {milliseconds(self.jitter_ns)}")
         return f"requests of {self._whose()} to the launcher's store take {' and '.join(parts)} longer"
 
     def ends(self) -> str:
-        """As before."""
+        """Describe the end of the delay."""
         return f"requests of {self._whose()} to the launcher's store are no longer delayed"
 
     def _whose(self) -> str:

@@ -20,7 +20,7 @@ class StoreLost(StoreFault):
     at_ns: Annotated[int, DELAY]
 
     def lost_at_ns(self) -> int:
-        """Its time."""
+        """Return the time of the loss."""
         return self.at_ns
 
     def arm(self, stage: Stage) -> None:
@@ -33,5 +33,5 @@ class StoreLost(StoreFault):
         stage.call_at(stage.origin_ns + self.at_ns, lose)
 
     def begins(self) -> str:
-        """That it is gone."""
+        """Describe the loss."""
         return "the launcher's store is gone"

@@ -39,7 +39,7 @@ class StoreStale(StoreFault):
     keeps_store = True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every store fault, and a run without a restart."""
+        """Yield the problems of every store fault, and a run without a restart."""
         yield from super().problems(world)
         if world.max_restarts == 0:
             yield "kind", "no restart finds the store; give max_restarts"
@@ -49,7 +49,7 @@ class StoreStale(StoreFault):
         stage.keep_store()
 
     def begins(self) -> str:
-        """Where the keys are from."""
+        """Describe the origin of the keys."""
         return "the launcher's store is as the life before left it"
 
     def real_obstacle(self, machine: Machine) -> str:

@@ -1,1 +1,1 @@
-"""What happens to the processes of ranks, and to the hosts that they run on."""
+"""Faults of the processes of ranks, and of their hosts."""

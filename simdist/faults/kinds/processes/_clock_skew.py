@@ -41,7 +41,7 @@ class ClockSkew(LastingFault):
     drift_ppm: float = 0.0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault that lasts, and a clock that is right, or runs backwards."""
+        """Yield the problems of every fault that lasts, and a clock that is right, or runs backwards."""
         yield from super().problems(world)
         if world.fine("drift_ppm") and not -_MOST_PPM < self.drift_ppm <= _MOST_PPM:
             yield "drift_ppm", f"{self.drift_ppm:g} ppm is no drift; expected more than -1000000, and at most 1000000"
@@ -65,7 +65,7 @@ class ClockSkew(LastingFault):
         )
 
     def begins(self) -> str:
-        """How wrong."""
+        """Describe the offset and the drift."""
         side = "behind" if self.offset_ns < 0 else "ahead"
         parts = [f"is {milliseconds(abs(self.offset_ns))} {side}"] if self.offset_ns else []
         if self.drift_ppm:
@@ -73,5 +73,5 @@ class ClockSkew(LastingFault):
         return f"the wall clock of rank {self.rank}'s host {' and '.join(parts)}"
 
     def ends(self) -> str:
-        """Right again."""
+        """Describe the end of the skew."""
         return f"the wall clock of rank {self.rank}'s host is right again"

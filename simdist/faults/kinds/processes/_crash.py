@@ -28,7 +28,7 @@ class Crash(DeathFault):
     exit_code: Annotated[int | None, EXIT_CODE] = None
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and an unknown signal."""
+        """Yield the problems of every rank fault, and an unknown signal."""
         yield from super().problems(world)
         is_reported = world.fine("exit_code", "signal") and self.exit_code is None
         if is_reported and self.signal not in _signal.Signals.__members__:
@@ -42,6 +42,6 @@ class Crash(DeathFault):
             rank.kill(self.signal)
 
     def begins(self) -> str:
-        """How it dies."""
+        """Describe the death."""
         how = f"exits with code {self.exit_code}" if self.exit_code is not None else f"dies of {self.signal}"
         return f"rank {self.rank} {how}"

@@ -24,6 +24,6 @@ class Hang(RankFault):
         rank.stop(self.duration_ns)
 
     def begins(self) -> str:
-        """For how long."""
+        """Describe the hang."""
         until = "for good" if self.duration_ns is None else f"for {milliseconds(self.duration_ns)}"
         return f"rank {self.rank} hangs {until}"

@@ -42,7 +42,7 @@ class HostCrash(DeathFault):
     disks: Annotated[Disks, DISKS] = "own"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and disks that do not exist."""
+        """Yield the problems of every rank fault, and disks that do not exist."""
         yield from super().problems(world)
         if not world.fine("disks", "all_hosts") or self.disks == "own":
             return
@@ -64,7 +64,7 @@ class HostCrash(DeathFault):
         return frozenset(rank for rank, host in enumerate(hosts) if self.all_hosts or host == hosts[self.rank])
 
     def begins(self) -> str:
-        """For how long."""
+        """Describe the crash and its duration."""
         until = "for good" if self.down_ns is None else f"for {milliseconds(self.down_ns)}"
         disks = {"own": "", "empty": ", for others with empty disks", "swapped": ", and their disks are swapped"}
         return f"{self._who} {until}{disks[self.disks]}"
@@ -74,5 +74,5 @@ class HostCrash(DeathFault):
         return "all hosts go down" if self.all_hosts else f"the host of rank {self.rank} goes down"
 
     def ends(self) -> str:
-        """It is back."""
+        """Describe the host's return."""
         return "a host is up again" if self.all_hosts else f"the host of rank {self.rank} is up again"

@@ -33,7 +33,7 @@ class Raise(RankFault):
     message: Annotated[str, Text()] = "injected by a fault"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and a name of no exception."""
+        """Yield the problems of every rank fault, and a name of no exception."""
         yield from super().problems(world)
         if world.fine("error") and not _can_be_raised(self.error):
             known = (*TORCH_ERRORS, *DEVICE_ERRORS, *filter(_can_be_raised, dir(builtins)))
@@ -59,7 +59,7 @@ class Raise(RankFault):
         return made
 
     def begins(self) -> str:
-        """What it raises."""
+        """Describe the exception."""
         return f"rank {self.rank} raises {self.error}: {self.message}"
 
 

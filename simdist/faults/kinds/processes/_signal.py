@@ -25,7 +25,7 @@ class Signal(RankFault):
     signal: Annotated[str, Text()] = "SIGTERM"
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and a signal that does not exist or that no program handles."""
+        """Yield the problems of every rank fault, and a signal that does not exist or that no program handles."""
         yield from super().problems(world)
         if world.fine("signal"):
             if self.signal not in _signal.Signals.__members__:
@@ -38,7 +38,7 @@ class Signal(RankFault):
         rank.signal(self.signal)
 
     def begins(self) -> str:
-        """Which one."""
+        """Describe the signal."""
         return f"rank {self.rank} gets {self.signal}"
 
 

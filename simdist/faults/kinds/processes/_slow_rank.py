@@ -39,7 +39,7 @@ class SlowRank(OperationDelay):
     tail_ns: Annotated[int, DELAY] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault that lasts, a lateness of nothing, and half of a tail."""
+        """Yield the problems of every fault that lasts, a lateness of nothing, and half of a tail."""
         yield from super().problems(world)
         if not world.fine("delay_ns", "jitter_ns", "tail_share", "tail_ns"):
             return
@@ -63,7 +63,7 @@ class SlowRank(OperationDelay):
         return late_ns + self.tail_ns if self.tail_share and draw() < self.tail_share else late_ns
 
     def begins(self) -> str:
-        """How late."""
+        """Describe the delay."""
         parts = [milliseconds(self.delay_ns)] if self.delay_ns is not None else []
         if self.jitter_ns:
             parts.append(f"up to {milliseconds(self.jitter_ns)}")

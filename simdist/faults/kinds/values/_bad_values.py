@@ -51,7 +51,7 @@ class BadValues(RankFault):
     share: Annotated[float, PART] = 0.01
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and an operation that carries no tensors."""
+        """Yield the problems of every rank fault, and an operation that carries no tensors."""
         yield from super().problems(world)
         yield from problems_in_place(
             self, world, _CARRIERS, "carries no tensors of the rank; op is a collective or a send"
@@ -89,7 +89,7 @@ class BadValues(RankFault):
             data[torch.unravel_index(torch.tensor(places), tensor.shape)] = bad[0]
 
     def begins(self) -> str:
-        """How much becomes what."""
+        """Describe the share and the new values."""
         what = "0" if self.values == "zeros" else self.values
         return f"{100 * self.share:g} % of what rank {self.rank} gives to {self.op} becomes {what}"
 

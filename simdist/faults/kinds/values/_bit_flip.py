@@ -39,7 +39,7 @@ class BitFlip(RankFault):
     bit: Annotated[int, Whole(least=0, most=7)] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, and an operation that carries nothing."""
+        """Yield the problems of every rank fault, and an operation that carries nothing."""
         yield from super().problems(world)
         why = "carries nothing of the rank; op is a collective, a send, or 'write' to a simulated disk"
         yield from problems_in_place(self, world, _CARRIERS, why)
@@ -60,6 +60,6 @@ class BitFlip(RankFault):
         return place
 
     def begins(self) -> str:
-        """Which bit."""
+        """Describe the flipped bit."""
         where = "in the middle" if self.byte is None else f"of byte {self.byte}"
         return f"bit {self.bit} {where} of what rank {self.rank} gives to {self.op} flips"

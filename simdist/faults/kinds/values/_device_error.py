@@ -60,5 +60,5 @@ class DeviceError(RankFault):
         return "no real device is broken for a run"
 
     def begins(self) -> str:
-        """What the device has."""
+        """Describe the device's error."""
         return f"the device of rank {self.rank} {_BEGINS[self.error]}"

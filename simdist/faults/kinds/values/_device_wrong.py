@@ -46,7 +46,7 @@ class DeviceWrong(LastingFault):
         return True
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every fault that lasts, and a factor that changes nothing."""
+        """Yield the problems of every fault that lasts, and a factor that changes nothing."""
         yield from super().problems(world)
         if world.fine("factor") and self.factor == 1:
             yield "factor", "1 changes nothing"
@@ -74,10 +74,10 @@ class DeviceWrong(LastingFault):
         return "no real device is made to compute wrongly"
 
     def begins(self) -> str:
-        """What is wrong."""
+        """Describe the wrong results."""
         what = "matrix product" if self.kernel is None else self.kernel
         return f"one element of each {what} of rank {self.rank} is {self.factor:g} times what it should be"
 
     def ends(self) -> str:
-        """It computes as it should again."""
+        """Describe the end of the wrong results."""
         return f"the device of rank {self.rank} computes as it should again"

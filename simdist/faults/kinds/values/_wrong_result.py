@@ -50,7 +50,7 @@ class WrongResult(RankFault):
     bit: Annotated[int, Whole(least=0, most=7)] = 0
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """The problems of every rank fault, an operation that fills nothing, and a side that is too early."""
+        """Yield the problems of every rank fault, an operation that fills nothing, and a side that is too early."""
         yield from super().problems(world)
         if world.fine("op") and self.op not in _FILLED:
             yield "op", f"{self.op!r} fills no tensors; op is a collective that does"
@@ -67,6 +67,6 @@ class WrongResult(RankFault):
         return results
 
     def begins(self) -> str:
-        """Which bit."""
+        """Describe the wrong bit."""
         where = "in the middle" if self.byte is None else f"of byte {self.byte}"
         return f"bit {self.bit} {where} of what rank {self.rank} gets out of {self.op} is wrong"
