@@ -62,7 +62,7 @@ class Outputs:
     flight_recorder: str | None = None  # a folder
 
     def problems(self, inputs: Sequence[str] = ()) -> list[str]:
-        """Return why files can't be written, found by opening them; files that this made are gone again."""
+        """Return why files can't be written, found by opening them; new files are removed again."""
         lines = picture_problems({f"--{name}": getattr(self, name) for name in PICTURES})
         files = {f"--{name}": getattr(self, name) for name in ("json", "trace", "events", *PICTURES)}
         folders = {"--flight-recorder": self.flight_recorder}

@@ -254,7 +254,7 @@ def install(patches: Patches) -> None:
     graph: Any = torch.cuda.CUDAGraph
     if not is_built_for_cuda():
         graph = compiled_base(graph)  # a dummy, which refuses to be made
-        for name in _GRAPHS_IN_CPP:  # programs ask for them, to find out what a build of torch can do
+        for name in _GRAPHS_IN_CPP:  # programs test for them, for the abilities of a build of torch
             patches.replace(graph, name, _refusing(_GRAPHS))
     make = graph.__new__
 

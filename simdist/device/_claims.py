@@ -44,7 +44,7 @@ class Follower(Protocol):
     """Something that waits for claims."""
 
     def look(self) -> None:
-        """Called when a claim that it may have waited for is gone."""
+        """Called after the end of a claim for which it may have waited."""
         ...
 
 
@@ -57,7 +57,7 @@ class Outstanding:
         self._block = weakref.ref(block)
         self.host = block.host
         self.claims: dict[Claimant, bool] = {}  # whether each claimant writes, in the order of the calls
-        self.followers: list[Follower] = []  # they look again when a claim is gone
+        self.followers: list[Follower] = []  # they check again after the end of a claim
 
     @property
     def shape(self) -> None:

@@ -87,7 +87,7 @@ def _copy(kernel: Kernel, model: DeviceModel, varies: float, *, reads_value: boo
 
 
 def _take(index: int, name: str, duration_ns: int, varies: float, and_then: int | None = None) -> None:
-    """Keep the current stream of a device busy for so long, or longer if it varies; that of `and_then` waits for it."""
+    """Keep a device's current stream busy for this long, or longer if it varies; that of `and_then` waits for it."""
     devices = present_or_none()
     if devices is None or not duration_ns:
         return

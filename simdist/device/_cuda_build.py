@@ -223,7 +223,7 @@ class Tenancy:
             return
         if self._begin_cuda is None:
             self._begin_cuda = cuda_beginning()
-            if physical_gpus():  # where there is none, torch says so itself
+            if physical_gpus():  # if there is none, torch reports it
                 exchange_beginning(self._begin_later)
             _Garbage(self)
 

@@ -43,7 +43,7 @@ class _Count:
 
 
 class DeviceGenerator(torch.Generator):
-    """A generator that says it is on a device.
+    """A generator whose device is a virtual one.
 
     Example:
         >>> generator = DeviceGenerator(1)

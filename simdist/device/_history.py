@@ -157,7 +157,7 @@ class History:
             begin = place.address + place.size
         return begin
 
-    # -- what is shown ---------------------------------------------------------------------------------------------
+    # -- the snapshot ----------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, index: int) -> None:
         """Record that a snapshot is taken."""

@@ -25,7 +25,7 @@ __all__ = ["copied"]
 Tensor = torch.Tensor
 _Copy = tuple[tuple[int, int], int, str, str, bool]  # on which stream, its count then, what, where, and if it writes
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__")
-# Calls that ask about a tensor, and not for its values.
+# Calls that need facts about a tensor, and not its values.
 _QUESTIONS = frozenset(
     (
         *("__get__", "size", "stride", "dim", "numel", "nelement", "element_size", "is_pinned", "is_contiguous"),

@@ -93,7 +93,7 @@ class Account:
         used = self.used + size
         if used > self.reserved:
             self._reserve(used, size)
-            used = self.used + size  # garbage may have gone meanwhile
+            used = self.used + size  # garbage may have been collected meanwhile
         self.used = used
         if used > self.peak:
             self.peak = used
@@ -105,7 +105,7 @@ class Account:
         return Block(self, size)
 
     def require(self, size: int) -> None:
-        """Check that so much could be allocated, before host memory is asked for it.
+        """Check that this size could be allocated, before host memory is requested.
 
         Raises:
             OutOfMemoryError: as `take`.
@@ -119,7 +119,7 @@ class Account:
         self.reserved = -(-self.used // _SEGMENT) * _SEGMENT
 
     def close(self) -> None:
-        """Remove a process that is gone, with its memory; no process is charged for its tensors from now on."""
+        """Remove a dead process, with its memory; no process is charged for its tensors from now on."""
         if self in self.device.accounts:
             self.device.accounts.remove(self)
 

@@ -109,7 +109,7 @@ class Streams:
         return tail
 
     def enqueue(self, index: int, number: int, duration_ns: int) -> None:
-        """Give a stream work that takes so long."""
+        """Give a stream work of this duration."""
         self.end_with(index, number, after(self.mark(index, number), duration_ns))
 
     def wait(self, index: int, number: int, until: Mark) -> None:
@@ -234,7 +234,7 @@ class Streams:
         try:
             for index, number in {**self._ready_ns, **self._tails}:
                 self.wait_for(self.mark(index, number))
-        except Exception:  # the program gets it when it asks
+        except Exception:  # the program gets it by a query
             pass
         finally:
             self.races = races

@@ -13,7 +13,7 @@ __all__ = ["DeathFault"]
 
 
 class DeathFault(RankFault):
-    """A process ends. With `bytes_written` it ends in a write, when so many of its bytes are written."""
+    """A process ends. With `bytes_written` it ends in a write, after this number of its bytes."""
 
     bytes_written: Annotated[int | None, Maybe(Whole(least=0))] = None
 

@@ -82,7 +82,7 @@ class Machine:
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Fault:
-    """Something that goes wrong in a run. A subclass is a frozen dataclass with keywords only, without a decorator.
+    """A failure that is injected into a run. A subclass is a frozen dataclass with keywords only, without a decorator.
 
     `name` is its name for other faults and reports. `after` is the name of another fault: this one comes into play when
     that one has struck, and its times count from then. A fault that never strikes fails the run, unless `optional`.

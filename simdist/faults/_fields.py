@@ -119,7 +119,7 @@ class _Anything(Spec):
 RANK = Rank()
 MOMENT = Maybe(Duration())
 DELAY = Duration()
-PERIOD = Maybe(Duration())  # problems() reports one that is not more than nothing
+PERIOD = Maybe(Duration())  # problems() reports one that is not greater than 0
 COUNT = Maybe(Whole())  # likewise
 STEP = Maybe(Whole())  # likewise
 OPERATION = Maybe(OneOf(OPERATIONS, (*ALIASES, *EFFECTS, STORAGE, STORE), noun="operation"))

@@ -364,7 +364,7 @@ class Injector:
         self.let_store_run(False)
 
     def resume_store(self, entry: Entry) -> None:
-        """This fault does not stop the store any more."""
+        """This fault no longer stops the store."""
         if entry in self._stoppers:
             del self._stoppers[entry]
             if not self._stoppers:

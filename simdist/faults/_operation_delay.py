@@ -30,7 +30,7 @@ class OperationDelay(LastingFault):
     rank: Annotated[int, RANK]
 
     def lateness_ns(self, lasted_ns: int) -> int:
-        """Return how late an operation starts that is called when the fault has lasted for so long."""
+        """Return how late an operation starts that is called this long after the start of the fault."""
         raise NotImplementedError(f"{type(self).__name__} has no lateness_ns(self, lasted_ns)")
 
     def drawn_ns(self, draw: Callable[[], float]) -> int:

@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self, trigger: Trigger, draw: Callable[[], float], now_ns: int = 0) -> None:
         self.trigger = trigger
-        self.spent = False  # it will not strike any more in this life
+        self.spent = False  # it strikes no more in this life
         self.alarm_ns: int | None = None  # when to call `alarm`, if at all
         self._draw = draw
         self._released = False  # the other fault has struck, or there is none

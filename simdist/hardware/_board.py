@@ -71,7 +71,7 @@ class Board:
         for thread in self._threads[1:]:
             thread.join(5)
 
-    # -- what clients ask ----------------------------------------------------------------------------------------
+    # -- calls of clients ----------------------------------------------------------------------------------------
 
     def begin(self, life: int, rank: int, limit_s: float) -> tuple[int, int] | None:
         """Wait until all ranks of this life are ready; return when run and life began, None if they never are."""
@@ -106,7 +106,7 @@ class Board:
             return self._wait(lambda: self._entered.issuperset(whats), limit_s)
 
     def wait_entered_or_ended(self, what: object, life: int, rank: int, limit_s: float) -> tuple[bool, bool]:
-        """Wait until this has been entered, or the rank is gone; return which of the two has happened."""
+        """Wait until this has been entered, or the rank is dead; return which of the two has happened."""
         with self._changed:
             self._wait(lambda: what in self._entered or rank in self._ended.get(life, ()), limit_s)
             return what in self._entered, rank in self._ended.get(life, ())
@@ -124,7 +124,7 @@ class Board:
             return {name: self._struck[name] for name in names if name in self._struck}
 
     def end(self, life: int, rank: int) -> None:
-        """Note that the rank's process is gone."""
+        """Note the end of the rank's process."""
         with self._changed:
             self._ended.setdefault(life, set()).add(rank)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The parent process of everything in a real run; it ends all of it when its starter is gone.
+"""The parent process of everything in a real run; it ends all of it after the death of its starter.
 
 However the starter ends, SIGKILL included, its end of a socket closes. The keeper then kills every process of the run,
 also those that have left their parents (it is their "subreaper": they become its children), removes the run's temporary
@@ -154,7 +154,7 @@ def _environment() -> dict[str, str]:
 
 
 def main(parent: int, prefix: str) -> None:
-    """Keep the run's processes until the starter ends them, or is gone."""
+    """Keep the run's processes until the starter ends them, or dies."""
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
@@ -171,7 +171,7 @@ def main(parent: int, prefix: str) -> None:
         _say(channel, "folder", folder)
         _serve(channel, woken, started)
     except OSError:
-        pass  # the starter is gone
+        pass  # the starter died
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end_all(started)

@@ -28,7 +28,7 @@ def lost_steps(events: Sequence[Event]) -> int:
             if life and first is None:
                 first = step
                 lost = max(lost, reached - first)
-            reached = max(reached, step)  # so many are done
+            reached = max(reached, step)  # the number done
     return lost
 
 

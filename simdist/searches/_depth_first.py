@@ -33,7 +33,7 @@ from simdist.result import RunResult
 __all__ = ["Coverage", "DepthFirst"]
 
 Name = tuple[str, int]
-"""A task in all runs: what it is called, and which of those that are called so."""
+"""A task in all runs: its name, and its index among the tasks of that name."""
 
 _REPORTED = (
     "start",
@@ -95,7 +95,7 @@ _UNKNOWN = _Footprint(things={EVERYTHING: True})
 
 @dataclass(slots=True)
 class _Node:
-    """A choice: the tasks that could run, the one that was taken, those that are still to be tried."""
+    """A choice: the tasks that could run, the one that was taken, those left to try."""
 
     able: tuple[Name, ...]
     time_ns: int
@@ -116,7 +116,7 @@ class DepthFirst:
     def __init__(self, *, reduced: bool = True) -> None:
         self.reduced = reduced
         self.cut = False  # a run was too long to return to its last choices
-        self.diverged = False  # a run did something else than the one before it, up to the same choice
+        self.diverged = False  # a run differed from the one before it, up to the same choice
         self.decisions = 0  # choices among several tasks, in all runs
         self.repeated = 0  # runs that turned out to equal an earlier one
         self._stack: list[_Node] = []
@@ -242,7 +242,7 @@ class DepthFirst:
                 yield len(self._stack), name, _UNKNOWN
 
     def _find_races(self, steps: Iterator[tuple[int, Name, _Footprint]]) -> None:
-        """Note at each step who else has to be tried there."""
+        """Note at each step which other tasks have to be tried there."""
         before: list[int] = []  # for each step, a bit for each step that precedes it in all equal orders
         last: dict[Name, int] = {}
         waker: dict[Name, int] = {}

@@ -65,7 +65,7 @@ class Tries:
     spare: Sequence[Sequence[int]] = ()
 
     def problems(self, world_size: int | None = None) -> Iterator[str]:
-        """Yield what is wrong with them, in a world of so many ranks."""
+        """Yield the problems of the settings, in a world of this size."""
         yield from family_problems(self.families)
         for group in self.spare:
             ranks = items_of(group) or ("",)
@@ -108,7 +108,7 @@ def fuzz(
         world_size: number of ranks.
         runs: how many plans.
         seed_of_plans: another one gives other plans; the seed of the program's own generators stays the same.
-        budget: at most so many ranks are struck in one run.
+        budget: the largest number of ranks that are struck in one run.
         families: of faults: "crash", "host", "hang", "signal", "exception", "slow", "clock", "network", "store",
             "stale", "disk", "device", "corruption". None: all that can strike.
         spare: groups of ranks that no run strikes all of, such as the ranks that have copies of one shard: `[(0, 2),

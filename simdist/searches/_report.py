@@ -115,7 +115,7 @@ class SearchReport(Shown, ABC):
         """Return the report as JSON-ready data."""
 
     def findings(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """For each failure what was found, and further lines on it."""
+        """Yield for each failure its title, and further lines on it."""
         lines = list(self.lines())
         starts = [at for at, line in enumerate(lines) if line.startswith(_FOUND)]
         for at in starts:

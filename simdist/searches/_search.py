@@ -95,7 +95,7 @@ class Search:
     _done: int = field(default=0, init=False)
 
     def run(self, runs: int, workers: int | str, progress: Progress | None) -> ExploreReport:
-        """Try so many schedules, in so many processes.
+        """Try `runs` schedules, in several processes.
 
         Raises:
             InterruptedRunsError: it was interrupted.
@@ -121,7 +121,7 @@ class Search:
             return replace(self._report(), died=pool.died)
 
     def run_systematically(self, most: int, progress: Progress | None) -> ExploreReport:
-        """Try every order that can differ, in at most so many runs.
+        """Try every order that can differ, in `most` runs at most.
 
         Raises:
             SimdistError: the program does not do the same whenever it runs in the same order.

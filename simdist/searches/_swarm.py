@@ -119,7 +119,7 @@ def unfit_families(world: Surroundings) -> Iterator[str]:
 
 
 def family_problems(families: object) -> Iterator[str]:
-    """Yield what is wrong with the families that a caller wants (None: all that fit)."""
+    """Yield the problems of the families that a caller wants (None: all that fit)."""
     names = () if families is None else items_of(families)
     if names is None:
         yield f"families: expected a sequence of families, such as ['crash'], found {shown(families)}"

@@ -1,7 +1,7 @@
 """Finds when a failing schedule became inevitable: the moment before which new draws still pass.
 
 The failing schedule is kept for K decisions, and the rest is drawn anew, a few times. Bisection finds the smallest K
-after which all of these runs fail. The result holds for so many draws and is no proof: a rare way to pass may be
+after which all of these runs fail. The result holds for these draws and is no proof: a rare way to pass may be
 missed, and with it a later moment.
 """
 
@@ -35,7 +35,7 @@ def turning_point(attempt: Attempt, run: Callable[[Attempt], Ran]) -> TurningPoi
     runs = 0
 
     def passing(kept: int) -> RunResult | None:
-        """Return a run that passes although it keeps so many decisions; None if all draws fail."""
+        """Return a run that passes although it keeps this many decisions; None if all draws fail."""
         nonlocal runs
         alike = 0
         for seed in range(_DRAWS):

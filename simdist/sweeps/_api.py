@@ -90,7 +90,7 @@ def sweep(
             ("hang"). A rank whose handler exits with code 0 is done, as for torchrun, and is not started again. None:
             the first four, as far as they are possible.
         outcomes: how many states of the disk are tried for each loss of power of all hosts, the most suspicious first.
-        limit: at most so many crashes, spread evenly over the run; and so many second ones.
+        limit: the largest number of crashes, spread evenly over the run; and of second ones.
         second_crash: crash it a second time, at each moment of the recovery.
         merge: end a run early if all ranks begin anew with the same files as in another run: it would go on as that one
             did. Possible only if nothing but files survives a crash, that is with `isolate=True`, without `share`, for

@@ -1,4 +1,4 @@
-"""The results of a sweep in a file: a sweep that was interrupted goes on from them.
+"""The results of a sweep in a file, from which an interrupted sweep continues.
 
 The file has one line of JSON for each crash, written as soon as its result is known; an incomplete last line is
 ignored. The first line identifies the sweep: by its points and its command.

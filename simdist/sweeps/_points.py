@@ -47,7 +47,7 @@ class TriggerFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A rank is about to do something, for the `nth` time in its life: `kind` and `name` say what."""
+    """A rank is before an action, for the `nth` time in its life: `kind` and `name` describe the action."""
 
     number: int
     rank: int

@@ -172,7 +172,7 @@ def counted(number: int, what: str) -> str:
 
 
 def alike(others: int) -> str:
-    """Return a note that a kind has so many more failures."""
+    """Return a note about further failures of a kind."""
     return f"{others} other {'crashes lead' if others > 1 else 'crash leads'} to the same"
 
 

@@ -32,7 +32,7 @@ from simdist.world import observed_by
 __all__ = ["KnownEndError", "Problems", "SecondLife", "SecondLives", "left_in"]
 
 Problems = tuple[tuple[str, str], ...]
-"""For each oracle that failed its name and what was seen."""
+"""The name of each oracle that failed, and its evidence."""
 
 Left = tuple[tuple[str, str], ...]
 """For each path that is not as its host saw it, in which way."""
@@ -83,7 +83,7 @@ class SecondLives:
 
     @contextmanager
     def of_one_run(self, crashes: int) -> Iterator[Callable[[RunResult, Problems], str | None]]:
-        """Watch one run, and end it with a `KnownEndError` if its life after so many crashes is known.
+        """Watch one run, and end it with a `KnownEndError` if its life after these crashes is known.
 
         Call the yielded function with the result of a run that reached its end, and with its problems; it returns the
         name of that life.

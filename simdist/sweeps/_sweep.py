@@ -34,7 +34,7 @@ def swept(
 ) -> SweepReport:
     """Crash a program at every point, one after the other, or in parallel, as `workers` do it.
 
-    The results are kept in the file `keep`, if it is given: a sweep that was interrupted goes on from there.
+    The results are kept in the file `keep`, if it is given: an interrupted sweep continues from there.
 
     Raises:
         ArgumentError: a strike takes power away, but there is no disk; or the file belongs to another sweep.

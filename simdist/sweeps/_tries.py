@@ -33,7 +33,7 @@ class Tries:
         return self.only is None or faults == self.only[: len(faults)]
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings."""
+        """Yield the problems of the settings."""
         yield from (
             f"strikes: {each!r} is none of {', '.join(STRIKES)}" for each in self.strikes or () if each not in STRIKES
         )

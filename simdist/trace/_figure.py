@@ -1,4 +1,4 @@
-"""The timeline of a run: a lane for each rank, so that a person sees at a glance what went wrong, and where it began.
+"""The timeline of a run: a lane for each rank, which shows a failure and its origin at a glance.
 
 From top to bottom: title, notes (`_notes.py`), the steps, the lanes, the axis (`_axis.py`), the legend. In a lane a
 rank's operations are drawn side by side, overlapping ones below each other; the light part of an operation is waiting

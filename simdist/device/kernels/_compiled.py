@@ -33,7 +33,7 @@ _CHOICES = ("auto", "python", "compiled")
 _MODULE = "_simdist_devices"
 _SOURCE = Path(__file__).parent / "native" / "kernels.cpp"
 _BUILD = re.compile(r"devices-torch(?P<torch>.+)-(?P<tag>[^-]+-\d+)-(?P<machine>[^-]+)-(?P<source>[0-9a-f]{12})\.so")
-_ABANDONED_S = 3600  # a build that is unfinished for so long never will be finished
+_ABANDONED_S = 3600  # a build that is unfinished after this time will never be finished
 _HOW = "simdist build-devices builds them, with g++"
 
 
@@ -117,10 +117,10 @@ def build_kernels(waiting: Callable[[], None] = lambda: None) -> Path:
 
 
 def chosen() -> Compiled | None:
-    """Return the compiled kernels' module, or None: as the environment asks, by default the module if it is built.
+    """Return the compiled kernels' module, or None: as the environment demands, by default the module if it is built.
 
     Raises:
-        UnsupportedError: they are asked for and not built, or the environment asks for something else.
+        UnsupportedError: they are demanded and not built, or the environment has another value.
     """
     wish = os.environ.get(VARIABLE, "auto")
     if wish not in _CHOICES:

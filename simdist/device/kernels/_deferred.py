@@ -235,7 +235,7 @@ def defer(
     """Keep a kernel that has met memory without values; if it can't be kept, wait and call `again`.
 
     `call` computes it on CPU tensors, and makes a generator of an argument that is `Numbers`. `writes` are the places
-    of arguments that it writes although the operator's schema does not say so.
+    of arguments that it writes although they are not in the operator's schema.
     """
     devices = present_or_none()
     kept = None if devices is None else _kept(op, call, args, kwargs, devices.streams, writes)

@@ -506,7 +506,7 @@ def _flash_backward(
 # Kernels of operators that torch decomposes otherwise: above autograd, as the decomposition is.
 COMPOSITES: dict[str, Callable[..., object]] = {"aten::scaled_dot_product_attention": _sdpa}
 
-_LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, which are asked whether they will do it
+_LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, with a check whether they support the call
 KERNELS: dict[str, Callable[..., object]] = {
     "aten::empty.memory_format": _empty,
     "aten::empty_strided": _empty_strided,

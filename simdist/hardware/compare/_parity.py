@@ -1,4 +1,4 @@
-"""The parity run: one scenario is simulated once and run for real, as often as asked, and the runs are compared."""
+"""The parity run: one scenario is simulated once and run for real, once or more, and the runs are compared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ParityReport:
 
     @property
     def status(self) -> Status:
-        """ "parity" if the simulated outcome is one that reality showed, in every judged point."""
+        """ "parity" if the simulated outcome occurred in a real run, in every judged point."""
         if self.reason:
             return "not comparable"
         if not all(point.ok for point in self.points):

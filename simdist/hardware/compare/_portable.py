@@ -24,7 +24,7 @@ class NotReplayed:
 
 
 def not_replayed(plan: Plan, backend: str, nodes: int = 1) -> tuple[NotReplayed, ...]:
-    """Return the parts of `plan` that can't be replayed on `backend` on this machine, or on so many like it."""
+    """Return the parts of `plan` that can't be replayed on `backend` on this machine, or on `nodes` like it."""
     found = []
     if plan.backend not in (backend, "gloo", "nccl"):
         found.append(NotReplayed(f"backend {plan.backend!r}", "it exists only in simulation"))

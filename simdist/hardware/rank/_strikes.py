@@ -124,7 +124,7 @@ class Strikes:
                 if watch.alarm_ns is not None:
                     self._start_alarm(index, watch)
 
-    # -- what the program does -----------------------------------------------------------------------------------
+    # -- actions of the program ----------------------------------------------------------------------------------
 
     def on_step(self, index: int) -> None:
         """Replaces `simdist.step`."""

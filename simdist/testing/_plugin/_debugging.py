@@ -18,7 +18,7 @@ def remember_streams(runtime: Runtime) -> None:
 
 
 def debugging(begins: bool, debugger: Any) -> None:
-    """Called when the calling rank stops for a person, or goes on."""
+    """Called when the calling rank stops for a person, or continues."""
     runtime = current_runtime()
     if runtime is None:
         return

@@ -104,7 +104,7 @@ def _arguments(config: pytest.Config) -> tuple[Sequence[str], str, str]:
 
 
 def _log(item: pytest.Item, seen: Sequence[Observed] | str) -> None:
-    """Log a worker's reports of a test; or a text that says why it has none."""
+    """Log a worker's reports of a test, or the reason why it has none."""
     hook = item.config.hook
     if isinstance(seen, str):
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -89,7 +89,7 @@ def _on_ranks(item: pytest.Function, worlds: Worlds) -> Callable[..., None]:
 
 
 def _explore(item: pytest.Item, worlds: Worlds, call: Callable[[int], None], first: RunResult) -> None:
-    """Run the test under as many other schedules as `--simdist-explore` asks; the first that fails, fails the test."""
+    """Run the test under the other schedules of `--simdist-explore`; the first failure fails the test."""
     __tracebackhide__ = True
     count = item.config.option.simdist_explore or 0
     if not count:

@@ -1,4 +1,4 @@
-"""The files that options ask for: a Chrome trace, or the event lines, of each world."""
+"""The files that options request: a Chrome trace, or the event lines, of each world."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_folders(config: pytest.Config) -> None:
 
 
 def write_files(item: pytest.Item, seed: int, index: int, result: RunResult) -> None:
-    """Write the files that options ask for; `index` counts the worlds of the test."""
+    """Write the files that options request; `index` counts the worlds of the test."""
     option = item.config.option
     if option.simdist_trace:
         from simdist.trace import write_chrome_trace

@@ -1,4 +1,4 @@
-"""A worker's pytest: a process that collects the tests once, and runs those that it is asked for.
+"""A worker's pytest: a process that collects the tests once, and runs the requested ones.
 
 `ServedTests` lives in the worker and starts the process, which loads this module as a plugin. The two communicate over
 a pipe: node ids go in, reports of each test come back. The process ends when the pipe does, so it never outlives its
@@ -56,7 +56,7 @@ class ServedTests(Worker[str, "list[Observed] | str"]):
         self._output.close()
 
     def do(self, task: str) -> list[Observed] | str:
-        """Return the reports of a test; or a text that says why there are none."""
+        """Return the reports of a test, or the reason why there are none."""
         if self._pipe is None and (problem := self._start()):
             return problem
         assert self._pipe is not None
@@ -125,7 +125,7 @@ class _Server:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the requested tests, until the pipe closes."""
         items = {item.nodeid: item for item in session.items}
-        with contextlib.suppress(EOFError, OSError):  # the worker asks for no more
+        with contextlib.suppress(EOFError, OSError):  # the worker has no further request
             self._pipe.send("ready")
             for nodeid in self._asked():
                 item = items.get(nodeid)

@@ -189,7 +189,7 @@ def _reported(what: str, problems: Sequence[str]) -> str:
 
 
 def parametrize_seeds(metafunc: pytest.Metafunc) -> None:
-    """Make one test for each seed, if markers and command line ask for several."""
+    """Make one test for each seed, if markers and command line request several."""
     seeds = _seeds(metafunc.definition)
     if len(seeds) > 1:
         if "simdist_seed" not in metafunc.fixturenames:

@@ -21,7 +21,7 @@ from simdist.inside.torch import c10d_logger
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["pytest_on_ranks"]
-_environ: Any = os.environ  # has what the stubs leave out
+_environ: Any = os.environ  # the stubs lack parts of it
 _Log = pytest.LogCaptureFixture
 _Records = Callable[[_Log], list[logging.LogRecord]]
 

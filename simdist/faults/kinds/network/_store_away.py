@@ -30,7 +30,7 @@ class StoreAway(StoreFault, LastingFault):
     """
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
-        """Return the time until the end; only real processes ask."""
+        """Return the time until the end, for real processes only."""
         if not self.is_on(now_ns):
             return 0
         return (LONGEST_NS if self.until_ns is None else self.until_ns) - now_ns

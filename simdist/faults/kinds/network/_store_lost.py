@@ -1,4 +1,4 @@
-"""`StoreLost`: the launcher's store is gone."""
+"""`StoreLost`: the launcher's store ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StoreLost"]
 
 
 class StoreLost(StoreFault):
-    """The launcher's store is gone at `at_ns`: connections to it end, and new ones are refused.
+    """The launcher's store ends at `at_ns`: connections to it end, and new ones are refused.
 
     A restart brings a new one.
     """
