@@ -380,7 +380,7 @@ class Injector:
     def crash_hosts(
         self, entry: Entry, hosts: Sequence[Host], down_ns: int | None, outcome: int | None, disks: str
     ) -> None:
-        """Bring hosts down for a while, or until the fault is lifted. Does not return to a rank of such a host.
+        """Bring hosts down for a while, or until the fault is lifted. Does not return to a rank of a crashed host.
 
         `outcome` selects one of the outcomes of their disks, `disks` the disks with which they come back.
         """
