@@ -94,9 +94,12 @@ def safe_globals() -> set[object]:
     return cast("set[object]", _weights_only_unpickler._marked_safe_globals_set)
 
 
-def unchecked_tensors() -> list[torch.Tensor]:
-    """The sparse tensors that were unpickled since `torch.load` last checked its own, shared."""
-    return torch_utils._sparse_tensors_to_validate
+def unchecked_tensors() -> list[torch.Tensor] | None:
+    """The sparse tensors that were unpickled since `torch.load` last checked its own, shared.
+
+    None since torch 2.15, where each thread has its own.
+    """
+    return getattr(torch_utils, "_sparse_tensors_to_validate", None)
 
 
 def saved_places() -> list[object]:
@@ -113,7 +116,7 @@ def find_cpu_count() -> int:
     "torch.tables",
     what="what programs register with torch lies in tables of its modules",
     source="torch/_tensor_str.py, _utils.py, _weights_only_unpickler.py, serialization.py, utils/_pytree.py",
-    seen="2.13, 2.14",
+    seen="2.13 to 2.15",
     feature="ranks register what others do not see: print options, safe globals, pytree nodes",
 )
 def _tables_are_known() -> str:
@@ -123,7 +126,8 @@ def _tables_are_known() -> str:
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))
         or missing(loader_iterators, ("_reset", "_next_index", "__next__"))
-        or missing(rebuilding, ("_rebuild_sparse_tensor", "_sparse_tensors_to_validate"))
+        or missing(rebuilding, ("_rebuild_sparse_tensor",))
+        or (unchecked_tensors() is None and missing(rebuilding, ("_get_sparse_tensors_to_validate",)))
         or missing(tracing, ("CURRENT_PATCHER",))
         or (missing(tracing, (_TRACING_FLAG,)) and missing(tracing, ("_is_fx_tracing_tls",)))
         or ("" if print_options() and type(safe_globals()) is set and saved_places() else "a table is of another kind")

@@ -161,8 +161,14 @@ def _allow(types: set[object]) -> None:
         known.update(wanted)
 
 
+def _unchecked() -> list[torch.Tensor]:
+    return list(unchecked_tensors() or ())
+
+
 def _set_unchecked(tensors: list[torch.Tensor]) -> None:
-    unchecked_tensors()[:] = tensors
+    shared = unchecked_tensors()
+    if shared is not None:
+        shared[:] = tensors
 
 
 _REPLACEMENTS = tuple(followed("settings of torch", _WRITERS, _settings, _set_settings))
@@ -170,7 +176,7 @@ _REGISTERS = tuple((_modules, name) for name in vars(_modules) if name.startswit
 _FOR_A_WHILE = (
     *followed("hooks of all modules", _REGISTERS, _hooks, _set_hooks),
     *followed("types that may be loaded", _ALLOWING, lambda: set(safe_globals()), _allow),
-    *followed("sparse tensors to be checked", _REBUILDING, lambda: list(unchecked_tensors()), _set_unchecked),
+    *followed("sparse tensors to be checked", _REBUILDING, _unchecked, _set_unchecked),
 )
 
 
