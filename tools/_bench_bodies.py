@@ -1,4 +1,4 @@
-"""What every side of the benchmark runs on a rank: the same code, torch.distributed only, after init_process_group."""
+"""The code that every side of the benchmark runs on a rank after init_process_group. It uses only torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def real_clock() -> float:
-    """Real seconds, on simulated ranks too, where `time.perf_counter` is virtual."""
+    """Return real seconds, also on simulated ranks, where `time.perf_counter` is virtual."""
     process = sys.modules.get("simdist.process")  # of which other sides have none
     clock = time.perf_counter if process is None else process.original(time.perf_counter)
     return float(clock())
@@ -33,7 +33,7 @@ class Memory:
 
 
 def one_all_reduce() -> None:
-    """The smallest useful world."""
+    """Do the least that a useful world does."""
     dist.all_reduce(torch.ones(1))
 
 
@@ -51,7 +51,7 @@ def batches(call: Callable[[], object], calls: int, repeat: int) -> Stamps:
 
 
 def small_calls(name: str, calls: int, repeat: int) -> Stamps:
-    """Blocking calls of a collective, each with one float; that of objects with a number."""
+    """Time blocking calls of a collective, each with one float, or with a Python number if it gathers objects."""
     tensor, ranks = torch.ones(1), dist.get_world_size()
     gathered = [torch.zeros(1) for _ in range(ranks)]
     objects: list[object] = [None] * ranks
@@ -66,7 +66,7 @@ def small_calls(name: str, calls: int, repeat: int) -> Stamps:
 
 
 def big_all_reduce(elements: int, repeat: int) -> tuple[Stamps, Memory]:
-    """All_reduces of `elements` floats, one at a time, and the memory they took."""
+    """Time all_reduces of `elements` floats, one at a time, and measure their memory."""
     tensor = torch.ones(elements)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -79,7 +79,7 @@ def big_all_reduce(elements: int, repeat: int) -> tuple[Stamps, Memory]:
 
 
 def additions(calls: int, repeat: int, device: str) -> float:
-    """Processor seconds that one `a + b` of 8 x 8 takes, in the best of `repeat` batches."""
+    """Return the processor seconds of one `a + b` of 8 x 8, in the best of `repeat` batches."""
     process = sys.modules["simdist.process"]
     clock = process.original(time.thread_time)
     a, b = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device)
@@ -87,13 +87,13 @@ def additions(calls: int, repeat: int, device: str) -> float:
     for _ in range(repeat):
         begin = clock()
         for _ in range(calls):
-            a + b  # it is what is measured
+            a + b  # the measured operation
         best = min(best, clock() - begin)
     return best / calls
 
 
 def ddp_steps(steps: int, repeat: int, device: str = "cpu") -> Stamps:
-    """Training steps of a 3 x 64 MLP under DDP: forward, backward, SGD."""
+    """Time training steps of a 3 x 64 MLP under DDP: forward, backward, SGD."""
     layers: list[nn.Module] = []
     for _ in range(3):
         layers += [nn.Linear(64, 64), nn.ReLU()]
@@ -112,13 +112,13 @@ def ddp_steps(steps: int, repeat: int, device: str = "cpu") -> Stamps:
 
 
 def ten_ddp_steps() -> None:
-    """A training that is short enough to be run by the thousand."""
+    """Do a training that is short enough for thousands of runs."""
     dist.init_process_group("gloo")
     ddp_steps(10, 1)
 
 
 def save_checkpoints(folder: str, count: int, megabytes: int) -> float:
-    """Save so many checkpoints as careful programs do, the last two kept; the seconds of a save, at best."""
+    """Save `count` checkpoints as careful programs do, keep the last two; returns the seconds of the fastest save."""
     tensor = torch.zeros(megabytes << 18)
     best = float("inf")
     for number in range(count):
@@ -140,7 +140,7 @@ def save_checkpoints(folder: str, count: int, megabytes: int) -> float:
 
 
 def save_carelessly(folder: str, count: int, megabytes: int) -> None:
-    """Save so many checkpoints, and sync nothing; the last two are kept."""
+    """Save `count` checkpoints without any sync, and keep the last two."""
     tensor = torch.zeros(megabytes << 18)
     for number in range(count):
         tensor[0] = number
@@ -149,12 +149,12 @@ def save_carelessly(folder: str, count: int, megabytes: int) -> None:
 
 
 def reset_peak() -> None:
-    """Let VmHWM start again from the present size."""
+    """Reset VmHWM to the present size."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not say."""
+    """Return VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0

@@ -1,14 +1,14 @@
-"""Instructions instead of seconds: what one repetition of a hot path executes, counted by valgrind.
+"""The number of instructions that one repetition of a hot path executes, counted by valgrind.
 
-Wall clocks scatter by a quarter on a shared machine, counts by a few per cent, so two trees are compared by counts. A
-path is run twice, with few and with many repetitions; the difference leaves out Python's start, the imports and the
-first calls.
+On a shared machine wall-clock times scatter by a quarter, counts by a few per cent, so two trees are compared by
+counts. A path is run twice, with few and with many repetitions; the difference leaves out Python's start, the imports
+and the first calls.
 
     python tools/bench.py --instructions                      # this tree
     python tools/bench.py --instructions --against ../other   # and another checkout of it
 
-Doubt: valgrind runs one thread at a time and switches by its own rule, so what two kernels threads do to each other
-(the GIL asked for and handed over) is not what they do on real cores. The counts are for comparing like with like.
+Doubt: valgrind runs one thread at a time and switches by its own rule. So two threads of a kernel ask for the GIL and
+hand it over differently than on real cores. Compare a count only with a count of the same kind.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ PATHS = (
 
 
 def counts(against: Path | None, only: set[str] | None, progress: Callable[[str], None]) -> list[list[str]]:
-    """The counts of every path as rows of text: here, there, and their ratio; the first row holds the titles.
+    """Return the counts of every path as rows of text: here, there, and their ratio; the first row has the titles.
 
     `only`: the groups to count, as the rows of the benchmark name them.
 
@@ -121,7 +121,7 @@ def counts(against: Path | None, only: set[str] | None, progress: Callable[[str]
 
 
 def count(path: HotPath, tree: Path) -> float:
-    """Instructions of one repetition of `path` with the simdist of `tree`."""
+    """Return the instructions of one repetition of `path` with the simdist of `tree`."""
     with ThreadPoolExecutor(2) as pool:
         few, many = pool.map(lambda times: _collected(path, times, tree), (path.few, path.many))
     return (many - few) / (path.many - path.few)

@@ -32,19 +32,19 @@ Figures = dict[str, float]
 
 
 def start(launch: Launcher, ranks: int, repeat: int) -> Figures:
-    """Start a world, one all_reduce, tear down; imports and the first world are warm-up."""
+    """Measure a world with one all_reduce, start and end included; imports and the first world are warm-up."""
     launch(bodies.one_all_reduce, ranks)
     return {"seconds": statistics.median([_seconds(launch, ranks) for _ in range(repeat)])}
 
 
 def calls(launch: Launcher, ranks: int, calls: int, repeat: int, name: str = "all_reduce") -> Figures:
-    """Blocking calls of a collective with one float; a call is done when every rank has done it."""
+    """Measure blocking calls of a collective with one float; a call is done when every rank has done it."""
     stamps = launch(partial(bodies.small_calls, name, calls, repeat), ranks)
     return {"per_second": calls / _median_batch(stamps)}
 
 
 def bandwidth(launch: Launcher, ranks: int, elements: int, repeat: int) -> Figures:
-    """A large all_reduce: bytes of all ranks' input per second, and peak memory beyond the payload of one rank."""
+    """Measure a large all_reduce: input bytes of all ranks per second, and peak memory beyond one rank's payload."""
     values: list[tuple[bodies.Stamps, bodies.Memory]] = launch(partial(bodies.big_all_reduce, elements, repeat), ranks)
     seconds = _median_batch([stamps for stamps, _ in values])
     memory = [memory for _, memory in values]
@@ -59,7 +59,7 @@ def bandwidth(launch: Launcher, ranks: int, elements: int, repeat: int) -> Figur
 
 
 def bandwidth_local_tensor(ranks: int, elements: int, repeat: int) -> Figures:
-    """The same in torch's LocalTensor mode, which has no ranks to launch: one tensor holds every rank's shard."""
+    """Measure the same in torch's LocalTensor mode, which launches no ranks: one tensor holds every rank's shard."""
     import torch
     import torch.distributed as dist
     from torch.distributed._local_tensor import LocalTensorMode
@@ -80,12 +80,12 @@ def bandwidth_local_tensor(ranks: int, elements: int, repeat: int) -> Figures:
 
 
 def ddp(launch: Launcher, ranks: int, steps: int, repeat: int) -> Figures:
-    """DDP training steps; a step is done when every rank has done it."""
+    """Measure DDP training steps; a step is done when every rank has done it."""
     return {"per_second": steps / _median_batch(launch(partial(bodies.ddp_steps, steps, repeat), ranks))}
 
 
 def ddp_judged(ranks: int, steps: int, repeat: int) -> Figures:
-    """DDP training steps while all judges look, and while none does: worlds in turn, and the median ratio of two."""
+    """Measure DDP training steps with all judges and without, in worlds in turn, and the median ratio of each pair."""
     from simdist import run
 
     def seconds(*, judges: bool) -> float:
@@ -93,7 +93,7 @@ def ddp_judged(ranks: int, steps: int, repeat: int) -> Figures:
         result.raise_for_failure()
         return _median_batch(result.values) / steps
 
-    pairs = [(seconds(judges=False), seconds(judges=True)) for _ in range(repeat + 1)][1:]  # the first imports
+    pairs = [(seconds(judges=False), seconds(judges=True)) for _ in range(repeat + 1)][1:]  # the first pair imports
     return {
         "per_second": 1 / statistics.median(judged for _, judged in pairs),
         "ratio": statistics.median(judged / plain for plain, judged in pairs),
@@ -108,7 +108,7 @@ def _ddp_in_group(steps: int) -> bodies.Stamps:
 
 
 def world(launch: Launcher, ranks: int) -> Figures:
-    """One large world in a process that has run none before but a tiny one."""
+    """Measure one large world, in a process that has only run a tiny one before."""
     launch(bodies.one_all_reduce, 2)
     before = bodies.resident_bytes("VmRSS")
     seconds = _seconds(launch, ranks)
@@ -117,7 +117,7 @@ def world(launch: Launcher, ranks: int) -> Figures:
 
 
 def timeout(repeat: int) -> Figures:
-    """Real time until a 30-minute timeout is reported: four ranks, one of which never calls."""
+    """Measure the real time until a 30-minute timeout is reported: one of four ranks never calls."""
     from simdist import run
 
     results = [run(_all_but_rank_1, world_size=4)]
@@ -134,7 +134,7 @@ def timeout(repeat: int) -> Figures:
 
 
 def faulted(runs: int, processes: int) -> Figures:
-    """Runs of 10 DDP steps, each with a fault of its own, in so many processes at once."""
+    """Measure runs of 10 DDP steps, each with another fault, in several processes at once."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         list(pool.map(_faulted_runs, [2] * processes, range(processes)))  # imports, and the first world
@@ -147,7 +147,7 @@ def faulted(runs: int, processes: int) -> Figures:
 
 
 def _faulted_runs(runs: int, seed: int) -> int:
-    """How many of the faults struck."""
+    """Return how many of the faults struck."""
     from simdist import run
     from simdist.faults import Crash, Fault, Hang, Raise
 
@@ -166,7 +166,7 @@ def _faulted_runs(runs: int, seed: int) -> int:
 
 
 def import_simdist(repeat: int) -> Figures:
-    """`import simdist` in a fresh interpreter without torch."""
+    """Measure `import simdist` in a fresh interpreter without torch."""
     code = (
         "import time, sys; begin = time.perf_counter(); import simdist; "
         "print(time.perf_counter() - begin, int('torch' in sys.modules))"
@@ -184,7 +184,7 @@ def import_simdist(repeat: int) -> Figures:
 
 
 def collect(tests: int, repeat: int) -> Figures:
-    """What the pytest plugin adds to the collection of tests that do not use it: processor time, medians."""
+    """Measure the processor time (medians) that the pytest plugin adds to collecting tests that do not use it."""
     functions = "\n".join(f"@pytest.mark.parametrize('x', range(5))\ndef test_{n}(x, tmp_path): ..." for n in range(20))
     with tempfile.TemporaryDirectory() as folder:
         for number in range(tests // 100):
@@ -193,14 +193,14 @@ def collect(tests: int, repeat: int) -> Figures:
         for turn in range(2 * repeat + 2):
             used = turn % 2 == 0
             spent = _pytest(folder, "--collect-only", plugin=used)
-            if turn > 1:  # the first of each writes the caches
+            if turn > 1:  # the first run of each kind writes the caches
                 seconds[used].append(spent)
     with_it, without = statistics.median(seconds[True]), statistics.median(seconds[False])
     return {"seconds": with_it, "added": with_it - without}
 
 
 def tests(tests: int) -> Figures:
-    """Tests of a 4-rank world in one pytest process: real seconds of the process, and of the tests in it."""
+    """Measure tests of a 4-rank world in one pytest process: real seconds of the process, and of the tests in it."""
     source = "import pytest, torch, torch.distributed as dist\n" + "\n".join(
         f"""
 @pytest.mark.simdist(world_size=4)
@@ -249,14 +249,14 @@ def _pytest(folder: str, *arguments: str, plugin: bool) -> float:
 
 
 def suite(arm: str, repeat: int) -> Figures:
-    """One arm of `tools/suite.py`."""
+    """Measure one arm of `tools/suite.py`."""
     from tools.suite import SUITES, run_suites
 
     return {"seconds": statistics.median(run_suites(SUITES, arm)["seconds"] for _ in range(repeat))}
 
 
 def _build_kernels() -> None:
-    """Where kernels in C++ are asked for, there are some."""
+    """Build the kernels in C++ if the environment asks for them and there are none yet."""
     from simdist.device import build_kernels, built_kernels
 
     if os.environ.get("SIMDIST_DEVICE_KERNELS") == "compiled" and not built_kernels().exists():
@@ -264,7 +264,7 @@ def _build_kernels() -> None:
 
 
 def device_operation(calls: int, repeat: int) -> Figures:
-    """One small operation on a virtual device, and in a world that has none."""
+    """Measure one small operation on a virtual device, and on the CPU in a world without devices."""
     from simdist import run
     from simdist.cluster import build
 
@@ -279,7 +279,7 @@ def device_operation(calls: int, repeat: int) -> Figures:
 
 
 def device_ddp(ranks: int, steps: int, repeat: int) -> Figures:
-    """DDP training steps on virtual devices, and on the CPU in a world that has none."""
+    """Measure DDP training steps on virtual devices, and on the CPU in a world without devices."""
     from simdist import run
     from simdist.cluster import build
 
@@ -299,7 +299,7 @@ def device_ddp(ranks: int, steps: int, repeat: int) -> Figures:
 
 
 def disk_save(megabytes: int, count: int) -> Figures:
-    """`torch.save` to a simulated disk, and to the same folder without."""
+    """Measure `torch.save` to a simulated disk, and to a real folder."""
     from simdist import run
 
     with tempfile.TemporaryDirectory() as folder:
@@ -311,7 +311,7 @@ def disk_save(megabytes: int, count: int) -> Figures:
 
 
 def disk_memory(megabytes: int, count: int, *, sync: bool) -> Figures:
-    """What a process needs at most beyond one checkpoint itself, while it saves many to a simulated disk."""
+    """Measure the peak memory of a process beyond one checkpoint, while it saves many to a simulated disk."""
     from simdist import run
 
     save: Callable[..., object] = bodies.save_checkpoints if sync else bodies.save_carelessly
@@ -366,7 +366,7 @@ def _seconds(launch: Launcher, ranks: int) -> float:
 
 
 def _median_batch(stamps: Sequence[bodies.Stamps]) -> float:
-    """The median duration of a batch, from the first rank that begins it to the last that ends it."""
+    """Return the median duration of a batch, from the first rank that begins it to the last that ends it."""
     durations = [max(end for _, end in batch) - min(begin for begin, _ in batch) for batch in zip(*stamps, strict=True)]
     return float(statistics.median(durations))
 

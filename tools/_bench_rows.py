@@ -1,4 +1,4 @@
-"""The rows of the benchmark: what is measured, on which sides, how it reads, and the budget."""
+"""The rows of the benchmark: measurement, sides, format of the cells, and budget."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PEERS = ("mtpg", "mtpg-pinned", "gloo", "gloo-spawned", "local-tensor")
 class Row:
     """One line of the table.
 
-    `requests` maps a side to the request for `tools/_bench_probes.py` (and the environment of its process), `notes` a
-    side to a fixed text instead. `show` turns figures into a cell. `met` compares the sides; None means that there is
+    `requests` maps a side to the request for `tools/_bench_probes.py` (and the environment of its process); `notes`
+    maps a side to a fixed text instead. `show` turns figures into a cell. `met` compares the sides; None if there is
     nothing to compare with.
     """
 
@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(*, quick: bool, spawn: bool) -> list[Row]:
-    """All rows, in the order of the design's table."""
+    """Return all rows, in the order of the design's table."""
     return [
         *(_start(ranks, quick=quick, spawn=spawn) for ranks in (4, 8, 64)),
         *(_calls(ranks, quick=quick) for ranks in (4, 8, 16, 64, 256, 1024)),

@@ -64,7 +64,7 @@ def mtpg(body: Callable[[], Any], world_size: int) -> list[Any]:
 
 
 def mtpg_pinned(body: Callable[[], Any], world_size: int) -> list[Any]:
-    """The same with the whole process on one core: its best case."""
+    """The same with the whole process on one core, which is MTPG's best case."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return mtpg(body, world_size)
 
@@ -81,7 +81,7 @@ def gloo(body: Callable[[], Any], world_size: int) -> list[Any]:
 
 
 def gloo_spawned(body: Callable[[], Any], world_size: int) -> list[Any]:
-    """Real Gloo, spawned processes: each imports torch anew. For start-up figures, so it hands no values back."""
+    """Real Gloo, spawned processes, each of which imports torch. For start-up figures, so it returns no values."""
     from tests.real_gloo import reserve_port
 
     with reserve_port() as port:

@@ -20,14 +20,14 @@ from tests.real_gloo import run_real
 __all__ = ["compare_bits"]
 
 WORLD_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 16)
-QUICK_STRIDE = 29  # of the small cases that a quick run takes; a prime, so that it meets every kind of them
+QUICK_STRIDE = 29  # a quick run takes every 29th of the small cases; a prime, so that it meets every kind of them
 SHOWN = 40  # differing cases whose first differing element is looked up
 LIMIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Arms:
-    """What both sides hold, by rank and case, and how long each took. `trouble`: a rank did not come back."""
+    """The results of both sides, by rank and case, and how long each took. `trouble`: a rank did not return."""
 
     simulated: list[list[Any]]
     real: list[list[Any]]
@@ -37,7 +37,7 @@ class _Arms:
 
 
 def compare_bits(world_sizes: Collection[int] | None = None, *, quick: bool = False) -> int:
-    """Run the list at each world size on both sides; print counts, differences and times. The exit code: 1 if any."""
+    """Run the list at each world size on both sides; print counts, differences, times. Return 1 if anything differs."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     total = wrong = 0
@@ -91,7 +91,7 @@ def _different(cases: list[BitsCase], arms: _Arms) -> dict[str, BitsCase]:
 
 
 def _report(size: int, different: dict[str, BitsCase]) -> None:
-    """Run the differing cases again, now with what the ranks hold, and say where they part first."""
+    """Run the differing cases again, with the ranks' full results, and print where each differs first."""
     shown = [title for title in different if not different[title].large][:SHOWN]
     arms = _run(size, shown, whole=True) if shown else None
     for title, case in different.items():
@@ -106,6 +106,6 @@ def _report(size: int, different: dict[str, BitsCase]) -> None:
 
 
 def _without_locations(message: str) -> str:
-    """A refusal without what varies between builds: source locations, and an enum that torch prints as a character."""
+    """Remove from a refusal what varies with the build: source locations, an enum that torch prints as a character."""
     message = re.sub(r"\[(/|enforce fail at )[^\]]*\.cc:\d+\] ", "", message)
     return re.sub(r"support[\x00-\x1f]?on complex", "support on complex", message)

@@ -1,8 +1,8 @@
 """The smallest runs of the corpus's bugs, as a user gets them: found, made smaller, written down, repeated elsewhere.
 
-Each entry is a scenario: with twice the ranks that its program needs; in its largest layout, held against one rank; or
-with crashes, held against the run without. What is found is repeated in fresh processes: by the token (`simdist
-replay`), and by the pytest test that `simdist fuzz --write` writes.
+Each entry is a scenario: with twice the ranks that its program needs; in its largest layout, compared with one rank; or
+with crashes, compared with the run without them. Fresh processes repeat each finding: by the token (`simdist replay`),
+and by the pytest test that `simdist fuzz --write` writes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Smallest", "can_be_shrunk", "shrink"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST_S = 120.0
-_PLANS = 20  # of crashes
+_PLANS = 20  # number of plans of crashes
 
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The smallest run of an entry; `problem` says what is wrong with it, or nothing."""
+    """The smallest run of an entry; `problem` says what is wrong with it, and is empty if nothing is."""
 
     entry: Entry
     ranks: int = 0
@@ -50,7 +50,7 @@ def can_be_shrunk(entry: Entry) -> bool:
 
 
 def _ranks(entry: Entry) -> int:
-    """With how many ranks the search begins."""
+    """Return the number of ranks with which the search begins."""
     if entry.layouts:
         return max(simdist.Layout.of(each).world_size for each in entry.layouts)
     return entry.world_size if entry.resumes else 2 * entry.world_size
@@ -69,7 +69,7 @@ def shrink(entry: Entry) -> Smallest:
             return Smallest(entry, seconds=seconds, problem="nothing is found")
         bug = report.bugs[0]
         assert bug.plan is not None
-        test = next(path for path in report.write(folder / "found") if path.suffix == ".py")  # of the first bug
+        test = next(path for path in report.write(folder / "found") if path.suffix == ".py")  # the first bug's
         return Smallest(entry, bug.plan.world_size, seconds, _problem(bug, seconds, folder, test))
 
 
@@ -88,7 +88,7 @@ def _scenario(entry: Entry) -> str:
 
 
 def _problem(bug: Bug, seconds: float, folder: Path, test: Path) -> str:
-    """What does not hold of the smallest run."""
+    """Return what is wrong with the smallest run; empty if nothing is."""
     if not bug.minimal:
         return "something can still be left out"
     if seconds > _LONGEST_S:

@@ -19,7 +19,7 @@ _LIMIT_S = 300
 
 
 def simulated() -> dict[str, Any]:
-    """What virtual devices show; not in a process in which CUDA has begun."""
+    """Return the answers of virtual devices. Does not work in a process that has initialised CUDA."""
     import simdist
     from tools._device_program import alone, pair
 
@@ -39,7 +39,7 @@ def simulated() -> dict[str, Any]:
 
 
 def on_gpu() -> dict[str, Any]:
-    """What the first GPU of this machine shows."""
+    """Return the answers of this machine's first GPU."""
     found: dict[str, Any] = json.loads(_last_line(_started("alone")))
     with tempfile.TemporaryDirectory() as folder:
         started = [_started("pair", str(Path(folder) / "store"), rank=rank) for rank in range(2)]
@@ -48,7 +48,7 @@ def on_gpu() -> dict[str, Any]:
 
 
 def simulated_by(python: str) -> dict[str, Any]:
-    """`simulated` in a process of its own, and of that interpreter."""
+    """Return the result of `simulated` in a process of its own, under the given interpreter."""
     code = "import json; from tools._device_parity import simulated; print(json.dumps(simulated()))"
     root = PROGRAM.parents[1]
     done = subprocess.run([python, "-c", code], cwd=root, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
@@ -57,7 +57,7 @@ def simulated_by(python: str) -> dict[str, Any]:
 
 
 def differences(here: Any, there: Any, path: str = "") -> list[str]:
-    """Where two answers part, simulated and real."""
+    """List where the simulated and the real answers differ."""
     if isinstance(here, dict) and isinstance(there, dict):
         keys = dict.fromkeys([*here, *there])
         return [line for key in keys for line in differences(here.get(key), there.get(key), f"{path}/{key}")]

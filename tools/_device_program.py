@@ -1,9 +1,9 @@
-"""What one GPU can show, as plain data: the same functions on a real device and on a virtual one.
+"""The behaviour of one GPU as plain data: the same functions run on a real device and on a virtual one.
 
     python tools/_device_program.py alone         # one process
     python tools/_device_program.py pair STORE    # one of two processes on one GPU, over Gloo; RANK says which
 
-Each function returns what can be written as JSON and is to be the same on both. Nothing here imports simdist.
+Each function returns JSON data that should be the same on both. Nothing here imports simdist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _cuda: Any = torch.cuda
 
 
 def _said(call: Callable[[], Any]) -> str:
-    """The type and the first line of what a call raises."""
+    """Return the type and the first line of the error that a call raises."""
     try:
         call()
     except Exception as error:
@@ -33,7 +33,7 @@ def _said(call: Callable[[], Any]) -> str:
 
 
 def device_errors() -> dict[str, str]:
-    """Tensors on two devices, and devices that are not there."""
+    """Tensors on two devices, and devices that do not exist."""
     there, here = torch.ones(3, 4, device="cuda"), torch.ones(3, 4)
     linear = nn.Linear(4, 2).cuda()
     return {
@@ -83,7 +83,7 @@ def streams_and_events() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """What tensors of some sizes take, and what is left of them."""
+    """The memory that tensors of some sizes take, and what stays allocated after them."""
     _cuda.empty_cache()
     before = _cuda.memory_allocated()
     taken = {}
@@ -108,7 +108,7 @@ def memory() -> dict[str, Any]:
 
 
 def mixed_precision() -> dict[str, Any]:
-    """What autocast casts, and what a scaler does."""
+    """The types that autocast casts to, and the scales of a gradient scaler."""
     x, image = torch.ones(4, 4, device="cuda"), torch.ones(1, 2, 4, 4, device="cuda")
     kinds: dict[str, str] = {}
     for kind in (torch.float16, torch.bfloat16):
@@ -141,7 +141,7 @@ def mixed_precision() -> dict[str, Any]:
 
 
 def generators() -> dict[str, Any]:
-    """What a generator of a device has for a state; the numbers are the device's own."""
+    """The state of a device's generator. The numbers that it draws are not compared: they depend on the device."""
     generator = torch.Generator("cuda").manual_seed(7)
     before = generator.get_state().numel(), generator.initial_seed()
     torch.randn(8, device="cuda", generator=generator)
@@ -165,7 +165,7 @@ ALONE: dict[str, Callable[[], Any]] = {
 
 
 def alone() -> dict[str, Any]:
-    """All of it on the current device."""
+    """Run all checks for one process on the current device."""
     return {name: json.loads(json.dumps(check())) for name, check in ALONE.items()}
 
 

@@ -1,8 +1,8 @@
-"""What is wrong with a run of a random program under a random plan, if anything; and the smallest such case.
+"""Judge a run of a random program under a random plan, and find the smallest case that is still wrong.
 
 A run is wrong if simdist says that it is broken (an internal error, a stall, an endless poll), if a rank gets an
-exception that no program should see from simdist, if it takes too long, if a second run differs in anything, or if it
-leaves something behind. What ranks do to each other is not wrong: they time out, disagree, die, hang.
+exception that no program should see from simdist, if the run takes too long, if a second run differs in anything, or if
+it leaves something behind. Ranks that time out, disagree, die or hang are not wrong.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tools._fuzz_statements import perform
 
 __all__ = ["LONGEST_S", "Case", "Finding", "Tally", "host_state", "judge", "shrink"]
 
-LONGEST_S = 20.0  # of processor time: a busy machine is no finding
+LONGEST_S = 20.0  # processor time, so that a busy machine is no finding
 _OURS = str(Path(str(simdist.__file__)).parent)
-# What our own code may raise on a rank on purpose: torch's and Gloo's texts, and what strict runs say.
+# The errors that simdist may raise on a rank on purpose: with torch's and Gloo's texts, and those of strict runs.
 _MEANT = (RuntimeError, ValueError, TypeError, NotImplementedError, SimdistError, OSError)
 _STATUSES = ("returned", "exited", "raised", "killed", "hung")
 
@@ -48,13 +48,13 @@ class Case:
     plan: Plan
 
     def text(self) -> str:
-        """Both, for a report."""
+        """Return both as text for a report."""
         return f"{self.plan}\n{self.program.text()}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong. Two findings of the same `kind` are taken for the same bug while a case is made smaller."""
+    """Something wrong. While a case is made smaller, two findings of the same `kind` count as the same bug."""
 
     kind: str
     text: str
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What has been run so far."""
+    """Counts of what has been run so far."""
 
     runs: int = 0
     operations: int = 0
@@ -74,7 +74,7 @@ class Tally:
     slowest_s: float = 0.0
 
     def note(self, result: simdist.RunResult, seconds: float) -> None:
-        """One more run."""
+        """Count a run."""
         self.runs += 1
         self.slowest_s = max(self.slowest_s, seconds)
         self.restarts += result.restarts
@@ -87,7 +87,7 @@ class Tally:
         self.struck += sum(event.kind == "fault" for event in result.events)
 
     def text(self) -> str:
-        """In a few lines."""
+        """Return the counts in a few lines."""
         ranks = sum(self.statuses.values())
         shares = [f"{name} {self.statuses[name]} ({self.statuses[name] / max(1, ranks):.0%})" for name in _STATUSES]
         common = ", ".join(f"{name} {count}" for name, count in self.exceptions.most_common(8))
@@ -101,7 +101,7 @@ class Tally:
 
 @contextlib.contextmanager
 def only_new_garbage() -> Iterator[None]:
-    """Looks for garbage leave out what there was before: all of torch would take longer than most cases."""
+    """Exclude existing objects from garbage collection: collecting all of torch takes longer than most cases."""
     gc.freeze()
     try:
         yield
@@ -111,7 +111,7 @@ def only_new_garbage() -> Iterator[None]:
 
 @only_new_garbage()
 def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding | None:
-    """Run a case `turns` times; the first thing that is wrong with it."""
+    """Run a case `turns` times; returns the first thing that is wrong with it."""
     first: tuple[Any, ...] | None = None
     for turn in range(turns):
         threads, modes = threading.active_count(), host_state()
@@ -154,13 +154,13 @@ def judge(case: Case, tally: Tally | None = None, *, turns: int = 2) -> Finding 
 
 
 def _stir(turn: int) -> None:
-    """Leave other things in freed memory."""
+    """Leave other values in freed memory."""
     held = [torch.full((size,), turn + 0.25) for size in (1, 2, 3, 4, 7, 8, 16, 33, 100, 1000, 5000) for _ in range(4)]
     del held
 
 
 def host_state() -> tuple[Any, ...]:
-    """What a world replaces in the host program, and has to put back."""
+    """Return the state of the host program that a world replaces and has to restore."""
     from torch.distributed import distributed_c10d
 
     return (
@@ -175,7 +175,7 @@ def host_state() -> tuple[Any, ...]:
 
 
 def _shown(result: simdist.RunResult) -> tuple[Any, ...]:
-    """Everything that must be the same again."""
+    """Return everything that must be the same in every run."""
     ranks = [
         (r.status, r.value, r.exit_code, r.ended_ns, r.operations, r.waiting, repr(r.exception), r.stdout, r.where)
         for r in result.ranks
@@ -184,7 +184,7 @@ def _shown(result: simdist.RunResult) -> tuple[Any, ...]:
 
 
 def _wrong_exception(result: simdist.RunResult) -> Finding | None:
-    """An exception that comes out of our own code and is none that it means to raise; or that shows an address."""
+    """Find an exception that simdist raised but not on purpose, or one whose text shows an address."""
     for rank in result.ranks:
         error = rank.exception
         if error is None:
@@ -200,18 +200,18 @@ def _wrong_exception(result: simdist.RunResult) -> Finding | None:
 
 
 def _innermost(trace: TracebackType | None) -> str | None:
-    """The innermost line of simdist that an exception came through below the program; None if there is none."""
+    """Return the innermost line of simdist, below the program, that an exception passed; None if there is none."""
     names = []
     while trace is not None:
         names.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    below = itertools.dropwhile(lambda place: place[0].startswith(_OURS), names)  # what calls the program is ours too
+    below = itertools.dropwhile(lambda place: place[0].startswith(_OURS), names)  # without our calls above the program
     ours = [place for place in below if place[0].startswith(_OURS)]
     return f"{Path(ours[-1][0]).name}:{ours[-1][1]}" if ours else None
 
 
 def shrink(case: Case, finding: Finding, *, deadline_s: float, say: Callable[[str], None] = lambda _: None) -> Case:
-    """The smallest case found in that time that shows a finding of the same kind."""
+    """Return the smallest case, of those found before the deadline, that shows a finding of the same kind."""
     end = time.perf_counter() + deadline_s
     turns = 4 if finding.kind == "differs" else 2
 

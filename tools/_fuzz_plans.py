@@ -41,7 +41,7 @@ OPERATIONS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a run but the program."""
+    """Everything about a run except the program."""
 
     world_size: int
     seed: int = 0
@@ -54,7 +54,7 @@ class Plan:
     debug: str = ""  # TORCH_DISTRIBUTED_DEBUG
 
     def arguments(self) -> dict[str, Any]:
-        """For `simdist.run`."""
+        """Return the arguments for `simdist.run`."""
         given: dict[str, Any] = {
             "world_size": self.world_size,
             "seed": self.seed,
@@ -71,7 +71,7 @@ class Plan:
         return given
 
     def simpler(self) -> list[Plan]:
-        """Plans with one thing less, for shrinking; the simplest first."""
+        """Return plans with one thing less, for shrinking; the simplest first."""
         found = [replace(self, faults=self.faults[:i] + self.faults[i + 1 :]) for i in range(len(self.faults))]
         plain = Plan(self.world_size)
         names = ("policy", "strict", "max_restarts", "hosts", "debug", "seed", "backend")
@@ -89,7 +89,7 @@ def _fits(fault: Fault, world_size: int) -> bool:
 
 
 def draw_plan(seed: int) -> Plan:
-    """The plan with this number."""
+    """Return the plan with this number."""
     source = random.Random(f"plan {seed}")
     world_size = source.choice((1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 8, 8, 17))
     plan = Plan(
@@ -121,7 +121,7 @@ def _draw_fault(source: random.Random, plan: Plan) -> Fault:
     if plan.world_size > 1:
         kinds += [_delay, _hold, _partition]
         weights += [4, 2, 2]
-    # What a random fault waits for may never happen in a random program.
+    # The event that a random fault waits for may never happen in a random program.
     return replace(source.choices(kinds, weights)[0](source, plan), optional=True)
 
 
@@ -201,7 +201,7 @@ def _store_lost(source: random.Random, plan: Plan) -> Fault:
 
 
 def _flip(source: random.Random, plan: Plan) -> Fault:
-    # Of numbers only: a flipped length, or a flipped pickle, would ask for any memory.
+    # Bits of numbers only: with a flipped length or pickle a rank would ask for any amount of memory.
     return BitFlip(
         rank=source.randrange(plan.world_size),
         op=source.choice(("all_reduce", "reduce", "reduce_scatter")),

@@ -1,9 +1,9 @@
-"""Random torch.distributed programs: drawn as plain data, so that they can be cut down, printed and run again.
+"""Random torch.distributed programs, drawn as plain data, so that they can be cut down, printed and run again.
 
 A `Program` is a list of statements; `_fuzz_statements.perform` runs it on a rank. Every rank draws the same statements,
-so programs are correct unless a statement is `odd`: then one rank does something else there, and they disagree. A
-statement draws its data from its own number, never from a generator that is shared, so that leaving others out does not
-change it.
+so programs are correct unless a statement is `odd`: then one rank does something else there, and the ranks disagree. A
+statement draws its data from its own number, never from a shared generator, so that it does not change when other
+statements are left out.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Statement:
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs."""
+    """The program that every rank runs."""
 
     statements: tuple[Statement, ...]
     timeout_ms: int = 1_800_000
-    goes_on: bool = False  # catches what a statement raises, and goes on with the next
-    destroys: bool = True  # its groups at the end
+    goes_on: bool = False  # catches the error of a statement, and goes on with the next
+    destroys: bool = True  # destroys its groups at the end
 
     @property
     def disagrees(self) -> bool:
-        """True if a rank does something else somewhere."""
+        """True if a rank does something else at some statement."""
         return any(statement.odd is not None for statement in self.statements)
 
     def without(self, index: int) -> Program:
-        """It, less one statement."""
+        """Return the program without one statement."""
         return replace(self, statements=self.statements[:index] + self.statements[index + 1 :])
 
     def text(self) -> str:
-        """As Python would show it, defaults left out."""
+        """Return the program as Python would show it, without defaults."""
         plain = asdict(Statement("", 0))
 
         def shown(statement: Statement, indent: str) -> list[str]:
@@ -72,7 +72,7 @@ class Program:
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
-# Weights: what programs do most comes most often.
+# Weights: the calls that programs use most are the most frequent.
 KINDS = {
     "all_reduce": 10,
     "broadcast": 5,
@@ -124,7 +124,7 @@ KINDS = {
 
 
 def draw_program(seed: int, *, disagreeing: float = 0.15) -> Program:
-    """The program with this number; that share of them hold a statement about which ranks disagree."""
+    """Return the program with this number. In a share `disagreeing` of the programs ranks disagree at a statement."""
     source = random.Random(f"program {seed}")
     count = source.choice((1, 2, 3, 4, 6, 8, 12, 20, 30))
     numbers = iter(range(1, 100_000))
@@ -155,7 +155,7 @@ def _draw(source: random.Random, numbers: Iterator[int], depth: int) -> Statemen
     if kind in ("all_gather", "gather", "scatter", "broadcast", "all_to_all", "pair", "ring"):
         statement = replace(statement, dtype=source.choice(MOVED))
     if kind == "gather" and statement.dtype == "complex64":
-        statement = replace(statement, dtype="float32")  # Gloo has none
+        statement = replace(statement, dtype="float32")  # Gloo gathers no complex numbers
     if statement.op == "AVG" and not statement.dtype.startswith(("float", "bfloat")):
         statement = replace(statement, op="SUM")
     if kind == "loop":

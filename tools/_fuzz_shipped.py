@@ -1,8 +1,8 @@
-"""Random plans of faults over the shipped scenarios: every run ends with a verdict, and leaves nothing behind.
+"""Random plans of faults for the shipped scenarios: every run must end with a verdict, and leave nothing behind.
 
-What a scenario makes of its faults is not looked at: a program that loses its checkpoint under them is a finding of
-`simdist fuzz`, and none of this tool. A share of the plans runs a second time in other processes, under other hash
-seeds, and has to have the same digest.
+How a scenario copes with its faults does not matter here: a program that loses its checkpoint is a finding for
+`simdist fuzz`, but not for this tool. A share of the plans runs a second time in other processes, under other hash
+seeds, and must have the same digest.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["ROOT", "Shipped", "digests", "limit_memory", "run_shipped"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUDGET = 2  # ranks that a plan strikes
-_AT_ONCE = 25  # plans of a process that repeats them
+_AT_ONCE = 25  # plans that a process repeats
 _SHOW_S = 60.0
 _MOST_BYTES = 8 << 30  # a bit flip in the size of an object makes its ranks ask for multiples of 4 GiB
 
 
 @dataclass(slots=True)
 class Shipped:
-    """The scenarios that can be run here, and what became of their runs."""
+    """The scenarios that can be run here, and the verdicts of their runs."""
 
     scenarios: list[Path] = field(default_factory=lambda: Shipped.files())
     left_out: dict[str, str] = field(default_factory=dict)  # why a scenario can't be run
@@ -48,11 +48,11 @@ class Shipped:
 
     @staticmethod
     def files() -> list[Path]:
-        """All that are shipped."""
+        """Return the files of all shipped scenarios."""
         return sorted((ROOT / "scenarios").glob("*.toml"))
 
     def run(self, numbers: Sequence[int]) -> Iterator[tuple[int, Path, str, Finding | None]]:
-        """Try the plans with these numbers, those of one scenario after the other: digests, and what is wrong."""
+        """Try the plans with these numbers, scenario by scenario; yields each plan's digest and what is wrong."""
         for place, path in enumerate(self.scenarios):
             mine = [number for number in numbers if number % len(self.scenarios) == place]
             if mine:
@@ -112,7 +112,7 @@ def _drawn(trial: Trial, number: int) -> Attempt:
 
 
 def limit_memory() -> None:
-    """Give this process 8 GiB of addresses: a rank that asks for more fails, as it does on a machine without them."""
+    """Limit the process to 8 GiB of addresses: a rank that asks for more fails, as on a machine with less memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(
         resource.RLIMIT_AS, (_MOST_BYTES if hard == resource.RLIM_INFINITY else min(_MOST_BYTES, hard), hard)
@@ -120,7 +120,7 @@ def limit_memory() -> None:
 
 
 def run_shipped(count: int, twice: int, first: int) -> int:
-    """Try `count` plans from number `first` on, `twice` of them again elsewhere; 1 if anything was found, else 0."""
+    """Try `count` plans from `first` on, `twice` of them again in other processes; 1 if anything was found, else 0."""
     shipped, found, seen = Shipped(), 0, {}
     shown = time.monotonic()
     for done, (number, path, digest, finding) in enumerate(shipped.run(range(first, first + count)), 1):
@@ -149,10 +149,10 @@ def run_shipped(count: int, twice: int, first: int) -> int:
 
 
 def _elsewhere(numbers: Sequence[int], *, hash_seed: int) -> dict[int, str]:
-    """The digests of some plans in a fresh process.
+    """Return the digests of some plans, from a fresh process.
 
     Raises:
-        SimdistError: it did not end by itself.
+        SimdistError: the process did not end normally.
     """
     command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), "--digests", ",".join(map(str, numbers))]
     environ = os.environ | {"PYTHONHASHSEED": str(hash_seed)}

@@ -1,4 +1,4 @@
-"""What a rank does at each statement of a random program."""
+"""The actions of a rank at each statement of a random program."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ __all__ = ["ACTIONS", "perform"]
 
 @dataclass
 class _Rank:
-    """What a rank has while it runs a program."""
+    """The state of a rank that runs a program."""
 
     program: Program
     rank: int = 0
     groups: list[Any] = field(default_factory=list)
     works: list[Any] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)  # tensors of works that nobody has waited for
+    kept: list[Any] = field(default_factory=list)  # tensors of works that were not waited for
     crc: int = 0
-    turn: int = 0  # of the innermost loop
+    turn: int = 0  # turn of the innermost loop
     errors: list[str] = field(default_factory=list)
     model: Any = None
 
     def take(self, *tensors: Any) -> None:
-        """Add tensors to what the rank returns."""
+        """Add tensors to the checksum that the rank returns."""
         for tensor in tensors:
             data = tensor.detach().to(torch.complex128).contiguous()
             self.crc = zlib.crc32(torch.view_as_real(data).numpy().tobytes(), self.crc)
 
 
 def perform(program: Program) -> tuple[int, list[str]]:
-    """Run a program on this rank: a checksum over all that it received, and what it caught."""
+    """Run a program on this rank; returns a checksum over all received data, and the errors that it caught."""
     dist.init_process_group("gloo", timeout=timedelta(milliseconds=program.timeout_ms))
     state = _Rank(program, dist.get_rank(), [dist.group.WORLD])
     for statement in program.statements:
@@ -90,7 +90,7 @@ def _do(statement: Statement, state: _Rank) -> None:
 
 
 def _data(statement: Statement, state: _Rank, length: int | None = None, salt: int = 0) -> torch.Tensor:
-    """The tensor that this rank gives to a statement."""
+    """Return the tensor that this rank passes to a statement."""
     size = statement.size if length is None else length
     generator = torch.Generator().manual_seed(1_000_003 * statement.number + 101 * state.rank + 7 * state.turn + salt)
     dtype: torch.dtype = getattr(torch, statement.dtype)
@@ -104,7 +104,7 @@ def _data(statement: Statement, state: _Rank, length: int | None = None, salt: i
 
 
 def _fresh(state: _Rank, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Memory to receive into. Where ranks disagree it may come short, and a program that reads it then reads zeros."""
+    """Return memory to receive into. If ranks disagree, some of it may stay unfilled; a program then reads zeros."""
     return (torch.zeros if state.program.disagrees else torch.empty)(*size, dtype=dtype)
 
 
@@ -113,7 +113,7 @@ def _fresh_like(state: _Rank, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _group(statement: Statement, state: _Rank) -> Any:
-    """The group of a statement if this rank is in it; the default group where there is no such."""
+    """Return the group of a statement, out of those that this rank has; the default group if it has no other."""
     return state.groups[statement.group % len(state.groups)]
 
 
@@ -132,7 +132,7 @@ def _is_sub(group: Any) -> bool:
 
 
 def _issue(statement: Statement, state: _Rank, call: Callable[..., Any], *results: Any) -> None:
-    """Call it, waiting now or later."""
+    """Issue the call, and wait for it now or later."""
     work = call(async_op=statement.asynchronous)
     if work is None:
         state.take(*results)
@@ -512,7 +512,7 @@ def _date(s: Statement, state: _Rank) -> None:
 
 
 def _uneven_work(s: Statement, state: _Rank) -> None:
-    """Some ranks arrive much later than others."""
+    """Let some ranks arrive much later than others."""
     time.sleep((state.rank * s.number % 5) / 10)
     dist.barrier()
 

@@ -1,4 +1,4 @@
-"""Values, texts and programs that are there to break whatever reads them."""
+"""Values, texts and programs that are made to break the code that reads them."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ TEXTS: tuple[str, ...] = (
 
 
 def deep(levels: int) -> list[Any]:
-    """Lists in lists."""
+    """Return lists in lists, `levels` deep."""
     found: list[Any] = []
     for _ in range(levels):
         found = [found]
     return found
 
 
-# What TOML and JSON can say.
+# Values that TOML and JSON can express.
 VALUES: tuple[Any, ...] = (
     *TEXTS,
     0,
@@ -101,7 +101,7 @@ VALUES: tuple[Any, ...] = (
     list(range(50)),
 )
 
-# The same in Python's words, and what only Python can say. `Odd` and `Loud` raise whatever is asked of them.
+# The same in Python, and values that only Python can express. `Odd` and `Loud` raise at every operation.
 PRELUDE = """
 import numpy as np
 import torch
@@ -250,7 +250,7 @@ MODULES: tuple[str | bytes, ...] = (
 
 
 def mutated(rng: random.Random, value: Any, edits: int) -> Any:
-    """A copy of a table with some values replaced, removed, or added."""
+    """Return a copy of a table with some values replaced, removed or added."""
     result = json.loads(json.dumps(value))
     for _ in range(edits):
         found = places(result)
@@ -270,7 +270,7 @@ def mutated(rng: random.Random, value: Any, edits: int) -> Any:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container of a table and each of its keys."""
+    """Return every container of a table with each of its keys."""
     found: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:
@@ -284,7 +284,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def damaged(rng: random.Random, text: bytes) -> bytes:
-    """A text with some of its bytes changed, cut out, doubled, or put somewhere else."""
+    """Return a text with some of its bytes changed, cut out, doubled or moved."""
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(text) + 1)
         end = min(len(text), at + rng.randint(0, 12))
@@ -303,7 +303,7 @@ def damaged(rng: random.Random, text: bytes) -> bytes:
 
 
 def toml(table: Mapping[str, Any]) -> str:
-    """A table as TOML; null, which it has not, becomes a text."""
+    """Return a table as TOML; null, which TOML does not have, becomes a text."""
     return "".join(f"{_key(name)} = {_toml(value)}\n" for name, value in table.items())
 
 

@@ -1,4 +1,4 @@
-"""What a rank does in a hunt: one operator of torch's own database on DTensors, held against plain tensors."""
+"""The work of a rank in a hunt: it compares one operator of torch's own database on DTensors and on plain tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = ["Difference", "Layout", "differences_of", "layouts", "operators"]
 
-_RELATIVE = 1e-3  # of the largest value: sums in another order stay far below
-_SMALLEST = 0.1  # what a largest value counts as at least: what cancels out leaves noise
-_GRADIENTS = 5  # the seed of what outputs are weighed with
+_RELATIVE = 1e-3  # share of the largest value; sums in another order differ by far less
+_SMALLEST = 0.1  # least value to count as the largest: values that cancel out leave noise
+_GRADIENTS = 5  # the seed of the outputs' weights
 
 
 class Layout(NamedTuple):
-    """How the tensors of a call lie on the ranks; `placements` takes the place of a tensor and its dimensions."""
+    """The layout of a call's tensors on the ranks; `placements` gets a tensor's place and number of dimensions."""
 
     name: str
     mesh: str  # "line" has all ranks in one dimension, "square" half of them in each of two
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One result that is another on DTensors: `what` is "output 0" or "gradient 1", counted over tensors."""
+    """One result that differs on DTensors: `what` is "output 0" or "gradient 1", counted over tensors."""
 
     shapes: str
     arguments: str
@@ -58,25 +58,25 @@ _LAYOUTS = (
 
 
 def layouts() -> tuple[Layout, ...]:
-    """The layouts that each operator is tried in."""
+    """Return the layouts in which each operator is tried."""
     return _LAYOUTS
 
 
 def _database() -> Sequence[Any]:
-    """Torch's operators with samples. The import takes two seconds, and tests are collected without it."""
+    """Return torch's operators with samples. The import takes two seconds, so the collection of tests avoids it."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return op_db
 
 
 def operators() -> list[str]:
-    """The names of all operators of torch's database that take float32, without those whose results are not set."""
+    """Return the names of all operators in torch's database that take float32 and set their results."""
     names = dict.fromkeys(op.name for op in _database() if torch.float32 in op.dtypes)
     return [name for name in names if not name.startswith(("empty", "new_empty"))]
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether a call draws. The state of the generator does not show it: torch's database puts it back."""
+    """Sees if a call draws random numbers. The generator does not show it: torch's database restores its state."""
 
     seen = False
 
@@ -86,10 +86,10 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def differences_of(name: str, layout: Layout, samples: int) -> list[Difference]:
-    """Call an operator on this rank's share of so many samples; what comes out is compared with plain tensors.
+    """Call an operator on this rank's share of `samples` samples, and compare the results with plain tensors.
 
-    An operator that DTensor refuses, on all ranks alike, gives nothing. One that ranks go through on different ways
-    ends as collectives that do not fit each other do.
+    An operator that DTensor refuses on all ranks yields no difference. If ranks take different paths through an
+    operator, the run ends as with any mismatched collectives.
     """
     warnings.filterwarnings("ignore")
     mesh = init_device_mesh(
@@ -109,7 +109,7 @@ def differences_of(name: str, layout: Layout, samples: int) -> list[Difference]:
 def _compared(
     call: Callable[..., Any], values: list[Any], form: Any, mesh: DeviceMesh, layout: Layout
 ) -> Iterator[Difference]:
-    """What one call gives otherwise on DTensors."""
+    """Yield the differences of one call on DTensors."""
 
     def results(arguments: Sequence[Any]) -> list[torch.Tensor]:
         positional, named = tree_unflatten(arguments, form)
@@ -160,7 +160,7 @@ def _compared(
 
 
 def _gradients(outputs: Sequence[torch.Tensor], arguments: Sequence[Any]) -> list[torch.Tensor | None]:
-    """The gradients of the arguments, the outputs weighed with numbers that are the same each time."""
+    """Return the gradients of the arguments; the weights of the outputs are the same each time."""
     generator = torch.Generator().manual_seed(_GRADIENTS)
     weighed = [out for out in outputs if out.requires_grad]
     if weighed:
@@ -170,7 +170,7 @@ def _gradients(outputs: Sequence[torch.Tensor], arguments: Sequence[Any]) -> lis
 
 
 def _leaves(values: Sequence[Any]) -> list[Any]:
-    """The values, tensors as leaves of a new graph."""
+    """Return the values, with the tensors as leaves of a new graph."""
     return [
         value.detach().clone().requires_grad_(value.is_floating_point()) if isinstance(value, torch.Tensor) else value
         for value in values
@@ -184,7 +184,7 @@ def _whole(value: object) -> torch.Tensor | None:
 
 
 def _distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A tensor over the ranks of a mesh; a partial placement is split up so that its parts give the same bits again."""
+    """Distribute a tensor over a mesh. A partial placement is split so that its parts add up to the same bits."""
     partial = next((placement for placement in placements if isinstance(placement, Partial)), None)
     if partial is None:
         shared = distribute_tensor(tensor, mesh, placements)
@@ -202,7 +202,7 @@ def _distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Pl
             local = local + (rank - (ranks - 1) / 2)
         case _:
             local = local - rank
-    # It is not cloned after this: a clone of a partial tensor is reduced.
+    # The tensor is not cloned after this: a clone of a partial tensor is reduced.
     stride = tensor.contiguous().stride()
     shared = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
     shared.requires_grad_()
@@ -210,7 +210,7 @@ def _distributed(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Pl
 
 
 def _difference(plain: torch.Tensor | None, given: torch.Tensor | None) -> str:
-    """How two results differ, in words; empty if they are alike."""
+    """Return in words how two results differ; empty if they are alike."""
     if plain is None or given is None:
         return "" if plain is given else "nothing on plain tensors" if plain is None else "nothing on DTensors"
     if plain.shape != given.shape:

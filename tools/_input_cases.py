@@ -35,20 +35,20 @@ def fails(*args, **kwargs):
 
 @dataclass(frozen=True)
 class Case:
-    """One input. `words` is a command line, in groups that only make sense together; `code` is Python instead of it.
+    """One input. `words` is a command line, in groups that only make sense together; `code` is Python instead.
 
-    "OUT:name" stands for a file that is there before with the content "old".
+    "OUT:name" stands for a file that exists before, with the content "old".
     """
 
     kind: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     words: tuple[tuple[str, ...], ...] = ()
     code: str = ""
-    parts: tuple[str, ...] = ()  # of the code: arguments, which may be left out one by one
+    parts: tuple[str, ...] = ()  # arguments in the code, which may be left out one by one
 
 
 def make(kind: str, seed: str) -> Case:
-    """The case of a kind with this seed."""
+    """Return the case of a kind with this seed."""
     return KINDS[kind](random.Random(f"{kind} {seed}"))
 
 
@@ -56,7 +56,7 @@ def make(kind: str, seed: str) -> Case:
 
 
 def _scenario(rng: random.Random) -> dict[str, Any]:
-    """A scenario that is fine, with every section now and then."""
+    """Return a valid scenario, in which each section appears now and then."""
     table: dict[str, Any] = {"title": "a test", "world_size": rng.choice([1, 2, 2, 2, 4])}
     table["workload"] = {"target": rng.choice(["job:total", "job:total", "job:fails"])}
     size = table["world_size"]
@@ -114,7 +114,7 @@ def _of_scenario(rng: random.Random) -> Case:
     text = toml(table).encode("utf-8", "replace")
     if rng.random() < 0.25:
         text = damaged(rng, text)
-    # A world of thousands is fine, and takes its time: it is looked at, not run.
+    # A world of thousands of ranks is valid but slow, so it is validated and not run.
     small = isinstance(table.get("world_size"), int) and table["world_size"] <= 8
     words: list[tuple[str, ...]] = [(rng.choice(["run", "run", "validate"]) if small else "validate",), ("bad.toml",)]
     if rng.random() < 0.1:
@@ -154,7 +154,7 @@ def _of_calibration(rng: random.Random) -> Case:
 
 @functools.cache
 def _traces() -> tuple[bytes, bytes]:
-    """A Chrome trace and a file of events, of a run in which much happens."""
+    """Return a Chrome trace and a file of events of a run in which much happens."""
     from simdist.cli import main
 
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def _of_trace(rng: random.Random) -> Case:
 
 
 def _outputs(rng: random.Random, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Options that name outputs: good ones, the same ones, and ones that nobody can write."""
+    """Return options that name outputs: good ones, equal ones, and ones that cannot be written."""
     found: list[tuple[str, ...]] = []
     for name in names:
         good = {"timeline": "OUT:out.svg", "flight-recorder": "fr", "html": "OUT:out.html"}.get(
@@ -292,7 +292,7 @@ def _of_options(rng: random.Random) -> Case:
                 )
                 value = f"{key}={rng.choice(TEXTS)}"
             words.append((f"--{name}", value))
-    # What would be a real run, or a second process, is refused: there is an option that no such run takes.
+    # A command that would start real processes gets an invalid option too, so that it is refused.
     if command in ("parity", "calibrate") or any(f"--{name}" == word[0] for name in _REAL for word in words):
         words.append(("--real-timeout", rng.choice(["0", "-1", "nan", "inf", "x"])))
     elif ("--check-determinism",) in words:
@@ -304,7 +304,7 @@ def _of_options(rng: random.Random) -> Case:
 
 # -- Python ---------------------------------------------------------------------------------------------------------
 
-# A call, what it needs, and all that may be hostile.
+# By call: its first argument, its required arguments, and the arguments that may be hostile.
 _CALLS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "simdist.run": (
         "nothing",
@@ -395,7 +395,7 @@ _SIM = (
 
 
 def _of_marker(rng: random.Random) -> Case:
-    """A test file; many of them go through one run of pytest."""
+    """Return a test file; one run of pytest takes many of them."""
     if rng.random() < 0.65:
         parts = tuple(
             f"{name}={rng.choice(EXPRESSIONS)}" for name in rng.sample(_KEYWORDS, rng.randint(1, 3)) if name != "seeds"

@@ -1,4 +1,4 @@
-"""Worlds of every kind for `leaks.py`: each leaves as much behind as a program may."""
+"""Worlds of every kind for `leaks.py`: each leaves behind as much as a program may."""
 
 # Torch's own gaps: many of its functions have no types, and its packages export by other ways.
 # mypy: disable-error-code="no-untyped-call, attr-defined"
@@ -42,7 +42,7 @@ from simdist.launch import launch, log_folder, parsed
 __all__ = ["KINDS", "Kind"]
 
 Kind = Callable[[int], set[str]]
-"""Runs one world of its kind, the how manieth it is, and returns how its ranks ended."""
+"""A function that runs one world of its kind, given the number of the run, and returns how its ranks ended."""
 
 KINDS: dict[str, Kind] = {}
 
@@ -55,7 +55,7 @@ def _meet(timeout_s: float = 5, backend: str = "gloo") -> int:
 def _kind(
     arguments: Mapping[str, Any] | None = None, *, name: str = ""
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """A kind whose ranks run the function; `arguments` are those of `simdist.run`."""
+    """Define a kind whose ranks run the function; `arguments` are those of `simdist.run`."""
 
     def add(function: Callable[[], object]) -> Callable[[], object]:
         def run(index: int) -> set[str]:
@@ -139,7 +139,7 @@ def _trains() -> None:
 @_kind()
 @_kind({"isolate": True}, name="threads, modules apart")
 def _threads() -> None:
-    """Some end, some wait for ever, some are in the middle of something."""
+    """Leave threads that have ended, that wait forever, and that are in the middle of something."""
     _meet()
     lock, never = threading.Lock(), threading.Event()
     threading.Thread(target=never.wait, daemon=True).start()
@@ -172,7 +172,7 @@ def _data_loaders() -> None:
 
 @_kind()
 def _children() -> None:
-    """Children, pipes, a pool and a half-read queue are there when the ranks end."""
+    """Leave children, pipes, a pool and a half-read queue when the ranks end."""
     rank = _meet()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -194,12 +194,12 @@ def _programs() -> None:
         subprocess.run(["true"], check=True)
         left = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         left.communicate(b"x")
-    tempfile.NamedTemporaryFile()  # noqa: SIM115  # that it is left open is the point
+    tempfile.NamedTemporaryFile()  # noqa: SIM115  # left open on purpose
 
 
 @_kind({"isolate": True})
 def _shared_modules() -> None:
-    """What a rank's code puts in modules and classes that all share."""
+    """Change modules and classes that all ranks share."""
     _meet()
     library: Any = json
     library.dialect = "mine"

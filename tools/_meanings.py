@@ -1,4 +1,4 @@
-"""What keys and fields mean, and what becomes of faults on real processes: what the reference can't read off code."""
+"""The facts of the reference that code can't show: what keys and fields mean, and how faults act on real processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 __all__ = ["FIELDS", "KEYS", "OWN_FIELDS", "REAL"]
 
-# What the keys of a scenario mean; a test compares with the keys that files can have.
+# The meanings of a scenario's keys; a test compares them with the keys that files can have.
 KEYS: Mapping[str, Mapping[str, str]] = {
     "": {
         "title": "One line that says what the scenario shows. Reports print it.",
@@ -109,7 +109,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
         "no_late_writes": "No process writes after its rank was started again.",
     },
 }
-# What the fields of faults mean, wherever they stand.
+# The meanings of the fields of faults, for all kinds.
 FIELDS: Mapping[str, str] = {
     "rank": "The rank that the fault strikes.",
     "ranks": "The ranks that the fault strikes.",
@@ -175,7 +175,7 @@ FIELDS: Mapping[str, str] = {
     "kernel": "The operator whose results are wrong; default: matrix products.",
     "factor": "What one element of each result is multiplied by.",
 }
-# Where a field means something else in one kind: by the kind and the field's name in Python.
+# The exceptions, where a field means something else in one kind: by the kind and the field's name in Python.
 OWN_FIELDS: Mapping[tuple[str, str], str] = {
     ("bad_values", "share"): "The share of the elements that change, at least one.",
     ("partition", "period_ns"): "The network splits and heals in turn, once in this time, in nanoseconds.",

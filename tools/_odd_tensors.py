@@ -1,4 +1,4 @@
-"""Tensors that are no plain memory, and the calls that may be given them: for tests and for `fuzz.py --odd`."""
+"""Tensors that are not plain memory, and the calls that may get them: for tests and for `fuzz.py --odd`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ += ["fill", "make_on", "on_root"]
 
 c10d: Any = dist  # the stubs do not export every name
 _two: Any = TwoTensor
-_torch: Any = torch  # has what the stubs leave out
+_torch: Any = torch  # for names that the stubs leave out
 wait_tensor: Any = functional.wait_tensor  # not typed
 Tensor = torch.Tensor
 Make = Callable[[], Tensor]
-SIZE = 2  # ranks that lists are for
+SIZE = 2  # ranks, and so the length of lists
 
 
 class Refusing(Tensor):
-    """A wrapper whose class knows no operator."""
+    """A wrapper whose class supports no operator."""
 
     @staticmethod
     def __new__(cls) -> Refusing:
@@ -67,12 +67,12 @@ def _wrapped() -> Tensor:
 
 
 def cut_off_behind() -> Tensor:
-    tensor = torch.ones(4)[2:]  # its own size fits what is left, but not from where it begins
+    tensor = torch.ones(4)[2:]  # the memory left has room for its size, but not from its offset on
     tensor.untyped_storage().resize_(8)
     return tensor
 
 
-# How each is made, on the current default device.
+# The function that makes each kind, on the current default device.
 KINDS: dict[str, Make] = {
     "cut off behind": cut_off_behind,
     "two": lambda: _two(torch.ones(4), torch.full((4,), 2.0)),
@@ -122,7 +122,7 @@ def whole(make: Make) -> Tensor:
 
 
 def fill(call: Callable[..., Any], target: Any, *others: Any) -> Any:
-    """Call it and give what it fills."""
+    """Call a function and return the target that it fills."""
     call(target, *others)
     return target
 
@@ -160,11 +160,11 @@ OPERATIONS: dict[str, Callable[[Make], Any]] = {
     "batch": batch,
     "functional": lambda make: wait_tensor(functional.all_reduce(make(), "sum", c10d.group.WORLD)),
 }
-CLONES = ("freed", "cut off", "cut off behind")  # torch's own clone of these reads memory that is not there
+CLONES = ("freed", "cut off", "cut off behind")  # torch's own clone of these reads memory that does not exist
 
 
 def make_on(device: str, make: Make) -> Make:
-    """The same on a device."""
+    """Return a function that makes the same tensor on a device."""
 
     def made() -> Tensor:
         with torch.device(device):
@@ -178,24 +178,24 @@ def make_on(device: str, make: Make) -> Make:
 
 @dataclass(frozen=True)
 class OddProgram:
-    """Calls, each with the kinds of tensors that it gets in turn."""
+    """A list of calls, each with the kinds of tensors that it gets in turn."""
 
     calls: tuple[tuple[str, tuple[str, ...]], ...]
     backend: str
     seed: int
 
     def text(self) -> str:
-        """As it is printed."""
+        """Return the program as text for a report."""
         return "\n".join([f"backend {self.backend}", *(f"  {name}: {', '.join(kinds)}" for name, kinds in self.calls)])
 
 
 def draw_odd_program(number: int, backend: str) -> OddProgram:
-    """The program with this number."""
+    """Return the program with this number."""
     source = random.Random(f"odd program {number}")
     calls = []
     for _ in range(source.choice((1, 1, 2, 3, 5))):
         name = source.choice(list(OPERATIONS))
-        # Torch's own clone reads memory that is not there, and kills any process.
+        # Torch's own clone reads memory that does not exist, which kills the process.
         known = [kind for kind in KINDS if not (name == "functional" and kind in CLONES)]
         kinds = tuple(source.choice(known) for _ in range(source.choice((1, 1, 1, 2, 3))))
         calls.append((name, kinds))
@@ -214,7 +214,7 @@ def _perform(program: OddProgram) -> list[str]:
 
         try:
             OPERATIONS[name](make)
-        except Exception as error:  # torch's, whatever it is; the caller looks for ours
+        except Exception as error:  # any error of torch; the caller looks for errors of simdist
             if isinstance(error, InternalError):
                 raise
             found.append(type(error).__name__)
@@ -224,7 +224,7 @@ def _perform(program: OddProgram) -> list[str]:
 
 
 def fault_of(program: OddProgram) -> str | None:
-    """What is wrong with two runs of a program: an error of simdist's own, or a difference; None if nothing is."""
+    """Run a program twice; returns what is wrong, an internal error of simdist or a difference, None if nothing is."""
     seen = []
     for _ in range(2):
         try:

@@ -1,20 +1,20 @@
-"""The examples of a page: what is a file, what is a command, and whether what the page shows is what is printed.
+"""The examples of a page: which are files, which are commands, and whether they print what the page shows.
 
-Every fenced block of a page is one of these, and nothing is left out:
+Every fenced block of a page is one of these:
 
-- a block whose first line is a comment with a file name (`# train.py`, `# crash.toml`) is that file, in a folder that
-  the page has for itself. A later block with the same name takes its place. A ```toml block that shows one of
-  the repository's scenarios says so in its first line and has to be equal to it: `# scenarios/straggler.toml`;
-- ```python without a name is a program. It runs, and the block ```text after it, if there is one, is what it prints;
-- ```console has commands behind `$ ` (simdist, pytest and python) and what they print;
-- ```text on its own, ```diff, ```yaml and ```py show something that is not run;
+- a block whose first line is a comment with a file name (`# train.py`, `# crash.toml`) is that file, in the page's own
+  folder. A later block with the same name replaces it. A ```toml block that shows one of the repository's scenarios
+  names it in its first line and must be equal to it: `# scenarios/straggler.toml`;
+- ```python without a name is a program. It runs, and must print the ```text block after it, if there is one;
+- ```console has commands behind `$ ` (simdist, pytest and python) and their output;
+- ```text on its own, ```diff, ```yaml and ```py are not run;
 - ```sh has commands for a person: an installation, torchrun, a cluster. Their first words are in PERSON.
 
 A comment before a block changes that: `<!-- real -->` (real processes: only with `pytest --real`), `<!-- needs:
-lightning -->` (only where these packages are).
+lightning -->` (only where these packages are installed).
 
-In what is printed, a line `...` stands for any lines, and real times are left out. What differs between machines is not
-compared: digests, the last places of an accuracy, what pytest says of the machine. On real processes times are not
+In an output a line `...` stands for any lines, and real times are left out. Text that differs between machines is not
+compared: digests, the last places of an accuracy, pytest's lines about the machine. On real processes times are not
 compared either.
 """
 
@@ -39,12 +39,12 @@ _BLOCK = re.compile(
 )
 _DIRECTIVE = re.compile(r"<!-- (real|needs)(?:: ([^\n]*?))? -->\s*$")
 _NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|json|sh))\n")
-# The interpreters of tests.warm have imported hypothesis already, which pytest remarks upon.
+# The interpreters of tests.warm have imported hypothesis already, which makes pytest warn.
 _PYTEST = ["-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 _COMMANDS = {"simdist": ["-m", "simdist"], "pytest": _PYTEST, "python": []}
-# What makes pytest and rich write other lines than a reader's terminal shows: in CI pytest shortens nothing.
+# Variables that make pytest and rich print other lines than on a reader's terminal: in CI pytest shortens nothing.
 _NOT_A_READERS = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR")
-_REAL_TIME = re.compile(r" in \d+\.\d+s\b(?= =+$|$)")  # of pytest
+_REAL_TIME = re.compile(r" in \d+\.\d+s\b(?= =+$|$)")  # printed by pytest
 _INSTALLED = re.compile(r"[^\s\"']*/(site-packages/|python3\.\d+/)")
 _LIKE = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "DIGEST"),
@@ -53,7 +53,7 @@ _LIKE = (
     (re.compile(r"={4,}"), "===="),
     (re.compile(r"(?m)[ \t]+$"), ""),
 )
-# What differs from one run on real processes to the next: times, and the widths of columns that hold them.
+# Text that differs between runs on real processes: times, and the widths of columns that hold them.
 _LIKE_REAL = ((re.compile(r"\d+(\.\d+)? (ns|us|ms|s)\b"), "TIME"), (re.compile(r"(?<=\S) {2,}"), "  "))
 
 
@@ -75,13 +75,13 @@ class Block:
 
     @property
     def name(self) -> str | None:
-        """The file that the block is."""
+        """The name of the file, if the block is one."""
         found = _NAME.match(self.body)
         return found[1] if found is not None and self.language not in ("console", "text") else None
 
 
 def blocks(text: str) -> list[Block]:
-    """All fenced blocks of a page, in order."""
+    """Return all fenced blocks of a page, in order."""
     found = []
     for match in _BLOCK.finditer(text):
         block = Block(match["language"], match["body"], match.start("body"))
@@ -95,13 +95,13 @@ def blocks(text: str) -> list[Block]:
 
 @dataclass(slots=True)
 class PageRun:
-    """What came of a page's examples.
+    """The result of running a page's examples.
 
     Attributes:
-        problems: what is not as the page says, a paragraph each.
-        text: the page with what is printed now.
+        problems: the differences from the page, a paragraph each.
+        text: the page with the output of this run.
         ran: how many commands and programs ran.
-        left_out: why others did not.
+        left_out: why others did not run.
     """
 
     text: str
@@ -115,9 +115,9 @@ def run_page(text: str, folder: Path, start: Start = subprocess.run, *, real: bo
 
     Args:
         text: the page.
-        folder: where its files are written, and its programs run.
+        folder: where its files are written and its programs run.
         start: runs Python, as `subprocess.run` does.
-        real: run only what wants real processes, with all files; else only the rest.
+        real: run only the examples that need real processes, with all files; else only the others.
     """
     page = PageRun(text)
     everything = blocks(text)
@@ -255,7 +255,7 @@ def _run(start: Start, words: list[str], folder: Path, settings: dict[str, str])
     } | settings
     done = start([sys.executable, *words], capture_output=True, text=True, cwd=folder, env=environment, check=False)
     text = (done.stdout + done.stderr).replace(f"{folder}/", "").replace(str(folder), ".")
-    text = _INSTALLED.sub(r"\1", text.replace(f"{ROOT}/", ""))  # no page shows where somebody installed things
+    text = _INSTALLED.sub(r"\1", text.replace(f"{ROOT}/", ""))  # pages show no installation paths
     lines = [_REAL_TIME.sub("", line) for line in text.splitlines() if not line.startswith("real time")]
     return done.returncode, "".join(f"{line.rstrip()}\n" for line in lines)
 

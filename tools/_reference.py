@@ -1,7 +1,7 @@
 """The reference pages, written from the code: `python tools/docs.py reference`.
 
-Each page says at its top that it is generated. What code cannot say of itself (what a key of a file means, what a fault
-does on real processes) stands in the tables below, and a test holds that they are complete.
+Each page says at its top that it is generated. Facts that the code does not contain (what a key of a file means, how a
+fault acts on real processes) are in tables; a test checks that they are complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOTE = "<!-- Written by `python tools/docs.py reference`; change the docstrings
 
 
 def write_reference(*, check: bool) -> int:
-    """Write the pages, or say which would change; the exit code."""
+    """Write the pages, or print which would change; returns the exit code."""
     changed = []
     for topic, text in generated().items():
         file = FOLDER / f"{topic}.md"
@@ -61,7 +61,7 @@ def write_reference(*, check: bool) -> int:
 
 
 def generated() -> dict[str, str]:
-    """All pages of the reference that are made from code, by topic."""
+    """Return all pages of the reference that are made from code, by topic."""
     pages = {f"reference/{package.replace('.', '-')}": _package(package) for package in PACKAGES}
     pages |= {
         "reference/faults": _faults(),
@@ -78,7 +78,7 @@ def generated() -> dict[str, str]:
 
 
 def public_names(package: str) -> list[tuple[str, Any]]:
-    """The public names of a package that are not packages, in the order of the alphabet."""
+    """Return the public names of a package that are not packages, in alphabetical order."""
     module = importlib.import_module(package)
     found = [(name, getattr(module, name)) for name in module.__all__]
     return sorted(
@@ -127,7 +127,7 @@ def _class(name: str, kind: type) -> str:
     documented = {member for base in kind.__mro__[1:] if _is_ours(base) for member in vars(base)}
     for member, value in vars(kind).items():
         if member in documented and member != "__init__":
-            continue  # it does what its base class says
+            continue  # documented in its base class
         if member.startswith("_"):
             continue
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
@@ -171,7 +171,7 @@ def _signature(each: Any) -> str:
 
 
 def _without_specs(text: str) -> str:
-    """`Annotated[int, Whole(least=1)]` as `int`."""
+    """Replace `Annotated[int, Whole(least=1)]` by `int`."""
     while (start := text.find("Annotated[")) >= 0:
         depth, comma = 0, -1
         for index in range(start + len("Annotated"), len(text)):
@@ -190,7 +190,7 @@ _TITLES = {"Args": "Arguments", "Example": "Example", "Examples": "Examples"}
 
 
 def _markdown(doc: str | None) -> str:
-    """A docstring with sections as Markdown."""
+    """Return a docstring with its sections as Markdown."""
     if not doc:
         return ""
     pieces = _SECTION.split(doc)
@@ -232,7 +232,7 @@ def _prose(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Stars and angle brackets outside of code as text."""
+    """Escape stars and angle brackets outside of code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts)
 
@@ -278,7 +278,7 @@ def _field_row(name: str, default: object, kind: str = "") -> str:
 
 
 def _common_fields() -> dict[str, object]:
-    """The optional fields that most kinds have, each with the same default in most."""
+    """Return the optional fields that most kinds have, each with the default that most of them have."""
     from simdist.faults import KINDS, fields_of
 
     found: list[tuple[str, object]] = []
@@ -293,7 +293,7 @@ def _common_fields() -> dict[str, object]:
 
 
 def scenario_keys() -> dict[str, dict[str, str]]:
-    """Every key that a scenario can have, by section, with what its value has to be."""
+    """Return every key that a scenario can have, by section, with its default as text."""
     from simdist.cluster import TOPOLOGIES, Jitter, NcclModel, _devices
     from simdist.scenario import _schema
     from simdist.values import specs_of
@@ -424,7 +424,7 @@ def _pytest() -> str:
             return True
 
     parser, config = Parser(), Config()
-    plugin.pytest_addoption(parser, Manager())  # type: ignore[arg-type]  # what it calls of it
+    plugin.pytest_addoption(parser, Manager())  # type: ignore[arg-type]  # has the methods that the plugin calls
     plugin.pytest_configure(config)  # type: ignore[arg-type]  # likewise
     fixtures = {
         "rank": plugin._rank,

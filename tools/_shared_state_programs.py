@@ -1,4 +1,4 @@
-"""Programs of every kind for `shared_state.py`: what a rank does with torch, in a few steps each."""
+"""Programs of every kind for `shared_state.py`: each uses torch on a rank, in a few steps."""
 
 # Torch's own gaps: many of its functions have no types, and its packages export by other ways.
 # mypy: disable-error-code="no-untyped-call, attr-defined, arg-type"

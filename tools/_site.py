@@ -38,7 +38,7 @@ suppress_warnings = ["myst.header"]
 
 
 def build_site(out: Path) -> int:
-    """Build the site in the folder `out`; the exit code: 2 if what builds it is not installed, 1 for any warning."""
+    """Build the site in the folder `out`; returns 2 if Sphinx is not installed, 1 after any warning, else 0."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(f"{', '.join(missing)}: not installed; pip install -e '.[docs]'", file=sys.stderr)
@@ -48,7 +48,7 @@ def build_site(out: Path) -> int:
         shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         index = source / "index.md"
         index.write_text(f"{index.read_text(encoding='utf-8')}\n{_contents()}", encoding="utf-8")
-        for file in source.rglob("*.md"):  # a language that highlights, where pages say what is not run
+        for file in source.rglob("*.md"):  # `py` marks code that is not run; Sphinx highlights `python`
             file.write_text(file.read_text(encoding="utf-8").replace("```py\n", "```python\n"), encoding="utf-8")
         (source / "conf.py").write_text(_CONFIGURATION, encoding="utf-8")
         command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(source), str(out)]
@@ -56,7 +56,7 @@ def build_site(out: Path) -> int:
 
 
 def _contents() -> str:
-    """The tables of contents beside each page, by kind."""
+    """Return the tables of contents at the side of each page, by kind."""
     parts = []
     for kind, group in groupby(pages(), key=lambda page: page.kind):
         topics = "\n".join(page.topic for page in group if page.topic != "index")

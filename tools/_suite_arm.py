@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 class _Result(unittest.TestResult):
-    """What became of each test, by name."""
+    """The outcome of each test, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Result(unittest.TestResult):
 
 
 def main(path: str, kind: str, out: str, share: str) -> None:
-    """Run the module at `path`; `kind` is "simulated", "forked" or "spawned", a share of 1/3 the second third of it."""
+    """Run the module at `path`; `kind` is "simulated", "forked" or "spawned"; a `share` of 1/3 is its second third."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     import torch

@@ -1,4 +1,4 @@
-"""The projects of `tools/suites.py`: where each is, which share of its tests runs, and what is known to differ."""
+"""The projects of `tools/suites.py`: their repositories, the share of their tests that runs, the known differences."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Project:
             raise ValueError(f"{self.name}: torch is the environment's own")
 
 
-# Of 192 tests of losses, which differ by four settings, those with one value of two of them. Of the checkpoints on
-# devices those of the two smaller models: the others take a minute each.
+# Of 192 tests of losses, which differ in four settings, only those with one value of two settings run. Of the tests of
+# checkpoints on devices only those with the two smaller models run: the others take a minute each.
 _SOME_OF_SHAMPOO = "(not losses or (group_2 and averaging_config0))"
 _UNEVEN_GROUPS = (
     "hangs as on GPUs: ranks that own no block make no mesh for it, so that they count fewer groups, and the next "
@@ -75,7 +75,7 @@ PROJECTS: tuple[Project, ...] = (
             "src/test/distributed/nn_test.py",
             "src/test/distributed/utils_test.py",
         ),
-        options=("-k", "not remotely"),  # buckets of their own
+        options=("-k", "not remotely"),  # tests that use their authors' buckets
         roots=("src",),
         needs=(
             "cached-path>=1.7.2",

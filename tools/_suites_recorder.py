@@ -1,10 +1,10 @@
-"""A plugin of pytest that `tools/suites.py` loads into other projects' suites: it writes what became of each test.
+"""A plugin of pytest that `tools/suites.py` loads into other projects' suites: it writes the outcome of each test.
 
 The file that SIMDIST_SUITES_RECORD names gets a line of JSON when a test begins, one when it has ended, and one at the
-end of the session: what a process wrote before it died or was stopped stays. Tests that SIMDIST_SUITES_DONE lists, one
-in a line, are left out. Of the children that a test starts by multiprocessing the exit codes are kept: there are
-harnesses that skip a test whose children died. The plugin imports the standard library alone, for it runs in the
-projects' environments.
+end of the session: so the lines of a process that dies or is stopped are kept. Tests that SIMDIST_SUITES_DONE lists,
+one per line, are left out. The plugin keeps the exit codes of the children that a test starts by multiprocessing, since
+some harnesses skip a test whose children died. It imports only the standard library, because it runs in the projects'
+environments.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
     "pytest_sessionfinish",
 ]
 
-# The worst report of a test decides: subtests, teardown and repeated calls report under the same name.
+# The worst report of a test counts: subtests, teardown and repeated calls report under the same name.
 _WORST_FIRST = ("error", "failed", "passed unexpectedly", "failed as expected", "skipped", "passed")
-_SAY_NOTHING = (0, -signal.SIGTERM, -signal.SIGKILL)  # which of several a harness still has to end is a race
+_SAY_NOTHING = (0, -signal.SIGTERM, -signal.SIGKILL)  # which children a harness still has to end is a race
 _PROCESS = os.getpid()  # a test's forked child that falls through into pytest reports nothing
 _outcomes: dict[str, tuple[str, str]] = {}
 _children: list[Any] = []
 
 
 def pytest_configure() -> None:
-    """Keeps the children that tests start, and makes the environment that of plain pytest.
+    """Record the children that tests start, and restore the environment of plain pytest.
 
-    Under torchrun's variables, which `simdist launch` sets, `env://` means the launcher's store in every child.
+    With torchrun's variables, which `simdist launch` sets, `env://` would mean the launcher's store in every child.
     """
     for name in set(os.environ) - set(json.loads(os.environ["SIMDIST_SUITES_NAMES"])):
         del os.environ[name]
@@ -52,27 +52,27 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leaves out what an earlier process did."""
+    """Leave out the tests that an earlier process ran."""
     done = set(Path(os.environ["SIMDIST_SUITES_DONE"]).read_text().splitlines())
     items[:] = [item for item in items if item.nodeid not in done]
 
 
 def pytest_collectreport(report: Any) -> None:
-    """A module that can't be imported is an outcome of its own; one that skips itself is skipped."""
+    """Record a module that can't be imported as a failure, and one that skips itself as skipped."""
     if report.failed or report.skipped:
         outcome = "collection error" if report.failed else "skipped"
         _write(kind="end", test=report.nodeid, outcome=outcome, text=_last_line(report))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """The test begins."""
+    """Write that the test begins."""
     _outcomes.pop(nodeid, None)
     _children.clear()
     _write(kind="begin", test=nodeid)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Keeps the worst of a test's reports."""
+    """Keep the worst of a test's reports."""
     if hasattr(report, "wasxfail"):
         outcome = "failed as expected" if report.skipped else "passed unexpectedly"
     elif report.failed:
@@ -87,7 +87,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """The test ended."""
+    """Write the test's outcome."""
     outcome, text = _outcomes.pop(nodeid, ("error", "the test ended without a report"))
     codes = sorted({code for child in _children if (code := _exit_code(child)) not in _SAY_NOTHING})
     if codes:
@@ -97,14 +97,14 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """All tests ran."""
+    """Write that all tests ran."""
     _write(kind="finish", exit_code=int(exitstatus))
 
 
 def _exit_code(child: Any) -> int:
     try:
         return child.exitcode or 0
-    except ValueError:  # closed by the test, which had to know that it ended
+    except ValueError:  # the test closed it after it had seen the child end
         return 0
 
 
@@ -112,7 +112,7 @@ def _last_line(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message)[:500]
-    if isinstance(report.longrepr, tuple):  # file, line and reason of what was skipped
+    if isinstance(report.longrepr, tuple):  # file, line and reason of a skip
         return str(report.longrepr[2])[:500]
     return str(report.longrepr or "").strip()[-500:]
 
@@ -120,6 +120,6 @@ def _last_line(report: Any) -> str:
 def _write(**line: Any) -> None:
     if os.getpid() != _PROCESS:
         return
-    # Opened each time, so that neither a test that closes descriptors nor one that is killed loses a line.
+    # The file is opened each time: a test that closes descriptors, or is killed, loses no line.
     with Path(os.environ["SIMDIST_SUITES_RECORD"]).open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -1,7 +1,7 @@
-"""What `tools/suites.py` does with one project: fetch it, make an environment, run its tests in two ways, compare.
+"""The steps of `tools/suites.py` for one project: fetch it, make an environment, run its tests in two ways, compare.
 
-Every child runs in a session of its own with a time limit, and carries a mark in its environment: what is left of it
-when it ends is found by that mark and killed, in whatever group it is.
+Every child runs in a session of its own with a time limit, and has a mark in its environment. When it ends, remaining
+processes with that mark are found and killed, whatever their process group is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SuiteError(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """One arm: the outcome and the last line of every test that was begun or could not be collected."""
+    """One arm: the outcome and the last line of every test that began or could not be collected."""
 
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -63,21 +63,21 @@ class Comparison:
     tests: int
     passed: int  # on both
     same: int
-    differing: dict[str, str]  # test: what became of it on each arm
+    differing: dict[str, str]  # test: its outcome on each arm
     known: dict[str, str]  # test: why it differs
-    problems: tuple[str, ...]  # of the whole share
+    problems: tuple[str, ...]  # those of the whole share
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs that is not known."""
+        """True if all differences are known."""
         return not self.differing and not self.problems
 
 
 def compare(project: Project, simulated: Run, real: Run | None) -> Comparison:
-    """The two arms side by side; without a real one, what did not pass or skip stands for a difference.
+    """Compare the two arms; without a real one, every test that did not pass or skip counts as a difference.
 
-    A test that is missing on one arm differs, unless that arm was stopped, which is a problem of the share. So does one
-    that can't be collected, and one that died or was stopped, even if it does so on both: nothing was tested.
+    A test that is missing on one arm differs, unless that arm was stopped, which is a problem of the share. A test that
+    can't be collected, died or was stopped differs, even if it did so on both arms: nothing was tested.
     """
     differing: dict[str, str] = {}
     known: dict[str, str] = {}
@@ -127,7 +127,7 @@ def fetch(project: Project, into: Path, mirror: Path | None) -> None:
     """Check out the project's pinned commit in `into`.
 
     Raises:
-        SuiteError: it is not there.
+        SuiteError: the commit is not there.
     """
     git = ("git", "-c", "safe.directory=*", "-c", "advice.detachedHead=false")
     into.mkdir(parents=True)
@@ -149,14 +149,14 @@ def fetch(project: Project, into: Path, mirror: Path | None) -> None:
         if run_child(command, into, settings, log, _INSTALL_LIMIT_S) != 0:
             raise SuiteError(f"{project.repository} at {project.commit}: {_tail(log)}")
     if mirror is not None:
-        # A copy may lack large files, which no test here needs: what is missing stands in the log.
+        # A copy may lack large files, which no test here needs; the log lists them.
         run_child((*at, "checkout-index", "-q", "-a"), into, settings, log, _INSTALL_LIMIT_S)
         if not any(into.iterdir()):
             raise SuiteError(f"{project.repository} at {project.commit}: {_tail(log)}")
 
 
 def environment(project: Project, folder: Path, starter: str = _STARTER) -> Path:
-    """Make a virtual environment that sees the packages of this one, install what the project needs, return its folder.
+    """Make a virtual environment that sees the packages of this one, install the project's needs; returns its folder.
 
     Raises:
         SuiteError: pip failed.
@@ -224,7 +224,7 @@ def run_tests(project: Project, arm: str, source: Path, python: Path, folder: Pa
         if code is None and time.monotonic() - began >= limit_s:
             run.stopped = f"stopped after {limit_s:g} s"
             if run.outcomes and next(reversed(run.outcomes.values()))[0] == "timed out":
-                run.outcomes.popitem()  # the test under way: it was not its own limit that stopped it
+                run.outcomes.popitem()  # the test under way: the arm's limit stopped it, not its own
             break
         if len(run.outcomes) == before:
             ended = "was stopped" if code is None else f"ended with exit code {code}"
@@ -238,7 +238,7 @@ def run_tests(project: Project, arm: str, source: Path, python: Path, folder: Pa
 
 
 def outcomes_of(lines: Sequence[str], *, timed_out: bool) -> tuple[dict[str, tuple[str, str]], bool]:
-    """The outcomes that the recorder wrote, and whether the session came to its end."""
+    """Return the outcomes that the recorder wrote, and True if the session reached its end."""
     outcomes: dict[str, tuple[str, str]] = {}
     under_way: str | None = None
     finished = False
@@ -271,7 +271,7 @@ def run_child(
 ) -> int | None:
     """Run a command, and return its exit code; None if it took longer than `limit_s`, or wrote nothing to `record`.
 
-    Whatever it started is gone afterwards.
+    All processes that it started have ended afterwards.
     """
     mark = uuid.uuid4().hex
     now = time.monotonic()
@@ -304,7 +304,7 @@ def _end(child: subprocess.Popen[bytes], mark: str) -> None:
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    while left := _marked(mark):  # again: one that is killed may just have started another
+    while left := _marked(mark):  # again: a process may have started another one just before it was killed
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

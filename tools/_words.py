@@ -16,18 +16,18 @@ TURNS = {
     r"\bwhere(of|upon)\b|\bhitherto\b|\bthereof\b": "of it, after which, until now",
     r"\bcomes? to pass\b": "happens",
     r"\b(is|are) (nobody|no one)'s (promise|affair)\b": "is not guaranteed, is up to",
-    # Of the things that code does; a file's method, and in tests a variable, may have the name.
+    # Forbidden for what code does; a file's method, and a variable in tests, may have the name.
     r"(?<![A-Za-z.])(tell|tells|telling|told)(?![a-z])(?! = |\()": "report, say, show, inform; the subject hears, gets",
     r"\bno longer any\b|\bno more any\b": "no longer",
     r"\bis to say\b|\bthat be\b": "the thing itself",
     r"(?-i:\b(Seen|Meant|Told|Kept|Left) (is|are) \w)": "the subject first: Only open files are simulated",
 }
-_OWN = ("_words.py", "test_words.py")  # which have to name them
+_OWN = ("_words.py", "test_words.py")  # they have to name the turns
 _ENDINGS = (".py", ".md", ".yml", ".toml")
 
 
 def stumbles(root: Path, folders: list[str]) -> Iterator[str]:
-    """A line for each place in the repository's files that has one of the turns."""
+    """Yield a line for each place in the repository's files that has one of the turns."""
     files = [root / "README.md", *(file for folder in folders for file in sorted((root / folder).rglob("*")))]
     pattern = re.compile("|".join(f"({turn})" for turn in TURNS), re.IGNORECASE)
     for file in files:

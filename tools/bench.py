@@ -46,7 +46,7 @@ TITLES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table; 1 if simdist itself failed in a row or missed a budget, 0 otherwise."""
+    """Measure and print the table; returns 1 if simdist itself failed in a row or missed a budget, 0 otherwise."""
     options = _options(arguments)
     header = _machine()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -147,7 +147,7 @@ def _verdict(row: Row, cells: Cells) -> str:
 
 
 def _columns(done: Done) -> list[str]:
-    """The sides that have something to show in some row."""
+    """Return the sides that have a cell in some row."""
     used = {side for row, cells, failures in done for side in TITLES if _cell(row, cells, failures, side)}
     return [side for side in TITLES if side in used]
 

@@ -23,7 +23,7 @@ FOLDERS = [name for name in ("simdist", "tests", "tools", "scenarios") if any((R
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the steps; 0 if all of them passed, 1 otherwise."""
+    """Run the steps; returns 0 if all of them passed, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fix", action="store_true", help="format and apply safe fixes before looking")
     parser.add_argument("--tests", action="store_true", help="run pytest as the last step")

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments ask for."""
+    """Run the suite or the comparison that the arguments name; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="gloo", choices=["gloo", "nccl"])
     parser.add_argument("--world-size", type=int, nargs="+", metavar="N", help="3 4; with --bits 2 to 9 and 16")
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _arm(kind: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One side at one world size, in a process of its own: the suite reads its world size from the environment."""
+    """Run one side at one world size, in its own process: the suite reads its world size from the environment."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcomes.json"
         command = [sys.executable, __file__, "--backend", options.backend, "--arm", kind, str(size), str(out)]
@@ -90,7 +90,7 @@ def _run_arm(options: argparse.Namespace) -> int:
 
 
 def _report(size: int, simulated: dict[str, Any], real: dict[str, Any] | None, *, verbose: bool) -> bool:
-    """Print one world size; True if something that should pass does not."""
+    """Print the results at one world size; returns True if a test failed that should pass."""
     print(f"\n{size} ranks")
     sides = {"simulated": simulated} | ({"real": real} if real is not None else {})
     for name, outcomes in sides.items():

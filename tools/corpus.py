@@ -27,12 +27,12 @@ from tools._corpus_shrinking import can_be_shrunk, shrink
 
 __all__ = ["SCHEDULES", "Row", "main", "rows_of"]
 
-SCHEDULES = 8  # seeds of the random policy
+SCHEDULES = 8  # number of seeds of the random policy
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one entry. `false_alarm` is what was reported of the fixed program, with its seed."""
+    """The result of one entry. `false_alarm` is what was reported of the fixed program, with its seed."""
 
     entry: Entry
     off: str
@@ -43,11 +43,11 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """True if the bug was found by who has to find it, rightly, and the fixed program left alone."""
+        """True if the right finder found the bug, named its place, and reported nothing of the fixed program."""
         return self.on == self.entry.finder and self.right and not self.false_alarm
 
     def line(self) -> str:
-        """One line of the table."""
+        """Return one line of the table."""
         right = "NO" if not self.right else "yes" if self.entry.names_a_place else "-"
         alarm = f"  FALSE ALARM: {self.false_alarm}" if self.false_alarm else ""
         missed = "" if self.on == self.entry.finder else f"  EXPECTED: {self.entry.finder}"
@@ -56,7 +56,7 @@ class Row:
 
 
 def rows_of(entries: Sequence[Entry], seeds: int = 1) -> list[Row]:
-    """Run entries, the fixed programs with so many seeds."""
+    """Run entries, and the fixed programs with `seeds` seeds each."""
     return [_row(entry, seeds) for entry in entries]
 
 
@@ -77,7 +77,7 @@ def _row(entry: Entry, seeds: int) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says."""
+    """Print the table, or the smallest runs; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of names, files or sources; default: all entries")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the fixed programs")

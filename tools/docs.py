@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says."""
+    """Run the command that the command line names; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("examples", help="run the examples")
@@ -51,12 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def page_files() -> dict[str, Path]:
-    """Every page's file by its topic, and the README's."""
+    """Return every page's file by its topic, and the README's."""
     return {"README": ROOT / "README.md"} | {page.topic: page.file for page in pages()}
 
 
 def examples(wanted: list[str], *, write: bool, real: bool) -> int:
-    """Run the examples of the pages that have one of `wanted` in their topic; the exit code."""
+    """Run the examples of the pages that have one of `wanted` in their topic; returns the exit code."""
     from tests.warm import Interpreters
 
     failed, warm = False, Interpreters()

@@ -24,22 +24,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools._fuzz_judge import Case, Finding, Tally, judge, shrink  # the repository first
+from tools._fuzz_judge import Case, Finding, Tally, judge, shrink  # after the repository is on the path
 from tools._fuzz_plans import Plan, draw_plan
 from tools._fuzz_programs import draw_program
 from tools._fuzz_shipped import digests, limit_memory, run_shipped
 from tools._odd_tensors import draw_odd_program, fault_of
 
-HANG_S = 120  # real time without an end of a case after which the stacks are shown
+HANG_S = 120  # after so much real time in one case the stacks are shown
 
 
 def case_of(number: int) -> Case:
-    """The case with this number."""
+    """Return the case with this number."""
     return Case(draw_program(number), draw_plan(number))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run cases; 0 if nothing was found, 1 otherwise."""
+    """Run cases; returns 0 if nothing was found, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--count", type=int, help="how many cases (100, unless there is a time)")
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--shipped", type=int, metavar="PLANS", help="plans of faults over the shipped scenarios instead"
     )
     parser.add_argument("--twice", type=int, default=0, help="how many of these run again, in other processes")
-    parser.add_argument("--digests", metavar="NUMBERS", help=argparse.SUPPRESS)  # of plans over shipped scenarios
+    parser.add_argument("--digests", metavar="NUMBERS", help=argparse.SUPPRESS)  # for plans over shipped scenarios
     parser.add_argument("--shrink-seconds", type=float, default=60.0, help="for making a finding smaller")
     options = parser.parse_args(arguments)
     logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor's advice, once for each mesh
@@ -101,7 +101,7 @@ def look(number: int, shrink_s: float, tally: Tally, known: set[str] | None = No
 
 
 def report(tally: Tally, cases: int, found: list[Finding | None], kinds: set[str]) -> int:
-    """The closing lines."""
+    """Print the closing lines; returns the exit code."""
     real = [finding for finding in found if finding is not None]
     print(f"\n{cases} programs, each with a plan of its own\n{tally.text()}")
     print(f"{len(real)} findings{': ' if real else ''}{', '.join(sorted(finding.kind for finding in real))}")
@@ -109,7 +109,7 @@ def report(tally: Tally, cases: int, found: list[Finding | None], kinds: set[str
 
 
 def odd(programs: int, seed: int) -> int:
-    """Odd tensors: each program ends on both backends, in the same way twice, and the process lives."""
+    """Run programs with odd tensors: each must end on both backends, twice in the same way, without a crash."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)  # torch logs each tensor that it can't make a fake one of
     found = 0
@@ -128,7 +128,7 @@ def odd(programs: int, seed: int) -> int:
 
 
 def stress(runs: int, seed: int) -> int:
-    """Strict worlds by the thousand in one process: each program must have one digest, however often it runs."""
+    """Run thousands of strict worlds in one process: each program must have the same digest in all its runs."""
     cases: list[Case] = []
     number = seed
     while len(cases) < 40:

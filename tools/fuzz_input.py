@@ -42,7 +42,7 @@ from tools._input_cases import KINDS, Case, make  # noqa: E402
 
 __all__ = ["Ending", "failures_of", "main", "run_case", "run_markers", "shrunk"]
 
-SLOW_S = 8.0  # of processor time: nothing that is refused takes as long
+SLOW_S = 8.0  # processor time: a refusal never takes that long
 _MARKERS = 40  # test files in one run of pytest
 _OURS = re.compile(r"simdist/[\w/]+\.py")
 
@@ -58,7 +58,7 @@ class Ending:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases, shrink and print what fails; 1 if anything did."""
+    """Run the cases, shrink and print those that fail; returns 1 if any did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000, help="inputs in all")
     parser.add_argument("--seed", type=int, default=0)
@@ -101,11 +101,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _order(kinds: Sequence[str], count: int) -> Iterator[tuple[int, str]]:
-    """The kinds in turn; one run of pytest counts as all the markers in it."""
+    """Yield the kinds in turn; one run of pytest counts as all the markers in it."""
     done = index = 0
     while done < count:
         kind = kinds[index % len(kinds)]
-        # Markers come in batches: as many inputs as of any other kind, in the end.
+        # Markers run in batches, so that in the end there are as many as inputs of any other kind.
         if kind != "marker" or len(kinds) == 1 or (index // len(kinds)) % _MARKERS == _MARKERS // 2:
             yield index, kind
             done += _MARKERS if kind == "marker" else 1
@@ -130,7 +130,7 @@ def run_case(case: Case, *, fresh: bool = False) -> Ending:
 
 
 def failures_of(ending: Ending) -> list[str]:
-    """What must not be."""
+    """Return what is wrong with an ending."""
     wrong = [*ending.files]
     if ending.code not in (0, 1, 2):
         wrong.append(f"exit code {ending.code}")
@@ -151,7 +151,7 @@ def failures_of(ending: Ending) -> list[str]:
 
 
 def _without_ranks(text: str) -> str:
-    """What a rank's own traceback shows is the program's."""
+    """Remove the ranks' own tracebacks: they show the program's errors."""
     return "\n".join(line for line in text.splitlines() if not re.match(r"\s*\[rank ?\d+[^\]]*\]:? ", line))
 
 
@@ -167,7 +167,7 @@ def _in_this_process(words: Sequence[str]) -> Ending:
             simdist(args=list(words), prog_name="simdist")
         except SystemExit as leaving:
             code = leaving.code or 0
-        except BaseException:  # what the interpreter would print
+        except BaseException:  # print it as the interpreter would
             out.write(traceback.format_exc())
             code = 70
     seconds = time.process_time() - started
@@ -182,7 +182,7 @@ def _in_this_process(words: Sequence[str]) -> Ending:
 def _in_a_process(words: Sequence[str]) -> Ending:
     try:
         given = [os.fsencode(word) for word in words]
-    except UnicodeEncodeError:  # no shell can say that
+    except UnicodeEncodeError:  # no shell can pass these words
         return Ending(2, "")
     if any(b"\0" in word for word in given) or sum(map(len, given)) > 100_000:
         return Ending(2, "")
@@ -216,7 +216,7 @@ def _of_python(case: Case) -> Ending:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Something that does not end is interrupted, as a person would."""
+    """Interrupt a command that does not end, as a person would."""
 
     def late(*_: object) -> NoReturn:
         raise TimeoutError("no end")
@@ -249,12 +249,12 @@ def _placed(word: str) -> str:
 
 
 def _files_problems(folder: Path, case: Case, before: set[str], code: int) -> Iterator[str]:
-    """Inputs are as they were, old outputs are whole, and nothing lies about that was not asked for."""
+    """Check that inputs are unchanged, outputs are whole, and no other file is left behind."""
     named = {_placed(word) for group in case.words for word in group}
     for name, content in case.files.items():
         if (folder / name).read_bytes() != content and not (name in named and name == "job.py" and code != 2):
             yield f"{name} was changed"
-    if ("--flight-recorder", ".") in case.words and code != 2:  # its files lie everywhere, as was asked for
+    if ("--flight-recorder", ".") in case.words and code != 2:  # its files may be anywhere, as requested
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith("out-"):
@@ -282,14 +282,14 @@ def _output_problems(path: Path, code: int) -> Iterator[str]:
 
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
-"""As `subprocess.run`."""
+"""A function like `subprocess.run`."""
 
 
 # -- markers --------------------------------------------------------------------------------------------------------
 
 
 def run_markers(cases: Sequence[Case], run: Run = subprocess.run) -> dict[int, list[str]]:
-    """One run of pytest, by `run`, over a file for each case; what is wrong, by case."""
+    """Run pytest once with `run`, over a file for each case; returns what is wrong, by case."""
     files = {
         f"test_{index}.py": f"import pytest\n{PRELUDE}\n{case.code % ', '.join(case.parts)}".encode()
         for index, case in enumerate(cases)
@@ -337,7 +337,7 @@ def _report_markers(batch: Sequence[Case], where: str) -> int:
 
 
 def shrunk(case: Case) -> Case:
-    """The case without whatever it fails without."""
+    """Return the case without the parts that its failure does not need."""
     wanted = _signature(run_case(case))
     smaller = True
     while smaller:
@@ -350,7 +350,7 @@ def shrunk(case: Case) -> Case:
 
 
 def _signature(ending: Ending) -> tuple[list[str], str]:
-    """What distinguishes one failure from another: what is wrong, and the last line of it without its particulars."""
+    """Return what distinguishes failures: the problems, and a traceback's last line without names and numbers."""
     last = ending.text.rstrip().rpartition("\n")[2] if "a traceback" in failures_of(ending) else ""
     return [re.sub(r"[\d.]+", "", problem) for problem in failures_of(ending)], re.sub(r"'[^']*'|\d+", "", last)
 

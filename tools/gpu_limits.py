@@ -5,9 +5,9 @@
                                                # otherwise; exit code 1 if there are any
 
 Each operator of torch's own list (`op_db`, with the samples that torch tests it with) is called with each type, on the
-GPU and on the CPU. Written down are operators of the dispatcher: what the GPU calls itself where it has no kernel for a
-type ("labels"), the types that a CPU takes and it does not ("beyond", "*" being C++'s name of the type), and how it
-names what can't be deterministic ("alerts"); each by the name that the overloads of an operator share.
+GPU and on the CPU. The file has, for operators of the dispatcher: the GPU's name for itself where it has no kernel for
+a type ("labels"), the types that a CPU takes and the GPU does not ("beyond"; "*" is C++'s name of the type), and its
+name for an operation that can't be deterministic ("alerts"); each by the name that an operator's overloads share.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TYPES = (
 )
 NO_TYPE = re.compile(r"""^"(?P<label>\w+)" not implemented for '(?P<type>\w+)'$""")
 NO_DETERMINISM = re.compile(r"^(?P<label>.+) does not have a deterministic implementation, but you set")
-_FEW, _MANY = 6, 20  # samples of each type; of those with deterministic algorithms
+_FEW, _MANY = 6, 20  # samples of each type; samples with deterministic algorithms
 _WORKERS = 15
 
 
 class _Last(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
-    """Remembers the operator that was called last, and the type of its first tensor."""
+    """Records the last operator that was called, and the type of its first tensor."""
 
     name = ""
     dtype = ""
@@ -59,7 +59,7 @@ class _Last(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
 
 
 def refusal(call: Callable[[], object]) -> dict[str, str]:
-    """What `call` raises, where and for which type; nothing if it returns."""
+    """Return the error that `call` raises, with its operator and type; empty if the call returns."""
     last = _Last()  # type: ignore[no-untyped-call]  # of torch
     try:
         with last:
@@ -71,16 +71,16 @@ def refusal(call: Callable[[], object]) -> dict[str, str]:
 
 
 def names() -> list[str]:
-    """The operators of torch's list."""
+    """Return the operators of torch's list."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return sorted({each.full_name for each in op_db})
 
 
 def calls(name: str, dtype: torch.dtype, device: str, most: int) -> Iterator[tuple[Any, Any, bool]]:
-    """For each sample of an operator, by name, a call of it, one of its backward pass or None, and if it has elements.
+    """Yield for each sample of an operator its call, the call of its backward pass or None, and if it has elements.
 
-    At most as many as `most`.
+    Takes at most `most` samples.
     """
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -99,7 +99,7 @@ def calls(name: str, dtype: torch.dtype, device: str, most: int) -> Iterator[tup
         try:
             samples = list(itertools.islice(_samples(op, dtype), most))
         except Exception:
-            continue  # torch has none for this type
+            continue  # torch has no samples for this type
 
         for sample in samples:
             given = tree_map(there, (sample.input, sample.args, sample.kwargs))
@@ -130,7 +130,7 @@ def _has_gradient(value: object) -> bool:
 
 
 def seen(name: str, device: str = "cuda") -> list[dict[str, Any]]:
-    """What an operator of torch's list refuses on a device: for each sample, with what the CPU says of it."""
+    """Return what an operator of torch's list refuses on a device: for each sample, with the CPU's answer."""
     warnings.simplefilter("ignore")
     found: list[dict[str, Any]] = []
     for dtype in TYPES:
@@ -138,7 +138,7 @@ def seen(name: str, device: str = "cuda") -> list[dict[str, Any]]:
         for cpu, (forward, backward, has_elements) in zip(on_cpu, calls(name, dtype, device, _FEW), strict=True):
             said = refusal(forward)
             if not said and not has_elements:
-                continue  # a GPU looks at no type then
+                continue  # without elements a GPU does not check the type
             found.append({"type": str(dtype).removeprefix("torch."), "said": said, "cpu": cpu})
             if not said and backward is not None:
                 found.append({"type": found[-1]["type"], "said": refusal(backward), "backward": True})
@@ -156,8 +156,8 @@ def seen(name: str, device: str = "cuda") -> list[dict[str, Any]]:
 
 
 def limits(measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """What the file holds of what was measured."""
-    labels: dict[str, str] = {}  # operator -> what the GPU calls itself where it has no kernel for a type
+    """Return the content of the file from the measurements."""
+    labels: dict[str, str] = {}  # operator -> the GPU's name for itself where it has no kernel for a type
     beyond: dict[str, dict[str, str]] = {}  # operator -> type that the CPU takes -> the error
     alerts: dict[str, str] = {}
     for samples in measured.values():
@@ -182,13 +182,13 @@ def limits(measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-# A backward pass in many operators ends in the first; what the others refuse depends on more than types.
+# Many backward passes end in operators of the first list; refusals in the second depend on more than types.
 _NOT_THEM = ("detach", "clone", "view", "set_")
 _BY_ARGUMENT = ("linalg_lstsq", "_fft_r2c", "_fft_c2c", "_fft_c2r", "_sparse_mm_reduce_impl", "scatter_reduce")
 
 
 def _grouped(texts: dict[str, str]) -> dict[str, str]:
-    """Types by what they have in common, as words."""
+    """Group types by their text; returns the types of each text as words."""
     found: dict[str, list[str]] = {}
     for of, text in sorted(texts.items()):
         found.setdefault(text, []).append(of)
@@ -196,7 +196,7 @@ def _grouped(texts: dict[str, str]) -> dict[str, str]:
 
 
 def measure(device: str, chosen: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """What each of the operators of torch's list refuses on a device, with several processes."""
+    """Return what each operator of torch's list refuses on a device; uses several processes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(_WORKERS, os.cpu_count() or 1), mp_context=context) as pool:
         look = seen if device == "cuda" else seen_simulated
@@ -204,7 +204,7 @@ def measure(device: str, chosen: Sequence[str]) -> dict[str, list[dict[str, Any]
 
 
 def seen_simulated(name: str) -> list[dict[str, Any]]:
-    """The same on a virtual device."""
+    """Return the result of `seen` on a virtual device."""
     import simdist
 
     cluster = simdist.cluster.build(1, devices_per_host=1)
@@ -215,13 +215,13 @@ def seen_simulated(name: str) -> list[dict[str, Any]]:
 
 
 def kept() -> dict[str, Any]:
-    """What the file holds."""
+    """Return the content of the file."""
     found: dict[str, Any] = json.loads(LIMITS.read_text("utf-8"))
     return found
 
 
 def differences(real: dict[str, Any], simulated: dict[str, Any]) -> list[str]:
-    """Where virtual devices refuse otherwise than the GPU did, a line each."""
+    """Return a line for each place where virtual devices refuse differently from the GPU."""
     lines = []
     for what in ("labels", "beyond", "alerts"):
         for operator in dict.fromkeys([*real[what], *simulated[what]]):
@@ -232,7 +232,7 @@ def differences(real: dict[str, Any], simulated: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, or compare; the exit code."""
+    """Measure, or compare; returns the exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare virtual devices with the file")
     parser.add_argument("operators", nargs="*", help="of torch's list (with --check); all of them by default")

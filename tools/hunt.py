@@ -33,7 +33,7 @@ _REAL_LIMIT_S = 60
 
 @dataclass(frozen=True)
 class Finding:
-    """What one operator does in one layout. `part_ways` is the first line of a report, or empty."""
+    """The result of one operator in one layout. `part_ways` is the first line of a report, or empty."""
 
     operator: str
     layout: Layout
@@ -42,7 +42,7 @@ class Finding:
     real: str = field(default="", compare=False)
 
     def line(self) -> str:
-        """One line of the list."""
+        """Return one line of the list."""
         if self.part_ways:
             how = f"ranks part ways: {self.part_ways}"
         else:
@@ -52,7 +52,7 @@ class Finding:
 
 
 def hunt(names: Sequence[str], ranks: int, samples: int) -> Iterator[Finding]:
-    """Try operators in all layouts, on simulated ranks: in one world, or one for each layout where ranks part ways."""
+    """Try operators in all layouts on simulated ranks: in one world, or if that fails in a world for each layout."""
     for name in names:
         result = simdist.run(_program, world_size=ranks, args=(name, layouts(), samples), strict=True)
         for place, layout in enumerate(layouts()):
@@ -68,7 +68,7 @@ def hunt(names: Sequence[str], ranks: int, samples: int) -> Iterator[Finding]:
 
 
 def on_real_processes(finding: Finding, ranks: int, samples: int) -> str:
-    """The same operator in the same layout on processes over Gloo: whether they show the same."""
+    """Run the same operator in the same layout on processes over Gloo; returns in words if they show the same."""
     outcomes = run_real(_program, ranks, args=(finding.operator, [finding.layout], samples), timeout_s=_REAL_LIMIT_S)
     bad = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.status != "returned"]
     if bad:
@@ -88,7 +88,7 @@ def _program(name: str, layouts: Sequence[Layout], samples: int) -> list[list[Di
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is found; see the module's text."""
+    """Print the findings; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="operators with one of these in their name; all without any")
     parser.add_argument("--ranks", type=int, default=4, help="an even number (default 4)")

@@ -5,9 +5,9 @@
 
 Each run is a `simdist run --real gloo` or a `simdist parity` in a process of its own, which gets SIGINT, SIGTERM or
 SIGKILL at a moment drawn from the seed, anywhere between its start and the end of an undisturbed run. Two seconds later
-nothing of it may be left: no process, no listening socket, no network namespace, no temporary file. What listens while
-it runs must be on the loopback device or inside a namespace of the run. Kind "links" needs root. Exit codes: 0 nothing
-was left, 1 something was.
+nothing of it may be left: no process, no listening socket, no network namespace, no temporary file. While it runs, its
+sockets may listen only on the loopback device or inside a namespace of the run. Kind "links" needs root. Exit codes: 0
+nothing was left, 1 something was.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _LISTENING = "0A"  # <linux/tcp_states.h>
 
 @dataclass(slots=True)
 class Killed:
-    """One run that was killed, and what was there of it.
+    """One run that was killed, and what it left.
 
-    `gone_s` is how long after the signal nothing was left, None if something was after two seconds; `left` says what.
+    `gone_s` is the time from the signal until nothing was left, None if something was left after two seconds; `left`
+    lists what was.
     """
 
     kind: str
@@ -60,16 +61,16 @@ class Killed:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with it."""
+        """What is wrong with the run."""
         lines = list(self.left)
-        if "Traceback" in self.stderr and "simdist" in self.stderr:  # not one of Python's own start
+        if "Traceback" in self.stderr and "simdist" in self.stderr:  # Python's own start does not count
             lines.append(f"a traceback on stderr: {self.stderr.strip()!r}")
         return lines
 
 
 @dataclass(slots=True)
 class Run:
-    """A real run on its way: `folder` is where its temporary files are, `mark` what its processes are known by."""
+    """A real run under way: `folder` has its temporary files, `mark` identifies its processes."""
 
     starter: subprocess.Popen[bytes]
     stderr: IO[bytes]
@@ -80,17 +81,17 @@ class Run:
     open_to_all: set[str] = field(default_factory=set)
 
     def processes(self) -> list[int]:
-        """Those that live, no matter who their parents are."""
+        """Return the processes of the run that live, whatever their parents are."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
-            # Gone meanwhile, or a zombie, which has no environment any more.
+            # The process has ended meanwhile, or is a zombie, which has no environment.
             with suppress(OSError):
                 if self.mark in path.read_bytes():
                     found.append(int(path.parent.name))
         return found
 
     def look(self) -> int:
-        """Remember what the run has by now; how many processes that are."""
+        """Record the sockets and namespaces that the run has now; returns its number of processes."""
         here = _link(Path("/proc/self/ns/net"))
         found = self.processes()
         for pid in found:
@@ -109,10 +110,10 @@ class Run:
         return len(found)
 
     def left(self) -> list[str]:
-        """What is still there."""
+        """Return what is left of the run."""
         lines = [f"process {pid}: {_words(pid)}" for pid in self.processes()]
         lines += [f"temporary file {path}" for path in sorted(self.folder.iterdir())]
-        if not lines:  # the rest takes long to look for, and hangs on the processes
+        if not lines:  # the search for the rest takes long, and processes keep it alive
             pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
             inside = {pid: {_link(Path(f"/proc/{pid}/ns/net")), *_descriptors(pid)} for pid in pids}
             for what, names in (("namespace", self.namespaces), ("listening socket", self.sockets)):
@@ -122,10 +123,10 @@ class Run:
 
 @contextmanager
 def real_run(kind: str) -> Iterator[Run]:
-    """Start a run of this kind; whatever is left of it in the end is killed."""
+    """Start a run of this kind; kills in the end all processes that it left."""
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # a shell's background job; what it starts would ignore it, too
+    ):  # a shell's background job; its children would ignore SIGINT, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="simdist-kills-") as folder, tempfile.TemporaryFile() as stderr:
         mark = f"{_MARK}={Path(folder).name}"
@@ -149,9 +150,9 @@ def real_run(kind: str) -> Iterator[Run]:
 
 
 def kill(kind: str, number: signal.Signals, moment_s: float, *, processes: int = 0) -> Killed:
-    """Start a run, kill its starter after so many seconds, and look for what is left two seconds later.
+    """Start a run, kill its starter after `moment_s` seconds, and look for what is left two seconds later.
 
-    The seconds count from when the run has had so many `processes`.
+    The seconds count from the moment at which the run has `processes` processes.
     """
     killed = Killed(kind, number, moment_s)
     with real_run(kind) as run:
@@ -182,7 +183,7 @@ def kill(kind: str, number: signal.Signals, moment_s: float, *, processes: int =
 
 
 def undisturbed_s(kind: str) -> float:
-    """How long a run of this kind takes."""
+    """Return how long a run of this kind takes, in seconds."""
     started = time.monotonic()
     with real_run(kind) as run:
         run.starter.wait()
@@ -192,7 +193,7 @@ def undisturbed_s(kind: str) -> float:
 def _link(path: Path) -> str:
     try:
         return str(path.readlink())
-    except OSError:  # gone meanwhile
+    except OSError:  # the process has ended meanwhile
         return ""
 
 
@@ -203,7 +204,7 @@ def _descriptors(pid: int) -> list[str]:
 
 
 def _listening(pid: int) -> Iterator[tuple[str, str]]:
-    """Where somebody listens in the network of this process: the address, and the name that descriptors have for it."""
+    """Yield the listening sockets in this process's network: the address, and the socket's name in descriptors."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:

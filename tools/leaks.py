@@ -3,11 +3,11 @@
     python tools/leaks.py                      # 500 worlds
     python tools/leaks.py --worlds 100 disk    # some, of the kinds whose names have the word
 
-Looked at are threads, open files, child processes, variables of all modules and attributes of their classes (replaced
-names), code of functions, names in `sys.modules`, files in the folder for temporary ones, signal handlers and timers,
-loggers, environment, working folder, generators, torch's settings, objects of simdist that are still alive, and
-memory. Each kind runs twice before, so that what is made once and kept is there. Exit codes: 0 nothing is left, 1
-something is, 2 no such kind.
+The tool compares threads, open files, child processes, variables of all modules and attributes of their classes
+(replaced names), code of functions, names in `sys.modules`, files in the folder for temporary ones, signal handlers and
+timers, loggers, environment, working folder, generators, torch's settings, objects of simdist that are still alive, and
+memory. Each kind runs twice before, so that objects that are made once and kept exist. Exit codes: 0 nothing is left,
+1 something is, 2 no such kind.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tools._leaks_programs import KINDS
 
 __all__ = ["leaks_of", "main"]
 
-_ROOM_MIB = 10  # that memory may grow by in the second half of the worlds
-# What grows by itself: caches by what is asked, statistics, numbers of handles.
+_ROOM_MIB = 10  # memory may grow by this much in the second half of the worlds
+# These may grow: caches with an entry for each request, statistics, numbers of handles.
 _CACHES = (
     "__main__.",
     "__mp_main__.",
@@ -46,12 +46,12 @@ _CACHES = (
     "torch._inductor.",
     "torch._subclasses.",
     "torch.utils.hooks.RemovableHandle.next_id",
-    "warnings.filters",  # the list; what is in it is looked at by itself
+    "warnings.filters",  # the list object; its content is compared elsewhere
 )
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line says; the exit code."""
+    """Run the worlds that the command line names, and print what they leave; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("words", nargs="*", metavar="KIND", help="part of the name of a kind; all by default")
     parser.add_argument("--worlds", type=int, default=500)
@@ -72,10 +72,10 @@ def main(words: Sequence[str] | None = None) -> int:
 def leaks_of(
     kinds: Sequence[str], worlds: int, *, before: int = 2, room_mib: float = _ROOM_MIB
 ) -> tuple[list[str], dict[str, Counter[str]]]:
-    """What is left after so many worlds of these kinds, in turn, and how their ranks ended, by kind.
+    """Return what is left after `worlds` worlds of these kinds in turn, and how their ranks ended, by kind.
 
-    `before` is how often each runs before that, so that what is made once is there; memory may grow by `room_mib` in
-    the second half of the worlds.
+    Each kind runs `before` times first, so that objects that are made once exist. Memory may grow by `room_mib` in the
+    second half of the worlds.
     """
     ended: dict[str, Counter[str]] = {name: Counter() for name in kinds}
     for index in range(before * len(kinds)):
@@ -86,7 +86,7 @@ def leaks_of(
             memory = _resident_mib()  # caches have grown to their size by then
         name = kinds[index % len(kinds)]
         ended[name][" and ".join(sorted(KINDS[name](index)))] += 1
-    grown = _resident_mib() - memory  # before the look, which takes tens of MiB itself
+    grown = _resident_mib() - memory  # measured before `_look`, which takes tens of MiB itself
     after = _look()
     changed = [name for name, now in after.items() if _differs(first, name, now)]
     left = [f"{name}: {_shown(first.get(name))} -> {_shown(after[name])}" for name in changed]
@@ -106,11 +106,11 @@ def _shown(value: object) -> str:
 
 
 def _look() -> dict[str, object]:
-    """Everything that is compared, by name."""
+    """Return everything that is compared, by name."""
     for _ in range(3):
         gc.collect()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names that torch gives up warn when they are looked at
+        warnings.simplefilter("ignore")  # torch's deprecated names warn when they are read
         names = _names()
     found: dict[str, object] = dict(host_state())
     found["threads"] = sorted(thread.name for thread in threading.enumerate())
@@ -133,7 +133,7 @@ def _look() -> dict[str, object]:
 
 
 def _is_quiet() -> bool:
-    """True if nobody else writes to the folder for temporary files: it is one of our own."""
+    """True if the folder for temporary files is our own, so that no other program writes to it."""
     return "TMPDIR" in os.environ
 
 
@@ -142,7 +142,7 @@ def _open_files() -> list[str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links.append(str(entry.readlink()))
-        except OSError:  # the one that iterdir itself had open
+        except OSError:  # the descriptor of iterdir itself
             continue
     return sorted(link.partition(":[")[0] for link in links)
 
@@ -154,7 +154,7 @@ def _mask() -> int:
 
 
 def _alive() -> dict[str, int]:
-    """Objects of a world, by class."""
+    """Count the objects of worlds, by class."""
     names = ("Simulation", "SimProcess", "Task", "World", "Runtime", "SimProcessGroup", "Isolation", "Network")
     counts = Counter(
         type(each).__name__ for each in gc.get_objects() if str(type(each).__module__).startswith("simdist.")
@@ -174,13 +174,13 @@ def _loggers() -> dict[str, object]:
 
 
 def _names() -> dict[str, object]:
-    """Variables of modules, attributes of their classes, and the code of their functions, by identity."""
+    """Return the variables of modules, attributes of their classes, and code of their functions, by identity."""
     found: dict[str, object] = {}
     for module_name, module in list(sys.modules.items()):
         if not isinstance(module, types.ModuleType):
             continue
         for name, value in list(vars(module).items()):
-            if name == "__warningregistry__":  # what has been warned of
+            if name == "__warningregistry__":  # the warnings that were shown
                 continue
             place = f"{module_name}.{name}"
             if _is_plain(value):
@@ -196,7 +196,7 @@ def _names() -> dict[str, object]:
 
 
 def _is_plain(value: object) -> bool:
-    """Numbers and texts may be counters, and are new objects whenever they change."""
+    """True for numbers and texts: they may be counters, and are new objects after each change."""
     return isinstance(value, int | float | str | bytes | tuple | type(None))
 
 

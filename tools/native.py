@@ -30,7 +30,7 @@ _SANITIZERS = (
 
 
 def _build() -> ModuleType:
-    """The file of simdist that compiles, without simdist: its dependencies are not there yet."""
+    """Import simdist's file that compiles without importing simdist, whose dependencies are not installed yet."""
     spec = importlib.util.spec_from_file_location("_simdist_build", ROOT / "simdist" / "native" / "_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -40,19 +40,19 @@ def _build() -> ModuleType:
 
 
 def tag() -> str:
-    """What wheels with the extension are for."""
+    """Return the tag of wheels with the extension: Python and platform."""
     system = os.environ.get("_PYTHON_HOST_PLATFORM") or sysconfig.get_platform()
     name, _, version_and_machine = system.partition("-")
-    if name == "macosx":  # of the system that this Python was built for, and its compiler builds for
+    if name == "macosx":  # the version of the system for which this Python was built, and its compiler builds
         version, _, machine = version_and_machine.partition("-")
         system = f"macosx-{version if '.' in version else version + '.0'}-{machine}"
     return f"cp311-abi3-{system.replace('-', '_').replace('.', '_')}"
 
 
 def prepare(editable: bool, folder: Path, build_data: dict[str, Any]) -> None:
-    """Build the extension for a wheel that is being made, and say in `build_data` what it holds.
+    """Build the extension for a wheel that is being made, and add it to `build_data`.
 
-    Into this checkout if it is `editable`, else into `folder`. Nothing changes if it can't be built.
+    Builds into this checkout if the installation is `editable`, else into `folder`. Changes nothing if the build fails.
     """
     build = _build()
     target = (ROOT / "simdist" if editable else folder) / build.EXTENSION
@@ -68,7 +68,7 @@ def prepare(editable: bool, folder: Path, build_data: dict[str, Any]) -> None:
 
 
 def get_build_hook() -> type:
-    """The hook, as hatchling asks for it; a function, for only installations have hatchling."""
+    """Return the hook to hatchling. It is made in a function, because only installations have hatchling."""
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
     class NativeBuildHook(BuildHookInterface[Any]):
@@ -80,14 +80,14 @@ def get_build_hook() -> type:
             prepare(version == "editable", Path(self.folder.name), build_data)
 
         def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-            """Remove what the wheel holds now."""
+            """Remove the built file, which is in the wheel now."""
             self.folder.cleanup()
 
     return NativeBuildHook
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build it, or remove it; 1 if it can't be built."""
+    """Build the extension, or remove it; returns 1 if the build fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--sanitize", action="store_true", help="with sanitizers of gcc")

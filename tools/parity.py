@@ -22,7 +22,7 @@ from simdist.errors import ScenarioError
 from simdist.hardware import ParityReport, check_parity, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
-_PATIENCE = 2  # more real runs of a scenario that differed; what reality does only sometimes is reported
+_PATIENCE = 2  # more real runs of a scenario that differed; the report names behaviour that varies between real runs
 
 
 @click.command()

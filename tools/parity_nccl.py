@@ -45,7 +45,7 @@ COMPARED = ("reduce_steps", "broadcast_steps", "asynchronous", "sums")
 
 @dataclass(frozen=True)
 class Check:
-    """Something that is looked at beside the comparison."""
+    """A check in addition to the comparison."""
 
     name: str
     ok: bool
@@ -104,7 +104,7 @@ def main(json_path: str | None, dumps: str | None, virtual: str | None, against:
 
 
 def comparable(name: str, ranks: int) -> bool:
-    """Do the simulated arm, which is Gloo's where torch has CUDA, and NCCL have to agree here?"""
+    """True if NCCL must agree with the simulated arm, which is Gloo's where torch has CUDA."""
     return ranks != 1 if name == "asynchronous" else name != "sums" or ranks <= 2
 
 
@@ -120,7 +120,7 @@ def _plan(name: str, ranks: int, *more: str) -> Any:
 
 
 def timeout_plan() -> Any:
-    """Rank 1 never calls what rank 0 waits for."""
+    """Return a plan in which rank 1 never calls the collective that rank 0 waits for."""
     return _plan("never_calls", 2, "workload.kwargs.operation=awaited all_reduce")
 
 
@@ -138,7 +138,7 @@ def _compared(name: str, ranks: int, checks: list[Check], folder: Path | None) -
 
 
 def _devices(against: str | None, python: str) -> list[Check]:
-    """Virtual devices beside the first GPU."""
+    """Compare virtual devices with the first GPU."""
     here = json.loads(Path(against).read_text("utf-8")) if against is not None else simulated_by(python)
     there = on_gpu()
     checks = []
@@ -149,7 +149,7 @@ def _devices(against: str | None, python: str) -> list[Check]:
 
 
 def _timeout(wait: Any, folder: Path | None) -> Check:
-    """A rank never calls: a blocking wait raises, the watchdog takes the process down, and writes its record."""
+    """Check the run in which a rank never calls: a blocking wait raises; the watchdog writes its record and kills."""
     report = replay(timeout_plan(), backend="nccl", wait=wait)
     assert report is not None  # one node
     _keep(report, folder, f"timeout-{wait}")
@@ -161,7 +161,7 @@ def _timeout(wait: Any, folder: Path | None) -> Check:
 
 
 def flight_check(name: str, matches: Sequence[Match], ranks: Sequence[int], *, watchdog: bool = False) -> Check:
-    """Was each rank's flight record read, does it agree with simdist's, and did the watchdog write one if it had to?"""
+    """Check that each rank's flight record was read and agrees with simdist's; `watchdog`: that it wrote one."""
     found = {match.record.rank: match for match in matches}
     lines = [f"rank {rank}: no flight record" for rank in ranks if rank not in found]
     for rank in ranks:
@@ -186,7 +186,7 @@ def _keep(report: RealReport, folder: Path | None, title: str) -> None:
 
 
 def _two_on_one() -> Check:
-    """NCCL wants a GPU for each rank: two on one must be refused, in words, and at once."""
+    """Check that two ranks on one GPU are refused at once, with a text: NCCL needs a GPU for each rank."""
     refusal = unavailable("nccl", 2, Nodes())
     return Check("two ranks on one GPU", bool(refusal), refusal or "was not refused")
 

@@ -100,7 +100,7 @@ _LOOKED_AT = ("torch.distributed", "torch.utils", "torch._dynamo", "torch.nn.par
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments name, and print what was found."""
+    """Run the programs that the arguments name, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", help=f"of {', '.join(PROGRAMS)}")
     parser.add_argument("--all", action="store_true", help="also report what is known to be harmless")
@@ -126,19 +126,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def reason_for(place: str) -> str | None:
-    """Why it does no harm that ranks share this place; None if nobody has said so."""
+    """Return why it does no harm that ranks share this place; None if no reason is known."""
     return next((reason for pattern, reason in HARMLESS.items() if fnmatch.fnmatchcase(place, pattern)), None)
 
 
 def written_by(*programs: Callable[[], object]) -> dict[str, str]:
-    """What two ranks that run `programs` leave in torch's modules, with what changed, after three have run them.
+    """Return what two ranks that run `programs` leave in torch's modules, after three have run them, and the changes.
 
-    Flags, and what was None, are compared with what they were at first: one that is left set does not change again.
+    Flags and values that were None are compared with the state before the first run: one that is left set does not
+    change again.
     """
     first = _looked_at()
     for program in programs:
         simdist.run(program, world_size=3).raise_for_failure()
-    gc.collect()  # weak tables lose entries whenever that happens
+    gc.collect()  # a collection removes entries of weak tables
     before = _looked_at() | {place: value for place, value in first.items() if value is None or type(value) is bool}
     for program in programs:
         simdist.run(program, world_size=2).raise_for_failure()
@@ -150,9 +151,9 @@ def written_by(*programs: Callable[[], object]) -> dict[str, str]:
 
 
 def seen_by_all(program: Callable[[], object]) -> dict[str, str]:
-    """What a rank that runs `program` writes for all ranks of its world, with what changed; call `written_by` first.
+    """Return what a rank that runs `program` writes for all ranks, with the changes; call `written_by` first.
 
-    Flags and texts are left out: two ranks may have the same for themselves.
+    Flags and texts are left out: two ranks may each have the same one of their own.
     """
     seen: list[_Found] = []
 
@@ -163,7 +164,7 @@ def seen_by_all(program: Callable[[], object]) -> dict[str, str]:
         if not seen:
             look()
         program()
-        time.sleep(_LONG_AFTER)  # in virtual time: all others have run it by then
+        time.sleep(_LONG_AFTER)  # in virtual time: all other ranks have run the program by then
         look()
         time.sleep(_LONG_AFTER)
 
@@ -181,12 +182,12 @@ def seen_by_all(program: Callable[[], object]) -> dict[str, str]:
 
 def _looked_at() -> _Found:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of deprecated names that are only looked at
+        warnings.simplefilter("ignore")  # torch warns when its deprecated names are read
         return _state()
 
 
 def _state() -> _Found:
-    """Everything that Python code of torch keeps in modules and classes, by place; of a container, what it holds."""
+    """Return everything that torch's Python code keeps in modules and classes, by place; of containers the content."""
     found: _Found = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "torch" and isinstance(module, types.ModuleType):
@@ -220,7 +221,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _inside(value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, object]]:
-    """What is in an object's attributes, and in those of torch's objects there."""
+    """Yield an object's attributes, and those of torch's objects in them."""
     for name, each in list(object.__getattribute__(value, "__dict__").items()):
         if isinstance(each, _CONTAINERS):
             yield name, _contents(each)
@@ -232,9 +233,9 @@ def _inside(value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, o
 
 
 def _contents(container: Any) -> object:
-    """What is in it, by identity: nothing of the program's is compared, or asked for its hash.
+    """Return a container's content by identity, so that no method of the program's objects is called.
 
-    Of a container in a dictionary also how much is in that.
+    For a container in a dictionary its length is added.
     """
     if isinstance(container, dict):
         return [

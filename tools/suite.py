@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITES = tuple(ROOT / "tests" / "testing" / "samples" / name for name in ("gloo_suite.py", "ddp_suite.py"))
 ARMS = ("simulated", "forked", "spawned")
 FACTOR = 20
-REPEAT = 3  # of the simulated arm, which is so short that the machine's other work shows; the median counts
+REPEAT = 3  # runs of the simulated arm, of which the median counts: it is so short that other work disturbs it
 _IMPORT = re.compile(r"^from torch\.testing\._internal\.common_distributed import MultiProcessTestCase$", re.MULTILINE)
 
 __all__ = ["SUITES", "main", "run_arm", "run_suites", "with_changed_import"]
@@ -50,10 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def with_changed_import(source: str) -> str:
-    """The suite with its one changed line.
+    """Return the suite with its one changed line.
 
     Raises:
-        SystemExit: the line is not there.
+        SystemExit: the suite does not have the line.
     """
     changed, count = _IMPORT.subn("from simdist.testing import MultiProcessTestCase", source)
     if count != 1:
@@ -62,7 +62,7 @@ def with_changed_import(source: str) -> str:
 
 
 def run_arm(suite: Path, arm: str, part: int = 0, parts: int = 1) -> dict[str, Any]:
-    """The outcomes of one arm by test, and the seconds that the tests took; of every `parts`-th test from `part` on."""
+    """Return one arm's outcomes by test, and the tests' seconds; runs every `parts`-th test from `part` on."""
     source = suite.read_text()
     with tempfile.TemporaryDirectory(prefix="simdist-") as folder:
         path, out = Path(folder) / suite.name, Path(folder) / "outcomes.json"
@@ -76,7 +76,7 @@ def run_arm(suite: Path, arm: str, part: int = 0, parts: int = 1) -> dict[str, A
 
 
 def run_suites(suites: Sequence[Path], arm: str) -> dict[str, Any]:
-    """The outcomes of one arm by test, and the seconds that the tests of all suites took."""
+    """Return one arm's outcomes by test, and the seconds that the tests of all suites took."""
     found = [run_arm(suite, arm) for suite in suites]
     outcomes = {name: test for each in found for name, test in each["outcomes"].items()}
     return {"outcomes": outcomes, "seconds": sum(each["seconds"] for each in found)}

@@ -85,7 +85,7 @@ def run_project(project: Project, folder: Path, mirror: Path | None, limit_s: fl
     """Fetch a project and run its share: the simulated arm, and the real one if the share has one.
 
     Raises:
-        SuiteError: it could not be fetched or installed.
+        SuiteError: the project could not be fetched or installed.
     """
     source = folder / "source"
     fetch(project, source, mirror)
@@ -95,7 +95,7 @@ def run_project(project: Project, folder: Path, mirror: Path | None, limit_s: fl
 
 
 def table(rows: Sequence[tuple[str, Comparison | str, Sequence[Run | None]]]) -> str:
-    """A line per project, and under it what differs and why the known ones do."""
+    """Return a line per project, followed by its differences, and the reasons of known ones."""
     lines = [f"{'project':20} {'tests':>5} {'passed':>6} {'same':>5} {'known':>5} {'differ':>6}  simulated      real"]
     for name, found, arms in rows:
         if isinstance(found, str):
@@ -111,5 +111,5 @@ def table(rows: Sequence[tuple[str, Comparison | str, Sequence[Run | None]]]) ->
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end on SIGTERM, too
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""Draws the pictures of runs that the pages show, from the scenarios themselves: `python tools/timelines.py`.
+"""Draws the pages' pictures of runs from the scenarios: `python tools/timelines.py`.
 
-A test draws them again and compares byte for byte, so run this, and look at the pictures, whenever they change.
+A test draws them again and compares byte for byte, so run this when they change, and look at the new pictures.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def draw(scenario: str, file: Path) -> None:
 
 
 def draw_graph(scenario: str, file: Path) -> None:
-    """Run a scenario and write who waits for whom when it goes wrong."""
+    """Run a scenario and write the graph of the ranks that wait for each other when it goes wrong."""
     plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"))
     save(wait_graph(trace_of(run_scenario(plan).result), title=f"{plan.name}: {plan.title}"), file)
 
 
 def draw_streams(scenario: str, file: Path) -> None:
-    """Run a scenario and write what its devices did, stream by stream."""
+    """Run a scenario and write the timeline of its devices, stream by stream."""
     plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"))
     with observed_by(KernelTimes()) as kernels:
         result = run_scenario(plan).result
@@ -43,7 +43,7 @@ def draw_streams(scenario: str, file: Path) -> None:
 
 
 def draw_crash(scenario: str, file: Path) -> None:
-    """Cut the power while a checkpoint is written that is not synced, and write the picture that a sweep makes."""
+    """Cut the power while a checkpoint is written without a sync, and write the picture that a sweep makes."""
     plan = load(str(ROOT / "scenarios" / f"{scenario}.toml"), overrides=['workload.kwargs.way="no_fsync"'])
     crash = HostCrash(rank=0, at_step=2, down_ns=10**9, all_hosts=True, outcome=0)
     result = run_scenario(replace(plan, faults=(crash,))).result
@@ -58,11 +58,11 @@ DRAWN = {
     "overlap": draw_streams,
     "sweep_savers": draw_crash,
 }
-"""The scenarios whose pictures the pages show, and what draws each."""
+"""The scenarios whose pictures the pages show, and the function that draws each."""
 
 
 def main() -> None:
-    """Draw them all."""
+    """Draw all pictures."""
     FOLDER.mkdir(exist_ok=True)
     for scenario, drawn in DRAWN.items():
         drawn(scenario, FOLDER / f"{scenario}.svg")

@@ -5,10 +5,9 @@
     python tools/versions.py 2.14.1 --tests tests/device    # a share of the tests
     python tools/versions.py --environment 2.14.1=PATH      # an environment that is there, which is kept
 
-An environment takes minutes and gigabytes, and is removed again. What fails though torch is known to differ there is
-counted apart (`known_differences.toml`). The programs for GPUs run with both forms of the kernels; what they cost in
-processor time is for comparing versions that were tried beside each other. Exit code 1 if anything else fails, 2 for
-bad input.
+An environment takes minutes and gigabytes, and is removed again. Failures where torch is known to differ
+(`known_differences.toml`) are counted apart. The programs for GPUs run with both forms of the kernels; compare their
+processor times only between versions that ran at the same time. Exit code 1 if anything else fails, 2 for bad input.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _LIMIT_S = 4 * 3600
 _SHOWN = 300  # letters of a failure
 
 Run = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
-"""Runs a command in the repository, and returns what it printed."""
+"""A function that runs a command in the repository and returns its output."""
 
 
 @dataclass
 class Row:
-    """What one version of torch showed on one Python."""
+    """The results of one version of torch on one Python."""
 
     torch: str
     python: str
@@ -56,25 +55,25 @@ class Row:
     first_example: str = "not tried"  # of the README
     ranks: str = "not tried"
     devices: str = "not tried"
-    checks: str = "not run"  # of devices: how many of the 45 hold, with the kernels in Python and in C++
-    programs: dict[str, str] = field(default_factory=dict)  # for GPUs, by the form of the kernels
-    seconds: float = 0  # that the tests took
+    checks: str = "not run"  # how many of the 45 checks of devices hold, with the kernels in Python and in C++
+    programs: dict[str, str] = field(default_factory=dict)  # the programs for GPUs, by the form of the kernels
+    seconds: float = 0  # the tests' time
     passed: int = 0
     skipped: int = 0
     known: list[str] = field(default_factory=list)  # tests that fail where torch is known to differ
     failed: list[str] = field(default_factory=list)  # all others that fail
-    why: dict[str, str] = field(default_factory=dict)  # what each of these showed
+    why: dict[str, str] = field(default_factory=dict)  # the failure of each of these
     problem: str = ""  # why nothing could be tried
 
     @property
     def is_good(self) -> bool:
-        """True if all that failed is known."""
+        """True if all failures are known."""
         works = {self.first_command, self.first_example, self.ranks} == {"works"}
         return works and not (self.problem or self.failed or any("not" in said for said in self.programs.values()))
 
 
 def main(words: Sequence[str] | None = None, run: Run | None = None) -> int:
-    """Try what the command line says; the exit code."""
+    """Try the versions that the command line names; returns the exit code."""
     options = _options(words)
     problems = _problems(options)
     if problems:
@@ -152,7 +151,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def requirements(version: str) -> list[str]:
-    """What pip installs: this version of torch, and all else that the tests need."""
+    """Return the requirements for pip: this version of torch, and all else that the tests need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     return [f"torch=={version}", *(each for each in named if re.match(r"[\w-]+", each)[0] != "torch")]  # type: ignore[index]
@@ -203,7 +202,7 @@ number = ".".join(platform.python_version_tuple()[:2])
 print(torch.__version__, number, "CPU" if torch.version.cuda is None else f"CUDA-{torch.version.cuda}")
 """
 
-# The README's page of one example, with the line and the folder of Gloo's source that this torch has.
+# The README's example, with the line and the folder of Gloo's source as in this torch.
 _FIRST_EXAMPLE = """
 import re, sys, tempfile
 from pathlib import Path
@@ -230,7 +229,7 @@ print(json.dumps([failed, used.ru_utime + used.ru_stime]))
 
 
 def first_command(readme: str | None = None) -> list[str]:
-    """The README's first command behind the installation, in words."""
+    """Return the README's first command after the installation, split into words."""
     found = re.search(r"&& (simdist run \S+)", (ROOT / "README.md").read_text() if readme is None else readme)
     assert found is not None
     return found[1].split()
@@ -259,7 +258,7 @@ def _by_doctor(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
 
 
 def known_for(version: str, file: Path = KNOWN) -> dict[str, str]:
-    """The tests that fail with a version because torch differs there, and why."""
+    """Return the tests that fail with a version because torch differs there, and the reasons."""
     entries = tomllib.loads(file.read_text()).get("difference", [])
     return {
         each["test"]: each["why"]
@@ -274,7 +273,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def count(row: Row, report: Path, known: dict[str, str]) -> None:
-    """Add what a report of pytest (junit) says."""
+    """Add the counts of a junit report of pytest to the row."""
     root = ET.parse(report)
     row.seconds = sum(float(each.get("time", 0)) for each in root.iter("testsuite"))
     passed: dict[str, bool] = {}
@@ -299,7 +298,7 @@ def count(row: Row, report: Path, known: dict[str, str]) -> None:
 
 
 def _name(owner: str, name: str) -> str:
-    """As pytest names it: "tests.cli.test_run.TestRun" and "test_a" are "tests/cli/test_run.py::TestRun::test_a"."""
+    """Return pytest's name: "tests.cli.test_run.TestRun", "test_a" give "tests/cli/test_run.py::TestRun::test_a"."""
     parts = owner.split(".")
     module = next((at for at, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
     return "::".join(("/".join(parts[: module + 1]) + ".py", *parts[module + 1 :], name))
@@ -311,7 +310,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown, and below them the tests that failed, by name."""
+    """Return the rows in Markdown, followed by the names of the tests that failed."""
     heads = ["torch", "build", "Python", "first command", "first example", "ranks", "virtual devices", "device checks"]
     heads += ["GPU programs, kernels in Python", "in C++", "tests", "known differences", "failed", "seconds"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

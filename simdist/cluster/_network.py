@@ -16,8 +16,8 @@ __all__ = ["Clock", "Condition", "Drawn", "Network"]
 
 
 Drawn = Callable[[int, int | None], int]
-"""How much longer a message takes that leaves at a moment, the first number, under a condition that ends at the second
-(None: never). It may be asked any number of times, and always says the same."""
+"""The extra time of a message that leaves at the first number, under a condition that ends at the second (None: never).
+Equal calls return the same."""
 
 # A message that finds the network closed again at this many openings in a row never gets through: cuts that open
 # and close in turn may never be open at the same time.

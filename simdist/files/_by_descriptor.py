@@ -218,11 +218,11 @@ BY_DESCRIPTOR: tuple[tuple[str, Make], ...] = (
     ("copy_file_range", _copy_file_range),
     ("dup", _dup),
 )
-"""What stands in for functions of `os`, by name."""
+"""The replacements of functions of `os` that take a descriptor, by name."""
 
 # By name only: another component redirects the function objects themselves, once a rank polls.
 BY_NAME: tuple[tuple[str, Make], ...] = (("write", _write), ("writev", _writev), ("close", _close))
-"""Likewise, but only for who looks them up in `os`."""
+"""Further replacements, only for code that looks the functions up in `os`."""
 
 OF_FCNTL: tuple[tuple[str, Make], ...] = (("ioctl", _ioctl),)
-"""And for functions of `fcntl`."""
+"""The replacements of functions of `fcntl`."""

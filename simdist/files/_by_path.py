@@ -322,7 +322,8 @@ def _access(original: Callable[..., object]) -> Callable[..., bool]:
 
 
 LOOKS: tuple[tuple[str, Make], ...] = (("stat", _looking), ("lstat", _looking), ("access", _access))
-"""What stands in for them on a disk that hosts see each in its own way, and where it is noted who looks."""
+"""The replacements of functions of `os` that look at a path. They are needed if each host sees the disk in its own
+way, or if looks are recorded."""
 
 BY_PATH: tuple[tuple[str, Make], ...] = (
     ("open", _open),
@@ -337,4 +338,4 @@ BY_PATH: tuple[tuple[str, Make], ...] = (
     ("truncate", _truncate),
     ("utime", _utime),
 )
-"""What stands in for functions of `os`, by name."""
+"""The replacements of functions of `os` that take a path, by name."""

@@ -92,4 +92,4 @@ def _listdir(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 
 LISTINGS: tuple[tuple[str, Make], ...] = (("scandir", _scandir), ("listdir", _listdir))
-"""What stands in for functions of `os`, by name."""
+"""The replacements of functions of `os` that list a folder, by name."""

@@ -17,9 +17,10 @@ from simdist.kernel._task import Task, TaskState
 __all__ = ["BEYOND", "EVERYTHING", "Guide", "OrderPolicy", "guided_by"]
 
 EVERYTHING = "everything"
-"""Touched by what any turn of any rank may depend on."""
+"""The thing that an action touches if any turn of any rank may depend on it."""
 BEYOND = "beyond"
-"""Touched by what nobody reports in full, a socket: no turn of the run can be taken to be independent of another."""
+"""The thing that an action touches if its effects are not reported in full, such as those on a socket: no two turns of
+the run count as independent."""
 
 
 class Guide(Protocol):

@@ -22,7 +22,7 @@ class Policy(Protocol):
     """A bag of runnable tasks. `push` and `pop` are hot."""
 
     preempts: bool
-    """True if a thread is to be interrupted where it takes a lock although it need not wait."""
+    """True if a thread lets others run first where it takes a lock, even if the lock is free."""
 
     @property
     def touch(self) -> Callable[..., None] | None:

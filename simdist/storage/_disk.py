@@ -20,7 +20,7 @@ _SMALL = 1 << 16  # up to this many bytes contents are compared
 _FEW, _MANY = 32, 4096  # states of one file that are tried: alone, together with other files
 
 State = FileState | int
-"""What is left of a file; of a folder or a link its number, since nothing can become of those."""
+"""What may be left of a file after a crash. Of a folder or a link it is always its number."""
 
 
 @dataclass(frozen=True, slots=True)

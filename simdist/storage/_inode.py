@@ -16,7 +16,7 @@ _EXPLICIT = 64  # up to this many blocks states are distinguished block by block
 _MOST_BLOCKS = 1024  # several blocks of a larger file go together
 
 Draw = Callable[[int], int]
-"""Called with n, it gives a number below n."""
+"""A function that, called with n, returns a number below n."""
 
 
 class Inode:

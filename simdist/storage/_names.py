@@ -15,7 +15,7 @@ Place = tuple[int, str]
 """A folder's number, and a name in it."""
 
 Names = dict[Place, int]
-"""What stands at each place."""
+"""The number of the file, folder or link at each place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,4 +50,4 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         )
     }
 )
-"""By name: Linux's ext4 with default options (data=ordered), XFS and btrfs, the least that POSIX promises, NFS."""
+"""The profiles by name: Linux's ext4 with default options (data=ordered), XFS, btrfs, POSIX's minimum, and NFS."""

@@ -81,7 +81,7 @@ def _do_nothing() -> None:
 
 
 def _leave_store(runs: bool) -> None:
-    """Likewise."""
+    """Replaces another method of a world that has ended."""
 
 
 def _prepare_thread(process: SimProcess) -> None:

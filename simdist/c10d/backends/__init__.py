@@ -17,4 +17,4 @@ IDEAL = dataclasses.replace(
     GLOO, name="sim", failure=IdealFailure(), completion=Completion(work=SimWork, message=P2PWork), unreachable=None
 )
 SIMULATED = {each.name: each for each in (IDEAL,)}
-"""Those that torch knows nothing of, by name."""
+"""The backends that exist in simulation only, by name."""

@@ -19,7 +19,7 @@ __all__ = ["Brought", "Exchanged", "Factor", "Flat", "Gathered", "Nothing", "Out
 Tensor = torch.Tensor
 
 Flat: TypeAlias = torch.Tensor
-"""One tensor, which is given, filled or both."""
+"""One tensor, which the operation reads, fills, or both."""
 Nothing: TypeAlias = None
 
 
@@ -55,10 +55,10 @@ Payload: TypeAlias = Flat | Gathered | Scattered | Exchanged | Sparse | Nothing
 
 
 Outputs: TypeAlias = list[Any]
-"""What an operation fills, as its work has it: tensors, or lists of them, as the operation is."""
+"""The outputs of an operation as its work returns them: tensors, or lists of tensors, depending on the operation."""
 
 Factor: TypeAlias = float | torch.Tensor
-"""What an operand is multiplied by before a sum (`ReduceOp.PREMUL_SUM`)."""
+"""The factor that multiplies an operand before a sum (`ReduceOp.PREMUL_SUM`)."""
 
 
 class Brought(NamedTuple):

@@ -20,7 +20,7 @@ from simdist.errors import SimdistError
 __all__ = ["Change", "change_read", "put", "read_by"]
 
 Change: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""What a verdict makes of the tensors that an operation reads, or of those that it has filled."""
+"""A verdict's function: from the tensors that an operation reads, or has filled, to those that replace them."""
 
 
 def read_by(operation: Operation, payload: Payload, rank: int) -> list[torch.Tensor]:

@@ -236,20 +236,20 @@ ROOTED = names_where(lambda row: row.root != "")
 FROM_ROOT = names_where(lambda row: row.root == "gives")
 TO_ROOT = names_where(lambda row: row.root == "takes")
 COPIES = names_where(lambda row: row.root != "" and not row.reduces)
-"""Those with a root whose bytes only move."""
+"""The operations with a root that move bytes without reducing them."""
 
 SILENT = (*names_where(lambda row: row.payload == "nothing"), "recv")
-"""Those that read nothing of a rank's memory."""
+"""The operations that read nothing of a rank's memory."""
 
 FILLING = names_where(lambda row: row.payload not in ("nothing", "sparse") and not row.is_message)
 """The collectives that fill dense tensors."""
 
 UNCOMPARED = names_where(lambda row: row.agrees == "")
 UNSHAPED = names_where(lambda row: row.agrees != "shape")
-"""Those of which ranks compare nothing of the tensors, and those of which they never compare shapes."""
+"""`UNCOMPARED`: ranks compare nothing of the tensors. `UNSHAPED`: ranks never compare their shapes."""
 
 KERNELS = {row.name: row.kernel for row in TABLE if row.kernel}
-"""The collectives that NCCL has a function for, and its name."""
+"""The collectives that NCCL has a function for, with the function's name."""
 
 RINGS = names_where(lambda row: row.payload in ("flat", "gathered", "scattered") and not (row.root or row.is_message))
-"""Those that all ranks take the same part in: in a ring each hands on what it got from the one before."""
+"""The collectives without a root that run in a ring: each rank passes on what it got from the one before."""

@@ -317,7 +317,7 @@ def _without_cxx(work: type[SimWork]) -> type[SimWork]:
 
 
 PassingWork = _without_cxx(SimWork)
-"""The same without an object of C++ behind it, which is most of what it costs: for a caller that waits at once."""
+"""`SimWork` without a C++ object behind it, which is most of its cost: for a caller that waits at once."""
 
 
 class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type

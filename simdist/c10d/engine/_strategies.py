@@ -42,7 +42,7 @@ Tensor = torch.Tensor
 Sizes = Callable[[int], tuple[list[int], list[int]]]
 
 Left: TypeAlias = dict[Any, Any]
-"""What calls that did not fit have left on the way between ranks: the algorithm knows what."""
+"""The data that mismatched calls have left on the way between ranks; its form is up to the algorithm."""
 
 
 class Algorithm(ABC):

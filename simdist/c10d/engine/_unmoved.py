@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SMALL_BYTES", "UnmovedCommunicator", "emptied", "is_floating", "is_message_moved", "is_moved"]
 
 SMALL_BYTES = 4096
-"""Up to so many bytes of a rank a payload is moved whatever it is: losses, norms, flags."""
+"""A payload of at most this many bytes a rank is always moved, since it may be a loss, a norm or a flag."""
 
 _NUMBERS = ("float", "bfloat", "complex")  # prefixes of the names of their types
 

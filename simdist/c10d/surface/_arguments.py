@@ -12,10 +12,11 @@ __all__ = ["Arguments", "Lists", "Tensors", "row_counts"]
 Tensor = torch.Tensor
 
 Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
-"""What a method takes: a list of tensors, or one alone."""
+"""An argument: a list of tensors, or one tensor."""
 
 Lists: TypeAlias = Tensors | Sequence[Sequence[torch.Tensor]]
-"""What a method takes: a list of lists of tensors; beside a single tensor, one list; or a list of one, or one alone."""
+"""An argument: a list of lists of tensors; one list, if the other argument is one tensor; or one tensor, or a list
+of one."""
 
 
 def row_counts(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> tuple[Sequence[int], int]:

@@ -29,7 +29,7 @@ __all__ = ["Device", "DeviceLike", "GroupBackend", "GroupOptions", "close_when_d
 __all__ += ["REAL_GLOO", "create_device", "lazy_by_default"]
 
 DeviceLike: TypeAlias = torch.device | str | int
-"""What torch takes for a device."""
+"""The types that torch accepts as a device."""
 
 REAL_GLOO: Any = c10d_bindings.ProcessGroupGloo  # ranks see another class in its place
 _RealOptions: Any = REAL_GLOO._Options

@@ -76,7 +76,7 @@ def is_plain(given: Any, odd: int = _ODD) -> bool:
 
 
 is_plain_or_sparse = functools.partial(is_plain, odd=_ODD_AND_DENSE)
-"""Likewise; sparse COO tensors are in order too."""
+"""The same as `is_plain`, but accepts sparse COO tensors, too."""
 
 
 _calls_with_odd_tensors = 0  # running calls; if there are any, `flat` checks its tensors
