@@ -1,6 +1,6 @@
-"""Threads of the host program beside a world: how a rank waits for one, in real time.
+"""Threads of the host program that run at the same time as a world: how a rank waits for one, in real time.
 
-For a rank's own code, waiting is waiting in virtual time, for the rank's own threads.
+When a rank's own code waits, it waits in virtual time, and only for the rank's own threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from simdist.process import original
 
 __all__ = ["wait_for_host"]
 
-_PATIENCE = 10_000  # of a millisecond or more each
+_PATIENCE = 10_000  # waits of a millisecond or more each
 
 
 def wait_for_host(event: threading.Event) -> None:

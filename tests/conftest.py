@@ -29,7 +29,7 @@ from tests.warm import Interpreters
 
 pytest_plugins = ["pytester", "tests.real_plugin"]
 
-# The same examples in every run, however slow the machine is: new ones are tools/fuzz.py's to find.
+# Every run has the same examples, however slow the machine is; tools/fuzz.py finds new ones.
 settings.register_profile(
     "simdist", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -37,10 +37,10 @@ settings.load_profile("simdist")
 
 LONGEST_SLEEP_S = 0.2
 
-_real_sleep = time.sleep  # the guard has to let short ones through
+_real_sleep = time.sleep  # the guard lets short ones through
 _offences: list[str] = []
 _guarding = False
-_may_open = False  # internet sockets, on the loopback device
+_may_open = False  # True: the test may open internet sockets, on the loopback device
 
 
 def _guarded_sleep(seconds: Any) -> None:
@@ -57,45 +57,45 @@ def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The one option that writes golden files anew; a diff of them is reviewed."""
+    """Add the option that writes golden files anew; their diff is reviewed."""
     parser.addoption("--rewrite-golden", action="store_true", help="write the golden files anew")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Thousands of tests are made, and hardly any garbage: looking for it takes a fifth of the time."""
-    given(none())(lambda _: None)()  # hypothesis looks through all objects at its first test: there are few as yet
+    """Switch the garbage collector off: collection makes thousands of tests and hardly any garbage; saves a fifth."""
+    given(none())(lambda _: None)()  # hypothesis visits all objects at its first test: now there are still few
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        # A look through all of torch, which stays, takes a second. Garbage is among what is young.
+        # A full collection visits all of torch, which takes a second and frees nothing: garbage is in young objects.
         gc.set_threshold(*gc.get_threshold()[:2], 10_000)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Look for garbage of the last tests: the runner and the interpreter would go through all of torch three times."""
+    """Collect the last tests' garbage, then freeze: the runner and the interpreter would visit all of torch thrice."""
     gc.collect(1)
     gc.freeze()
 
 
-# Behind `&` of a shell SIGINT is ignored, and so by all that is started: tests begin as in the foreground.
+# A shell's background job ignores SIGINT, and so do its children: tests begin as in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Before any test module is imported: a `from time import sleep` there has to find the same function as the engine.
+# Replaced before any test module is imported: a `from time import sleep` there must find the engine's function.
 time.sleep = _guarded_sleep  # replaced, not called
 sys.addaudithook(_on_audit)
 
 
 @pytest.fixture(autouse=True)
 def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that really sleeps, opens a socket, or leaves a thread or a replaced name behind."""
+    """Fail a test that really sleeps, opens a socket, or leaves a thread or a replaced name behind."""
     global _guarding
     if request.node.get_closest_marker("real") is not None:
         yield
-        gc.enable()  # torch's reader of flight records switches the collector off, and leaves it so
+        gc.enable()  # torch's reader of flight records switches the collector off and does not restore it
         return
     threads, alive, before = threading.enumerate(), _thread._count(), _surroundings()
     _offences.clear()
@@ -105,8 +105,8 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         _guarding = False
         gc.enable()  # as above
-    # A thread has a few instructions left after it has reported that its work is done, and so have those of a fixture's
-    # world when the test begins: fewer than then are no fault.
+    # A thread still runs a few instructions after it has reported that its work is done. This also holds for threads
+    # of a fixture's world when the test begins, so fewer threads than at the beginning are no fault.
     patience = threading.Event()
     for _ in range(3000):
         if _thread._count() <= alive:
@@ -121,7 +121,7 @@ def leaves_no_trace(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """No garbage is collected: when that happens, and what goes, depends on the tests before."""
+    """Switch the garbage collector off: when it runs, and what it frees, depends on earlier tests."""
     gc.disable()
     yield
     gc.enable()
@@ -129,11 +129,11 @@ def no_collector() -> Iterator[None]:
 
 @pytest.fixture
 def small_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A look for garbage goes through what the test made: not through all of torch, which takes half a second."""
+    """Limit garbage collections to the test's own objects: one of all of torch takes half a second."""
     from simdist.process.modules import _left_behind
     from simdist.process.stdlib import _collector
 
-    for module in (_collector, _left_behind):  # whether anything is frozen is counted object by object, in each world
+    for module in (_collector, _left_behind):  # each world counts the frozen objects one by one
         monkeypatch.setattr(module, "host_froze", lambda: True)
     gc.freeze()
     yield
@@ -142,13 +142,13 @@ def small_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def internet_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a test open sockets that talk to itself."""
+    """Let a test open sockets to itself."""
     monkeypatch.setattr(sys.modules[__name__], "_may_open", True)
 
 
 @pytest.fixture(scope="session")
 def interpreters() -> Iterator[Interpreters]:
-    """Interpreters that have imported torch already, for tests that need a process of their own; of all workers."""
+    """Interpreters that have imported torch, for tests that need their own process; all workers share them."""
     made = Interpreters(os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:12])
     yield made
     made.close()
@@ -158,9 +158,9 @@ def interpreters() -> Iterator[Interpreters]:
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The kernels of virtual devices in C++, from the user's cache folder or built there; None without g++.
 
-    A build takes as long as it takes, on a busy machine longer than a test may: the test's limit ends with it.
+    On a busy machine a build may take longer than the limit of a test: that limit ends with the build.
     """
-    from simdist.device import build_kernels, built_kernels, compiler  # torch comes with it
+    from simdist.device import build_kernels, built_kernels, compiler  # imports torch
 
     path = built_kernels()
     if path.exists():
@@ -169,14 +169,14 @@ def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
         return None
     request.config.hook.pytest_timeout_cancel_timer(item=request.node)
     shared = tmp_path_factory.getbasetemp().parent
-    with (shared / "kernels.lock").open("w") as lock:  # several processes of tests may come here at once
+    with (shared / "kernels.lock").open("w") as lock:  # several test processes may be here at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         return path if path.exists() else build_kernels()
 
 
 @pytest.fixture
 def warm_processes(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) -> Interpreters:
-    """The determinism checks, that of the plugin too, take their fresh processes from `interpreters`."""
+    """Let the determinism checks, also the plugin's, take their fresh processes from `interpreters`."""
     from simdist.determinism import _fresh
     from simdist.testing._plugin import _repeat
 
@@ -188,7 +188,7 @@ def warm_processes(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) 
 def _surroundings() -> dict[str, object]:
     found: dict[str, object] = {
         "sockets": _sockets(),
-        "time.sleep": time.sleep,  # looked at, not called
+        "time.sleep": time.sleep,  # compared, not called
         "time.time": time.time,  # likewise
         "sys.stdout": sys.stdout,
         "sys.stderr": sys.stderr,
@@ -205,11 +205,11 @@ def _surroundings() -> dict[str, object]:
 
 
 def _sockets() -> list[tuple[int, int]]:
-    # Also those that C++ opened, which no audit hook sees. Every test asks, so not by name: that takes longer.
+    # Includes files that C++ opened, which no audit hook sees. Hot in every test, so without names, which take longer.
     found = []
     with contextlib.suppress(FileNotFoundError):
         for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-            with contextlib.suppress(OSError):  # the one that listdir itself had open
+            with contextlib.suppress(OSError):  # the descriptor of listdir itself
                 status = os.fstat(number)
                 if stat.S_ISSOCK(status.st_mode):
                     found.append((status.st_dev, status.st_ino))
@@ -218,9 +218,9 @@ def _sockets() -> list[tuple[int, int]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worlds of the test take a loop for endless after a tenth of the turns, and a thread for stubborn after 0.1 s.
+    """Let the test's worlds find a loop endless after a tenth of the turns, and a thread stubborn after 0.1 s.
 
-    What is reported then is the same.
+    The reports are the same.
     """
     from simdist.kernel import Simulation, _simulation
 
@@ -232,7 +232,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`simdist run` and `launch` don't look at all modules before and after a world: most worlds take less time."""
+    """Let `simdist run` and `launch` skip the look at all modules around a world: most worlds take less time."""
     from simdist.cli import _launch, _run
     from simdist.shared import SharedWrites
 

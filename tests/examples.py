@@ -1,4 +1,4 @@
-"""What the examples in docstrings take for granted: programs, and the names that an example does not explain."""
+"""The programs and names that the examples in docstrings use without an explanation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["train"]
 
 
 def train() -> None:
-    """Four steps, of a second each."""
+    """Train four steps of a second each."""
     dist.init_process_group("gloo")
     for step in range(4):
         simdist.step(step)

@@ -43,7 +43,7 @@ _NAMES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def host_state() -> dict[str, object]:
-    """What is there now, by name: replaced names by identity, settings and generator states by content."""
+    """Return the present state by name: replaced names by identity, settings and generator states by content."""
     state: dict[str, object] = {
         f"{getattr(owner, '__name__', type(owner).__name__)}.{name}": id(getattr(owner, name, None))
         for owner, names in _NAMES

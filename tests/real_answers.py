@@ -1,4 +1,4 @@
-"""What programs return on a real process. One process runs all of them: each takes seconds to import torch."""
+"""The results of programs on a real process. One process runs all of them, since importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Program = Callable[[str], Any]
 
 
 def real_answer(program: Program, argument: str, among: tuple[Program, ...]) -> Any:
-    """What `program(argument)` returns on a spawned process, which runs all of `among`, in order, and once.
+    """Return the result of `program(argument)` on a spawned process, which runs each of `among` once, in order.
 
     The "forkserver" has imported torch before it forks child processes.
     """
@@ -26,11 +26,11 @@ def real_answer(program: Program, argument: str, among: tuple[Program, ...]) -> 
 
 @functools.cache
 def _answers(programs: tuple[Program, ...], argument: str) -> list[tuple[bool, Any]]:
-    context: Any = mp.get_context("spawn")  # whose names begin with 1
+    context: Any = mp.get_context("spawn")  # its processes' names are counted from 1
     ours, theirs = context.Pipe(duplex=False)
     runner = context.Process(target=_report, args=(theirs, programs, argument))
     runner.start()
-    theirs.close()  # so that the end of the runner is the end of the pipe, and not a wait for ever
+    theirs.close()  # so that the pipe ends when the runner does, instead of blocking forever
     answers = [ours.recv() for _ in programs]
     runner.join()
     return answers

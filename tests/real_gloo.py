@@ -1,8 +1,8 @@
 """Run a function on real Gloo: forked processes on loopback, one per rank, always brought to an end.
 
-The reference arm of every test that compares a simulation with reality. `run_real` takes what `simdist.run` takes (a
-function that needs nothing but `torch.distributed` and torchrun's environment) and returns how each process ended in
-the same words.
+The reference arm of every test that compares a simulation with reality. `run_real` takes the same argument as
+`simdist.run` (a function that needs nothing but `torch.distributed` and torchrun's environment) and returns in the same
+words how each process ended.
 
 The parent must not have an accelerator in use, and torch must be imported before the fork so that a rank costs
 milliseconds, not seconds. Intra-op threads are set to 1 in each child: an OpenMP pool does not survive a fork.
@@ -67,7 +67,7 @@ def run_real(
 
 
 class RealWorld:
-    """A world of forked processes on its way; see `run_real`.
+    """A world of forked processes that is running; see `run_real`.
 
     Worlds that mostly sleep can overlap: start several, then finish each. As a context manager it leaves no process
     behind.
@@ -96,7 +96,7 @@ class RealWorld:
         self.close()
 
     def finish(self) -> list[RealOutcome]:
-        """Wait for every rank to end, kill what is due, and return how each one ended."""
+        """Wait for every rank to end, kill each one that is due, and return how each one ended."""
         open_readers = {child.reader: child for child in self._children}
         while open_readers:
             now = time.monotonic() - self._started
@@ -115,7 +115,7 @@ class RealWorld:
         return [child.outcome or RealOutcome("hung", seconds=self._timeout_s) for child in self._children]
 
     def close(self) -> None:
-        """Kill whatever still lives."""
+        """Kill all processes that still live."""
         for child in self._children:
             child.end()
         self._port.close()
@@ -130,7 +130,7 @@ class RealWorld:
 @dataclass(slots=True)
 class _Child:
     pid: int
-    reader: connection.Connection  # closed by the child's death at the latest
+    reader: connection.Connection  # at an end when the child dies, at the latest
     outcome: RealOutcome | None = None
     reaped: bool = False
 
@@ -182,11 +182,11 @@ def _child_main(
     started: float,
     writer: connection.Connection,
 ) -> int:
-    gc.freeze()  # a collection would go through all that the parent has, and copy its memory
+    gc.freeze()  # a collection would visit all objects of the parent, and so copy its memory
     signal.set_wakeup_fd(-1)
-    faulthandler.disable()  # pytest's: how a rank dies is in its outcome, not by a dump in the log
+    faulthandler.disable()  # pytest's: the outcome shows how a rank dies, without a dump in the log
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # the parent's handlers (pytest-timeout) are none of the rank's business
+        signal.signal(number, signal.SIG_DFL)  # a rank does not use the parent's handlers (pytest-timeout)
     torch.set_num_threads(1)
     os.environ.update(_torchrun_environment(rank, world_size, port))
     outcome: RealOutcome
@@ -225,10 +225,10 @@ def _torchrun_environment(rank: int, world_size: int, port: int) -> dict[str, st
 
 
 def reserve_port() -> socket.socket:
-    """A socket that holds a TCP port on which a rank can listen, and nobody else gets, until it is closed.
+    """Return a socket that reserves a TCP port for a rank to listen on; no other socket gets it until it is closed.
 
-    Bound, not listening, and both sides say SO_REUSEADDR: Linux then lets the store listen on it, but hands it out to
-    no other socket meanwhile.
+    It is bound but does not listen, and both sides set SO_REUSEADDR: Linux then lets the store listen on the port, but
+    gives it to no other socket meanwhile.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,14 +1,14 @@
-"""`pytest` runs what is deterministic, `pytest --real` what needs real processes or real time, and nothing else.
+"""`pytest` runs the deterministic tests, `pytest --real` only those that need real processes or real time.
 
-A test that needs either carries the marker `real`: by itself, by its folder's conftest.py, or by the arm that it runs
-on. The plain command deselects these, and the summary counts them; `--real` deselects all others.
+A test that needs either has the marker `real`: from itself, from its folder's conftest.py, or from the arm on which it
+runs. The plain command deselects these, and the summary counts them; `--real` deselects all others.
 
-All of the plain command's tests go on all cores; a part of them, or real processes, which would disturb each other's
-timing, run one after the other (`-n` says otherwise).
+The plain command without arguments uses all cores. A selection of tests runs one after the other, and so do tests of
+real processes, which would disturb each other's timing (`-n` changes this).
 
-A busy machine can make real processes differ. So what fails with `--real` is run again when all others are done, each
-test alone in a pytest of its own, up to twice, and fails only if it never passes. The summary names each such test
-what every attempt showed, of those that passed in the end too.
+A busy machine can make real processes differ. So each test that fails with `--real` runs again when all others are
+done, alone in a pytest of its own, up to twice, and fails only if it never passes. The summary names each of these
+tests, also those that passed in the end, with the result of every attempt.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 import pytest
 
 MARKER = "real: needs real processes or real time; runs with --real"
-_AGAIN = "--real-again"  # the pytest that runs one test alone: it runs nothing again itself
+_AGAIN = "--real-again"  # for the pytest that runs one test alone, which repeats nothing itself
 _ALONE = 2  # more attempts of a test that failed
 _LONGEST_S = 300
-_FORKS = "parity"  # its worlds are forks of pytest, and run first: the more memory pytest has, the slower a fork dies
-_COLUMNS = 400  # so that a reason is shown whole
+_FORKS = "parity"  # its worlds are forks of pytest and run first: a fork dies the slower, the more memory pytest has
+_COLUMNS = 400  # enough to show a reason as a whole
 
 
 @dataclass(slots=True)
 class _Again:
-    """A test that failed with all others, and what it showed then and later."""
+    """A test that failed when it ran with all others, and its failures then and later."""
 
     reports: list[pytest.TestReport] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Again:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option, and the one for the pytest that runs a test again."""
+    """Add the option, and the one for the pytest that runs a test again."""
     group = parser.getgroup("real", "real processes and real time")
     group.addoption(
         "--real", action="store_true", help="run the tests that need real processes or real time, and only these"
@@ -48,17 +48,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the marker, and the part that looks after failures."""
+    """Add the marker, and the plugin that repeats failed tests."""
     config.addinivalue_line("markers", MARKER)
     config.pluginmanager.register(_Selection(config), "simdist-real-selection")
-    on_worker = hasattr(config, "workerinput")  # of pytest-xdist: its starter hears of all failures
+    on_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist, whose starter gets all failures
     if config.getoption("--real") and not config.getoption(_AGAIN) and not on_worker:
         config.pluginmanager.register(_RunAgain(config), "simdist-real-again")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """What `-n auto` of pyproject.toml means here: every core, where pytest-xdist may count half of them."""
+    """Return the number for `-n auto` of pyproject.toml: every core; pytest-xdist may count half of them."""
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not everything or config.getoption("--real"):
         return 0
@@ -67,12 +67,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Workers keep bytecode in any environment: without it each rewrites all assertions anew, which takes 10 s."""
+    """Let workers keep bytecode in any environment: without it each rewrites all assertions, which takes 10 s."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 class _Selection:
-    """Leaves the tests that this run is not about out, and counts them."""
+    """Deselects the tests that do not belong to this run, and counts them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._real = bool(config.getoption("--real"))
@@ -94,7 +94,7 @@ class _Selection:
 
 
 class _RunAgain:
-    """Runs what failed again, each test alone, and lets it pass if it does."""
+    """Runs each failed test again, alone, and reports it as passed if it passes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -142,7 +142,7 @@ class _RunAgain:
                 terminalreporter.write_line(f"  {when}: {shown}")
 
     def _alone(self, nodeid: str) -> tuple[bool, str]:
-        """Run one test in a process of its own: whether it passed, and what it showed."""
+        """Run one test in its own process; returns True if it passed, and its result in words."""
         words = [sys.executable, "-m", "pytest", "--real", _AGAIN, "-rfEs", "--tb=short", "-p", "no:cacheprovider"]
         if self._config.inipath:
             words += ["-c", str(self._config.inipath)]
@@ -169,10 +169,10 @@ class _RunAgain:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """What says why it failed, in one line."""
+    """Return the reason of a failure, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip() or "nothing"
     if crash is None:
         return text.splitlines()[-1]
-    said, _, _ = text.partition("\nassert ")  # what pytest adds to a message of the test's own
+    said, _, _ = text.partition("\nassert ")  # without pytest's addition to the test's own message
     return " ".join(said.split())[:_COLUMNS]

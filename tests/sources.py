@@ -1,7 +1,7 @@
-"""What stands in a Python file, for tests of the whole tree: each file is parsed once, and only what tests ask is kept.
+"""The content of Python files, for tests of the whole tree: each file is parsed once, and only a summary is kept.
 
-A tree of syntax takes a hundred times the memory of its text, and the garbage collector looks at all of it. So a
-`Source` keeps names and texts.
+A syntax tree takes a hundred times the memory of its text, and the garbage collector visits all of it. So a `Source`
+keeps only names and texts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _T = TypeVar("_T", bound=ast.AST)
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A module that a file imports, or a name from it; `typing` if for the type checker only."""
+    """A module that a file imports, or a name from it; `typing` if only for the type checker."""
 
     module: str
     name: str | None  # after "from MODULE import"
-    as_name: str  # what the file calls it
+    as_name: str  # its name in the file
     typing: bool
 
     @property
     def full(self) -> str:
-        """The module and the name."""
+        """The module with the name."""
         return self.module if self.name is None else f"{self.module}.{self.name}"
 
 
@@ -39,8 +39,8 @@ class Import:
 class Source:
     """A file: `definitions` are its public functions and classes, `texts` its strings without docstrings.
 
-    `names` are dotted names as they stand ("a.b.c"), `calls` those that are called, each with its line and what its
-    single argument calls, if that is a call.
+    `names` are dotted names as written ("a.b.c"). `calls` are the called names, each with its line, and with the name
+    that its single argument calls, if that is a call.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Source:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Trees have hundreds of thousands of objects, and no cycle: to look for garbage meanwhile is in vain."""
+    """Switch the garbage collector off: trees have hundreds of thousands of objects and no cycle to find."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -68,7 +68,7 @@ def without_collector() -> Iterator[None]:
 @functools.cache
 @without_collector()
 def source(path: Path) -> Source:
-    """What stands in a file."""
+    """Return the summary of a file."""
     tree = ast.parse(path.read_text())
     nodes = _Nodes(tree)
     checked = [node for node in nodes.of(ast.If) if "TYPE_CHECKING" in ast.unparse(node.test)]
@@ -78,7 +78,7 @@ def source(path: Path) -> Source:
         *nodes.of(ast.AsyncFunctionDef),
     ]
     notes = {
-        id(node.body[0].value)  # type: ignore[attr-defined]  # it is an expression
+        id(node.body[0].value)  # type: ignore[attr-defined]  # an expression
         for node in (tree, *nodes.of(ast.ClassDef), *functions)
         if ast.get_docstring(node, clean=False) is not None
     }
@@ -105,7 +105,7 @@ class _Nodes:
     def __init__(self, tree: ast.Module) -> None:
         self._by_kind: dict[type[ast.AST], list[Any]] = {}
         self.all = found = list[ast.AST]((tree,))  # the outer ones first
-        for node in found:  # it grows meanwhile
+        for node in found:  # the list grows meanwhile
             self._by_kind.setdefault(type(node), []).append(node)
             for value in vars(node).values():
                 if isinstance(value, ast.AST):
@@ -114,12 +114,12 @@ class _Nodes:
                     found += [each for each in value if isinstance(each, ast.AST)]
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """Those of one kind."""
+        """Return the nodes of one kind."""
         return self._by_kind.get(kind, [])
 
 
 def _definitions(tree: ast.Module) -> Iterator[str]:
-    """Functions and classes without an underscore at the top of a file; a click command is reached by its own name."""
+    """Yield public functions and classes at the top of a file, without click's commands, which have their own names."""
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
@@ -137,7 +137,7 @@ def _imports(node: ast.Import | ast.ImportFrom, typing: bool) -> Iterator[Import
 
 
 def _dotted(node: ast.expr) -> str:
-    """The name, if nothing else than names stands before its dots."""
+    """Return the dotted name; "" if something else than names stands before its dots."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -146,7 +146,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _ending(node: ast.expr) -> str:
-    """The names at the end of an expression, as in "bus.record" of `self._of(x).bus.record`."""
+    """Return the names at the end of an expression, such as "bus.record" of `self._of(x).bus.record`."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

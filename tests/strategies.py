@@ -49,7 +49,7 @@ _operations = st.sampled_from([None, "all_reduce", "broadcast", "barrier"])
 
 
 def faults(world_size: int) -> SearchStrategy[Fault]:
-    """Faults that fit a world of `world_size` ranks."""
+    """Draw faults that fit a world of `world_size` ranks."""
     ranks = st.integers(0, world_size - 1)
     triggers = st.one_of(
         st.fixed_dictionaries({"at_ns": _times}),
@@ -144,7 +144,7 @@ def faults(world_size: int) -> SearchStrategy[Fault]:
 
 
 def fault_schedules(world_size: int) -> SearchStrategy[list[Fault]]:
-    """Up to three faults in one run."""
+    """Draw up to three faults for one run."""
     return st.lists(faults(world_size), max_size=3)
 
 
@@ -156,7 +156,7 @@ _words = st.sampled_from(
 _numbers = st.sampled_from([-1, 0, 1, 2, 3, 255, 2**31, 2**63 - 1, 2**63, 10**30])
 _texts = st.text(st.characters(), max_size=8)
 
-# What a file can say.
+# Values that a file can express.
 odd_values: SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | _numbers | st.integers() | st.floats() | _words | _texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words | _texts, inner, max_size=3),
@@ -165,7 +165,7 @@ odd_values: SearchStrategy[Any] = st.recursive(
 
 
 class _Loud:
-    """Raises when it is asked what it is."""
+    """An object without a repr: asking for it raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -197,7 +197,7 @@ _SECTION_KEYS = (
 )
 _sections = st.dictionaries(st.sampled_from(_SECTION_KEYS), odd_values, max_size=5)
 
-# Scenario files: some fine, most not.
+# Scenario files: some valid, most not.
 scenario_tables: SearchStrategy[dict[str, Any]] = st.builds(
     lambda fine, odd: {**fine, **odd},
     st.just({"world_size": 2, "workload": {"target": "job:work"}}),
@@ -207,7 +207,7 @@ scenario_tables: SearchStrategy[dict[str, Any]] = st.builds(
 
 @st.composite
 def fault_fields(draw: st.DrawFn) -> tuple[type[Fault], dict[str, Any]]:
-    """A kind of fault, and values for its fields that both a file and Python can say; many of them wrong."""
+    """Draw a kind of fault, and values for its fields that both a file and Python can express; many are wrong."""
     kind: type[Fault] = draw(st.sampled_from(sorted(KINDS.values(), key=lambda each: each.kind)))
     values = {
         field.name: draw(st.booleans() | _numbers | _words | st.just([[0], [1]]))
@@ -264,7 +264,7 @@ _FIELDS = (
 
 @st.composite
 def event_lines(draw: st.DrawFn) -> str:
-    """Lines of events: most of them fine, some with a value of another type."""
+    """Draw lines of events: most of them valid, some with a value of another type."""
     wrong = draw(st.booleans())
     lines = []
     for _ in range(draw(st.integers(1, 5))):
@@ -290,6 +290,6 @@ def event_lines(draw: st.DrawFn) -> str:
         }
         try:
             lines.append(json.dumps(record))
-        except ValueError:  # a number that Python does not write
+        except ValueError:  # a number that Python can't write
             lines.append("{}")
     return "\n".join(lines)

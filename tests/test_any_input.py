@@ -1,4 +1,4 @@
-"""Whatever comes in: an answer in simdist's own words, or a run. Properties, and a share of `tools/fuzz_input.py`."""
+"""Any input leads to a run or an error in simdist's own words. Properties, and a share of `tools/fuzz_input.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ again = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  #
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
-    """Writes a scenario beside a workload, and gives its path."""
+    """A function that writes a scenario next to a workload, and returns its path."""
     (tmp_path / "job.py").write_text("def work(*args, **kwargs): pass\n")
 
     def write(table: dict[str, Any]) -> str:
@@ -52,7 +52,7 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
 
 
 def ending(call: Callable[[], Any], error: type[Exception]) -> tuple[Any, Any]:
-    """What a call returns, and None; or None, and the error of this kind that it raises."""
+    """Return a call's result and None; or None and the error of this kind that it raises."""
     try:
         return call(), None
     except error as raised:
@@ -140,7 +140,7 @@ def test_a_trace_that_is_read_can_be_shown(tmp_path: Path, text: str) -> None:
 
 
 def program(*args: object, **kwargs: object) -> str:
-    """Returns what it was given."""
+    """Return the arguments as text."""
     return repr((args, kwargs))
 
 

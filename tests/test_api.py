@@ -40,7 +40,7 @@ def rank_of() -> int:
 
 
 def reduces(rounds: int = 2) -> float:
-    """Interleaves ranks that are runnable at one instant, so that the order of turns shows."""
+    """Interleave ranks that are runnable at one instant, so that the order of turns shows."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for _ in range(rounds):
@@ -109,7 +109,7 @@ def test_a_step_outside_a_world_does_nothing() -> None:
 
 
 def mixed() -> str:
-    """Every way to end: returns, raises, exits, is killed, hangs."""
+    """End in every way: return, raise, exit, be killed, hang."""
     rank = rank_of()
     print("hello from", rank)
     time.sleep(rank / 1e3)

@@ -1,4 +1,4 @@
-"""What `simdist.run` and its siblings say of arguments that make no sense: one line for each, before anything runs."""
+"""Arguments of `simdist.run` and its siblings that make no sense: each gets one line, before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simdist.faults import Crash, Fault, Hang, Partition, SlowRank
 
 
 def nothing(*args: object, **kwargs: object) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 class Loud:

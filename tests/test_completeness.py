@@ -1,4 +1,4 @@
-"""Every call of torch.distributed is in the table of what simulated ranks can do, and does what the table says."""
+"""Every call of torch.distributed is in the table of calls for simulated ranks, and works as the table says."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ GroupBody = Callable[[Any, int], object]
 
 
 def functions_of_torch() -> set[str]:
-    """Public functions of the two modules, and what else there can be called but is no class."""
+    """Return the public functions of the two modules, and other callables in them that are no classes."""
     found = set()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a deprecated name warns when it is touched
+        warnings.simplefilter("ignore")  # a deprecated name warns when it is read
         for module in (dist, c10d):
             for name in dir(module):
                 value = getattr(module, name)
@@ -55,13 +55,13 @@ def functions_of_torch() -> set[str]:
 
 
 def methods_of_torch() -> set[str]:
-    """Methods of both classes, those with one underscore, too: torch's own Python code calls them."""
+    """Return the methods of both classes, also those with one underscore: torch's own Python code calls them."""
     return {
         name
         for kind in (dist.ProcessGroup, c10d.ProcessGroupGloo)
         for name in dir(kind)
         if not name.startswith("__")
-        and name != "_pybind11_conduit_v1_"  # of pybind11, not of torch
+        and name != "_pybind11_conduit_v1_"  # pybind11's, not torch's
         and inspect.isroutine(getattr(kind, name))
     }
 
@@ -79,14 +79,14 @@ def total(tensor: torch.Tensor, expected: float) -> None:
 
 
 def listed(call: Callable[..., object], make: Callable[[], Any], *arguments: Any) -> Any:
-    """`call` something that fills what `make` makes, and give that back."""
+    """Call a function that fills the object that `make` makes, and return that object."""
     filled = make()
     call(filled, *arguments)
     return filled
 
 
 def exchange(rank: int, send: Callable[..., Any], recv: Callable[..., Any]) -> torch.Tensor | None:
-    """Rank 0 sends, rank 1 receives; asynchronously if the calls give works back."""
+    """Send on rank 0, receive on rank 1; asynchronously if the calls return works."""
     tensor = row(3.0, 4.0) if rank == 0 else torch.zeros(2)
     work = send(tensor, 1) if rank == 0 else recv(tensor, 0)
     if hasattr(work, "wait"):
@@ -145,7 +145,7 @@ def mesh(rank: int) -> None:
     assert torch.distributed.device_mesh.init_device_mesh("cpu", (2,)).get_local_rank() == rank
 
 
-# One call of every supported function, by each of two ranks in a Gloo world.
+# One call of every supported function, on each of two ranks in a Gloo world.
 FUNCTION_BODIES: dict[str, Body] = {
     "all_gather": lambda rank: total(torch.cat(listed(dist.all_gather, rows, row(1.0, 1.0))), 4),
     "all_gather_coalesced": lambda rank: total(
@@ -164,7 +164,7 @@ FUNCTION_BODIES: dict[str, Body] = {
     ),
     "barrier": lambda rank: dist.barrier(),
     "batch_isend_irecv": batch,
-    "breakpoint": lambda rank: dist.breakpoint(rank=9),  # the debugger is for nobody, but all meet at a barrier
+    "breakpoint": lambda rank: dist.breakpoint(rank=9),  # no rank gets the debugger, but all meet at a barrier
     "broadcast": lambda rank: total(listed(dist.broadcast, lambda: row(float(rank)), 1), 1),
     "broadcast_object_list": lambda rank: objects(
         lambda into: (into.__setitem__(0, "x") if rank == 0 else None, dist.broadcast_object_list(into, 0)), ["x"]
@@ -415,7 +415,7 @@ def test_a_refused_function_raises_the_error_of_the_table(name: str) -> None:
         pytest.skip(f"torch {torch.__version__} has no {name}")
 
     refused = FUNCTIONS[name]
-    if name == "split_group" and VERSION >= (2, 15):  # torch asks for no device any more, and the group refuses
+    if name == "split_group" and VERSION >= (2, 15):  # torch no longer asks for a device, and the group refuses
         refused = Coverage("refused", "UnsupportedError", "Make the group for the CPU only, with backend='cpu:gloo'")
     in_a_world(refusal(refused, REFUSED_FUNCTION_BODIES[name])).raise_for_failure()
 

@@ -1,4 +1,4 @@
-"""The corpus of real bugs: found blind, rightly, and the fixed programs left alone."""
+"""The corpus of real bugs: each is found blind and named rightly, and nothing is found in the fixed programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.warm import Interpreters
 from tools import _corpus_shrinking
 from tools.corpus import main, rows_of
 
-# One of each finder, and one that fails by itself; `tools/corpus.py` runs all.
+# One entry for each finder, and one that fails without judges; `tools/corpus.py` runs all.
 FAST = (
     "one_rank_skips_the_step_on_overflow",
     "sampler_never_hears_of_the_epoch",

@@ -1,4 +1,4 @@
-"""The pages and the README: each example prints what is shown, each link leads somewhere, nothing is missing."""
+"""The pages and the README: each example prints the text shown, each link has a target, nothing is missing."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_changes_are_at_most_a_screen_for_each_version() -> None:
 
 
 def out_of_date(launch_help: str) -> str:
-    """Which pages of the reference are not what this process finds in the code, where tests have replaced nothing."""
+    """Return the pages of the reference that differ from the code; for a process in which tests replace no names."""
     vars(_reference)["_launch_help"] = lambda: launch_help
     with contextlib.redirect_stdout(io.StringIO()) as said:
         _reference.write_reference(check=True)

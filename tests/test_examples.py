@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, and prints what it says."""
+"""Every example in a docstring runs, and prints the output that it shows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.examples import train
 ROOT = Path(simdist.__file__).parents[1]
 Names = dict[str, Any]
 
-# What each example takes for granted beyond the names of its own module.
+# The names that each example uses besides those of its own module.
 GIVEN: dict[str, Callable[[pytest.FixtureRequest], Names]] = {
     "simdist.c10d._makers": lambda request: {"HUB": HUB},
     "simdist.c10d._install": lambda request: {
@@ -75,7 +75,7 @@ def _message() -> SimpleNamespace:
 
 
 def _documented() -> list[tuple[str, str]]:
-    """Module and name of all that has an example in its docstring."""
+    """Return module and name of everything with an example in its docstring."""
     found = []
     for path in sorted((ROOT / "simdist").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -1,4 +1,4 @@
-"""Whose code a frame runs."""
+"""The owner of the code that a frame runs: the user, an installed package, or simdist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = HOME.parent
 
 
 def _frame(filename: str) -> FrameType:
-    """A frame whose code says that it comes from there."""
+    """Return a frame whose code has this file name."""
     found: list[FrameType] = []
     code = compile("found.append(sys._getframe())", filename, "exec")
     exec(code, {"found": found, "sys": sys})
@@ -91,7 +91,7 @@ def test_what_a_second_folder_for_packages_holds_is_installed(tmp_path: Path, na
 
 
 def test_what_pip_has_put_into_any_folder_of_the_path_is_installed(tmp_path: Path) -> None:
-    """As with `pip install --target`; what else is there is the user's."""
+    """As with `pip install --target`; other files in the folder are the user's."""
     (tmp_path / "lib-1.0.dist-info").mkdir()
     (tmp_path / "lib-1.0.dist-info" / "RECORD").write_text("lib/__init__.py,sha256=0,0\none.py,,\n../bin/lib,,\n")
     code = "import sys; sys.path += ['', 'away']; from simdist.frames import is_user_file as users; "
@@ -117,7 +117,7 @@ def test_nothing_else_knows_where_simdist_is_installed() -> None:
     homes = re.compile(r"simdist\.__file__\)\)\.parent\b|Path\(__file__\)\.parents\[1\]|__file__\.rpartition")
     found = {path.relative_to(ROOT).as_posix() for path in HOME.rglob("*.py") if homes.search(path.read_text())}
 
-    assert found == {"simdist/c10d/surface/state/_compiled.py"}  # the folder that Dynamo is to skip
+    assert found == {"simdist/c10d/surface/state/_compiled.py"}  # the folder that Dynamo skips
 
 
 @pytest.mark.parametrize(

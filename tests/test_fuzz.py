@@ -16,12 +16,12 @@ from tools._fuzz_programs import KINDS, Program, Statement, draw_program
 from tools._fuzz_shipped import ROOT, Shipped, run_shipped
 from tools.fuzz import case_of
 
-SHARE = 8  # cases
+SHARE = 8  # number of cases
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Without DTensor's advice, which it gives once for each mesh."""
+    """Hide DTensor's advice, which it logs once for each mesh."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -69,7 +69,7 @@ def test_a_bug_is_found_and_its_case_made_small(monkeypatch: pytest.MonkeyPatch)
     def broken(statement: Statement, state: object) -> None:
         from simdist.c10d.surface import _memory
 
-        _memory.flat(None)  # type: ignore[arg-type]  # an AttributeError out of our own code
+        _memory.flat(None)  # type: ignore[arg-type]  # an AttributeError from simdist's code
 
     monkeypatch.setitem(_fuzz_statements.ACTIONS, "sleep", broken)
     statements = tuple(

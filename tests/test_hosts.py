@@ -1,4 +1,4 @@
-"""Hosts that go down with all that lives on them, and come back."""
+"""Hosts that go down with all processes on them, and come back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = 10**9
 
 
 class Thing:
-    """Something that lives on a host, and writes down when it dies."""
+    """Lives on a host, and records when it dies."""
 
     def __init__(self, name: str, log: list[str], *, has_baton: bool = False) -> None:
         self.has_baton = has_baton
@@ -63,7 +63,7 @@ def test_nothing_passes_to_or_from_a_host_that_is_down(network: Network) -> None
 
 
 class Driven:
-    """A world on two hosts of two ranks, run in parts."""
+    """A world on two hosts of two ranks, which runs in parts."""
 
     def __init__(self, call: Callable[[int], Any], **settings: Any) -> None:
         cluster = simdist.cluster.build(4, hosts=2)
@@ -111,7 +111,7 @@ def test_peers_on_other_hosts_hear_nothing_and_time_out(driven: Callable[..., Dr
     assert [rank.status for rank in result.ranks] == ["raised", "raised", "killed", "killed"]
     assert [rank.exit_code for rank in result.ranks[2:]] == [-9, -9]
     assert [rank.ended_ns for rank in result.ranks[2:]] == [SECOND, SECOND]
-    # What real Gloo says of a peer that is silent, 20 s after the call.
+    # Real Gloo's error for a silent peer, 20 s after the call.
     assert all("Timed out waiting 20000ms" in str(rank.exception) for rank in result.ranks[:2])
     assert result.virtual_time_ns == result.ranks[0].ended_ns == 23_001_200_000
 
@@ -182,5 +182,5 @@ def test_ranks_that_begin_again_when_the_host_is_back_find_a_calm_network(
     run.boot("host1", 60 * SECOND)
     result = run.finish()
 
-    # Once for all, by the closed form; followed message by message each rank would have an end of its own.
+    # One end for all ranks, by the closed form; followed message by message each rank would have its own end.
     assert [event.rank for event in result.events if event.kind == "complete"] == [-1]

@@ -1,4 +1,4 @@
-"""`tools/hunt.py`: operators of torch that give wrong numbers on DTensors are found, others left alone."""
+"""`tools/hunt.py` finds operators of torch that give wrong numbers on DTensors, and reports no others."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SHARE = ["threads", "programs", "children", "devices", "disk, power lost"]
 
 
 def share_of_leaks() -> tuple[list[str], dict[str, Counter[str]]]:
-    """What `leaks_of` finds with one kind more, which plants a leak; for a process that ends with it."""
+    """Return what `leaks_of` finds with an additional kind, which plants a leak; for a process that ends then."""
     calls: list[int] = []
 
     def leaving(index: int) -> set[str]:
@@ -29,7 +29,7 @@ def share_of_leaks() -> tuple[list[str], dict[str, Counter[str]]]:
 
 
 def test_worlds_leave_nothing_behind_but_what_is_planted(interpreters: Interpreters) -> None:
-    # A look goes through everything in the process, of which pytest has made much.
+    # In its own process: a look visits everything in it, and pytest has many objects.
     left, ended = interpreters.call("1", share_of_leaks)
 
     assert [line.partition(":")[0] for line in left] == ["json.dumps()", "json.dumps"]

@@ -1,4 +1,4 @@
-"""Hundreds of worlds in one process, good and bad, and nothing of them is left."""
+"""Hundreds of worlds in one process, good and bad, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ROOM_MIB = 16
 
 
 def open_files() -> list[str]:
-    """Where the numbers of open files lead to."""
+    """Return the targets of all open file descriptors."""
     return sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
 
 
 def resident_mib() -> float:
-    """What the process has in memory."""
+    """Return the resident memory of the process after a collection."""
     gc.collect()
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
@@ -64,7 +64,7 @@ def good() -> float:
 
 
 def untidy() -> None:
-    """Leaves its group, pending works and a future behind."""
+    """Leave the group, pending works and a future behind."""
     rank = meet()
     work = dist.all_reduce(torch.ones(1000), async_op=True)
     assert work is not None
@@ -125,7 +125,7 @@ def loads() -> None:
 
 
 def leaves_children() -> None:
-    """Children, pipes, a pool's threads and a half-read queue are there when the ranks end."""
+    """Leave children, pipes, a pool's threads and a half-read queue when the ranks end."""
     rank = meet()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -170,9 +170,9 @@ def run_world(index: int) -> set[str]:
 @pytest.mark.usefixtures("small_heap")
 def test_many_worlds_leave_no_trace() -> None:
     wrong: Counter[tuple[str, ...]] = Counter()
-    for index in range(2 * len(CASES)):  # what is made once and kept, is made here
+    for index in range(2 * len(CASES)):  # makes everything that is made once and kept
         run_world(index)
-    memory_mib = resident_mib()  # it collects what they left, too
+    memory_mib = resident_mib()  # also collects their garbage
     before, threads, files = host_state(), threading.enumerate(), open_files()
 
     for index in range(WORLDS):
@@ -211,7 +211,7 @@ def test_a_finished_world_is_freed_without_the_collector() -> None:
 
 
 def resident_mib_now() -> float:
-    """Without collecting garbage first."""
+    """Return the resident memory without a collection before."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -1,4 +1,4 @@
-"""What only Linux has is a bonus: without it everything imports, and the main job runs."""
+"""Features that only Linux has are optional: without them everything imports, and the main job runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import simdist
 from tests.warm import Interpreters
 
-# Torch and the standard library are Linux's own here, so they come first; what is imported after them finds a system
-# that has none of what Linux alone has.
+# Torch and the standard library are built for Linux here, so they are imported first. Modules imported after them find
+# a system without the features that only Linux has.
 _ELSEWHERE = """
 import asyncio, multiprocessing.util, os, select, signal, socket, subprocess, sys, sysconfig, threading
 import click, networkx, numpy, pydantic, pytest, rich.console, simpy

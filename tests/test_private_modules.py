@@ -1,4 +1,4 @@
-"""A module whose name begins with an underscore is private to its package; what others need, the package exports."""
+"""A module whose name begins with an underscore is private to its package, which exports the names for others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _package(path: Path) -> str:
 
 
 def _owner_of_private(name: str) -> str | None:
-    """The package whose private module this is, or is inside of; None if no part of the name is private."""
+    """Return the package that owns this private module, or a private part of its path; None if no part is private."""
     parts = name.split(".")
     private = [index for index, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
     return ".".join(parts[: private[0]]) if private and parts[0] == "simdist" else None
@@ -26,12 +26,12 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-# Packages of rooms that share what is private; `test_wings.py` in their tests holds which room may import which.
+# Packages whose rooms share private names; `test_wings.py` in their tests says which room may import which.
 _HOUSES = ("simdist.c10d", "simdist.device", "simdist.faults", "simdist.hardware", "simdist.process")
 
 
 def trespasses() -> set[str]:
-    """Each import of another package's private module, or of a private name of it."""
+    """Return each import of another package's private module, or of a private name from it."""
     found = set()
     for path in sorted((ROOT / "simdist").rglob("*.py")):
         package = _package(path)

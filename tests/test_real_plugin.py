@@ -1,4 +1,4 @@
-"""`pytest --real`: what runs, what is run again alone, and what the summary says of it."""
+"""`pytest --real`: which tests run, which run again alone, and what the summary says of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Each test counts its attempts in a file of its own.
+# Each test counts its attempts in its own file.
 SOURCE = """
 from pathlib import Path
 import pytest
@@ -60,15 +60,15 @@ class TestBroken:
 
 
 class Run(Protocol):
-    """The fixture `run`: pytest with this plugin, in the present folder, where `files` are put before."""
+    """The fixture `run`: runs pytest with this plugin in the present folder, after writing `files` there."""
 
     def __call__(self, *arguments: str, **files: str) -> tuple[int, str]: ...
 
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Exit code and output of a run in this process; what it runs again alone has a process of its own."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others only take time
+    """Return exit code and output of a run in this process; tests that run again alone have their own process."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # other plugins only take time
     loads = f"import sys\nsys.path.append({str(ROOT)!r})\npytest_plugins = ['tests.real_plugin']\n"
     (pytester.path / "conftest.py").write_text(loads)
 

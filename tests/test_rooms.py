@@ -1,4 +1,4 @@
-"""No folder of simdist holds more modules than a reader can keep in mind, and rooms import in one direction."""
+"""No folder of simdist has more modules than a reader can keep in mind, and rooms import in one direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_folder_has_more_than_25_modules() -> None:
 
 
 def test_no_file_has_more_than_600_lines() -> None:
-    """Longer ones hold several subjects."""
+    """Longer files are about several subjects."""
     files = [path for folder in (HOME, TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
     lines = {path.as_posix(): len(path.read_text().splitlines()) for path in files}
 
@@ -37,7 +37,7 @@ def folders() -> list[Path]:
 
 
 def imported(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each file of the folder, with each module that it imports, in functions too."""
+    """Yield each file of the folder with each module that it imports, in functions too."""
     for path in sorted(folder.glob("*.py")):
         for each in source(path).imports:
             if not each.typing:
@@ -62,9 +62,9 @@ def test_only_the_doors_of_a_house_know_the_room_behind_them(house: str, room: s
 
 
 def test_files_that_import_each_other_say_why() -> None:
-    """One file of each circle does, and no circle is large.
+    """One file of each circle gives the reason, and no circle is large.
 
-    Imports in functions and for the type checker count, those of packages do not.
+    Imports in functions and for the type checker count, imports of packages do not.
     """
     files = {module_of(path): path for path in HOME.rglob("*.py")}
     graph = networkx.DiGraph(
@@ -83,12 +83,12 @@ def test_files_that_import_each_other_say_why() -> None:
 
 
 def module_of(path: Path) -> str:
-    """The name under which a file is imported."""
+    """Return the name under which a file is imported."""
     return ".".join(path.relative_to(HOME.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def defining(found: Import, files: Mapping[str, Path]) -> str | None:
-    """The file that defines what is imported, behind the faces of packages; None if it is not ours."""
+    """Return the file that defines an imported name, also if a package re-exports it; None if it is not simdist's."""
     while found.module in files and found.full not in files and files[found.module].name == "__init__.py":
         inner = next((each for each in source(files[found.module]).imports if each.as_name == found.name), None)
         if inner is None:

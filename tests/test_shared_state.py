@@ -1,4 +1,4 @@
-"""A share of `tools/shared_state.py`: what ranks leave in torch's modules is known, and what is new is found."""
+"""A share of `tools/shared_state.py`: all changes of ranks to torch's modules are known, and it finds new ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _seen() -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's about itself
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about itself
 @pytest.mark.usefixtures("small_heap")
 def test_what_ranks_leave_and_see_in_torch_is_known_to_be_harmless() -> None:
-    """All programs at once, for a look at all of torch takes longer than most of them: the tool says whose it is."""
+    """All programs at once: a look at all of torch takes longer than most programs. The tool names the program."""
     left = written_by(*(PROGRAMS[name] for name in _SHARE))
     seen = seen_by_all(_seen)
 

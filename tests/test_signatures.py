@@ -1,4 +1,4 @@
-"""What one package of simdist offers to another has a type: no `Any` in a signature, an attribute or a constant."""
+"""Names that a package of simdist offers to others have types: no `Any` in a signature, an attribute or a constant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def part_of(path: Path) -> str:
 
 
 def offered() -> set[str]:
-    """Names that users import, or another part of simdist."""
+    """Return the names that users or other parts of simdist import."""
     names = set(simdist.__all__)
     for path in FILES:
         for each in source(path).imports:
@@ -36,14 +36,14 @@ def says_any(annotation: ast.expr | None) -> bool:
     )
 
 
-# What stays untyped, with the reason.
+# Names that stay untyped, with the reasons.
 UNTYPED = {
     "_process: SimProcess.torch_state": "the class is of c10d, of which the layer of processes knows nothing",
 }
 
 
 def untyped(tree: ast.Module, names: set[str]) -> Iterator[str]:
-    """Functions, methods, attributes and names of modules with an `Any`, of those that are offered."""
+    """Yield the offered functions, methods, attributes and names of modules that have an `Any`."""
     yield from (name for name in untyped_names(tree.body) if name in names)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
@@ -60,7 +60,7 @@ def untyped(tree: ast.Module, names: set[str]) -> Iterator[str]:
 
 
 def untyped_names(nodes: Iterable[ast.AST], of: str = "") -> Iterator[str]:
-    """What is annotated with an `Any`, or is another name of a type that has one."""
+    """Yield names that are annotated with an `Any`, or are aliases of a type that has one."""
     for node in nodes:
         targets: Sequence[ast.expr]
         if isinstance(node, ast.AnnAssign):

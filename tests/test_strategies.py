@@ -1,4 +1,4 @@
-"""Hypothesis strategies give what fits a world, and shrink to the plainest one."""
+"""Hypothesis strategies draw faults that fit a world, and shrink to the simplest one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public surface does not drift, and imports point one way."""
+"""The public names do not change unnoticed, and imports point one way."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def dotted(path: Path) -> str:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Every module that a file imports, whether at once or later; of simdist two levels, of others one."""
+    """Yield every module that a file imports, at once or later; two levels of simdist's names, one of others."""
     for each in source(path).imports:
         first, *rest = (each.full if each.module == "simdist" else each.module).split(".")
         yield ".".join(["simdist", *rest[:1]]) if first == "simdist" else first
@@ -334,7 +334,7 @@ def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: 
         for alias in node.names
     }
     module = importlib.import_module(dotted(package))
-    homes = getattr(module, "_HOMES", None)  # of names that are loaded on first use
+    homes = getattr(module, "_HOMES", None)  # the homes of names that are loaded on first use
     if homes is not None:
         typed = next(node for node in tree.body if isinstance(node, ast.If))
         listed = [alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -347,7 +347,7 @@ def test_a_package_lists_what_it_re_exports_and_defines_nothing_itself(package: 
 
 
 def by_kind(name: str) -> tuple[int, str]:
-    """Constants, then classes, then functions: the order that ruff keeps."""
+    """Sort constants first, then classes, then functions: ruff's order."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 

@@ -1,4 +1,4 @@
-"""The setting `values`: what it refuses, what it turns off, and where it can be said."""
+"""The setting `values`: what it refuses, what it turns off, and where it can be set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.searches.programs import all_together
 
 
 def sums(elements: int = 5000) -> float:
-    """Every rank's own number, if it is not moved."""
+    """Return the first element of an all_reduce: the rank's own number, if payloads are not moved."""
     dist.init_process_group("gloo")
     tensor = torch.full((elements,), float(1 + dist.get_rank()))
     dist.all_reduce(tensor)

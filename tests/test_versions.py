@@ -1,4 +1,4 @@
-"""The tool that tries other versions of torch: what it runs, what it counts, and what it says of bad input."""
+"""The tool that tries other versions of torch: its commands, its counts, and its answers to bad input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Runs = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 def runner(
     about: str, *, report: str = REPORT, install: int = 0, bad_program: bool = False
 ) -> tuple[Runs, list[list[str]]]:
-    """Answers as the commands would, and the commands."""
+    """Return a function that answers like the commands, and the list of commands that it got."""
     commands: list[list[str]] = []
 
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

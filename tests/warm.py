@@ -1,8 +1,8 @@
 """Interpreters that have imported torch, and do each job in a fork of their own.
 
-A fresh process for each of a hundred jobs would import torch a hundred times, which takes seconds. A fork has the hash
-seed and the addresses of its interpreter, and has done nothing else. So tests that need a process of its own take one
-from here, and for each thing that starts fresh processes one test takes real ones.
+A fresh process for each of a hundred jobs would import torch a hundred times, which takes seconds each. A fork has the
+hash seed and the addresses of its interpreter, and has done nothing else. So tests that need their own process get it
+from here. For each feature that starts fresh processes one test uses real ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Interpreters"]
 
 ROOT = Path(__file__).resolve().parents[1]
 HASH_SEEDS = ("1", "2")
-_WARM = (  # what takes long, and what most jobs import in the end; DDP wants dynamo
+_WARM = (  # slow imports, and those that most jobs need; DDP needs dynamo
     *("torch._dynamo", "torch.distributed.checkpoint", "pytest", "hypothesis.strategies"),
     *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
     *("simdist.device", "simdist.judges", "simdist.c10d.backends.nccl"),
@@ -40,7 +40,7 @@ _SIZE = 8  # bytes of the number before each message
 
 
 class Interpreters:
-    """One for each of two hash seeds, started when it is needed; processes of tests that say one `name` share them."""
+    """One interpreter for each of two hash seeds, started on demand; test processes with the same `name` share them."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name or str(os.getpid())
@@ -48,9 +48,9 @@ class Interpreters:
         self._users: IO[str] | None = None  # the file that is locked while this process uses them
 
     def call(self, hash_seed: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function(*arguments)` returns in a fork with this process's environment; it fails if that raises.
+        """Return the result of `function(*arguments)` in a fork with this process's environment; fails if it raises.
 
-        What both processes exchange has to pickle.
+        Function, arguments and result must pickle.
         """
         with self._connected(hash_seed) as connection, connection.makefile("rwb") as stream:
             _send(stream, pickle.dumps((dict(os.environ), function, arguments)))
@@ -70,10 +70,10 @@ class Interpreters:
         anew: Sequence[str] = (),
         **_: object,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of Python with captured text: `-m MODULE`, `-c CODE` or a file, and arguments.
+        """Do what `subprocess.run` of Python does, with captured text: `-m MODULE`, `-c CODE` or a file, and arguments.
 
-        With `checks`, a determinism check in that process takes its fresh processes from here too. The modules and
-        packages in `anew` have not been imported there yet.
+        With `checks`, a determinism check in that process takes its fresh processes from here, too. The modules and
+        packages in `anew` are not imported in it yet.
         """
         assert words[0] == sys.executable
         environment = dict(os.environ if env is None else env)
@@ -91,12 +91,12 @@ class Interpreters:
         return subprocess.CompletedProcess(list(words), *reported)
 
     def close(self) -> None:
-        """Let them end, if no other process uses them."""
+        """Let the interpreters end, if no other process uses them."""
         if self._users is None:
             return
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not list(self._folder.glob("*.socket")):  # none has come up
+            if not list(self._folder.glob("*.socket")):  # no interpreter was started
                 shutil.rmtree(self._folder, ignore_errors=True)
         self._users.close()
         self._users = None
@@ -136,13 +136,13 @@ def _receive(stream: Any) -> bytes:
 
 
 def _serve(path: Path) -> None:
-    """Answer at the socket `path` from a process in the background, until nobody holds a lock on "users" beside it."""
+    """Answer at the socket `path`, in a background process, until no process holds a lock on the file "users" there."""
     for name in _WARM:
         importlib.import_module(name)
     importlib.import_module("simdist.process._following")._EARLY.among(())  # it judges each module once
     gc.collect()
-    gc.freeze()  # pytest looks for garbage when it ends: a fork would go through all of torch, and copy its memory
-    # Whether anything is frozen is counted object by object, which takes longer than most worlds with devices.
+    gc.freeze()  # pytest collects garbage when it ends: a fork would visit all of torch, and so copy its memory
+    # A count of the frozen objects takes longer than most worlds with devices.
     vars(importlib.import_module("simdist.process.stdlib._collector"))["host_froze"] = lambda: True
 
     os.dup2(2, 1)
@@ -194,7 +194,7 @@ def _answer(connection: socket.socket) -> NoReturn:
 def _python(
     words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str, anew: tuple[str, ...]
 ) -> tuple[int, str, str]:
-    """Be `python WORDS` in a fork of this fork, and return its exit code and what it printed."""
+    """Run `python WORDS` in a fork of this fork, and return its exit code and output."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(typed.encode())
         stdin.seek(0)
