@@ -1,4 +1,4 @@
-"""A rank at work, and one call of the list with what it leaves there."""
+"""A rank that runs the list of cases, and one case: a call with its results on the rank."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-Result = Sequence[Tensor] | str  # what a rank holds afterwards
+Result = Sequence[Tensor] | str  # the tensors of a rank after the call, or a refusal
 
 MIB = (1 << 20) // 4  # floats in Gloo's largest segment
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
 COMPLEX = (torch.complex64, torch.complex128)
-DTYPES = (*FLOATS, *INTEGERS, *COMPLEX)  # those that Gloo has functions for
+DTYPES = (*FLOATS, *INTEGERS, *COMPLEX)  # the types that Gloo has functions for
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_PERIOD = 10_007  # large inputs repeat themselves: a prime, so that no chunk boundary falls on a repetition
+_PERIOD = 10_007  # large inputs repeat after so many elements; a prime, so that no chunk begins at a repetition
 LARGE = 64 << 10  # bytes per rank from which a case counts as large
-HUGE_WORLD = 9  # above, no payload of two segments for each rank
+HUGE_WORLD = 9  # larger worlds have no payload of two segments for each rank
 
 
 @dataclass(slots=True)
 class Bench:
-    """A rank at work: where it stands in the world, and the groups that it made for earlier cases."""
+    """A rank: its number, the size of its world, and the groups that it made for earlier cases."""
 
     rank: int
     world: int
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def group(self, members: tuple[int, ...]) -> Any:
-        """The group of these ranks; every rank of the world asks for it."""
+        """Return the group of these ranks; every rank of the world must call this."""
         if members not in self._groups:
             self._groups[members] = dist.new_group(list(members))
         return self._groups[members]
 
     def data(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """This rank's input: the same in every run, with NaN, infinities and zeros of both signs among the floats.
+        """Return this rank's input, the same in every run; floats include NaN, infinities and zeros of both signs.
 
-        The larger the world, the fewer of them, so that most sums are of ordinary numbers.
+        Larger worlds have fewer of these, so that most sums are of ordinary numbers.
         """
         if count > _PERIOD:
             return self.data(name, _PERIOD, dtype).repeat(count // _PERIOD + 1)[:count]
@@ -77,9 +77,9 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class BitsCase:
-    """One call and what it leaves on a rank.
+    """One call and its results on a rank.
 
-    `moved`: nothing is computed, so that NaNs keep their bits. `large`: it takes its time.
+    `moved`: the call computes nothing, so NaNs keep their bits. `large`: the case takes long.
     """
 
     family: str
@@ -90,10 +90,10 @@ class BitsCase:
 
     @property
     def title(self) -> str:
-        """Unique in the list."""
+        """A name that is unique in the list."""
         return f"{self.family}: {self.name}"
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """The dtype without the module."""
+    """Return the name of the dtype without its module."""
     return str(dtype).removeprefix("torch.")

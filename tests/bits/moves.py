@@ -1,4 +1,4 @@
-"""What only moves data."""
+"""Collectives that only move data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects, and groups of some of the ranks."""
+"""Collectives of objects, and groups of some of the ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def object_cases(world: int) -> Iterator[BitsCase]:
 
 
 def group_cases(world: int) -> Iterator[BitsCase]:
-    """Groups are sorted whatever order their ranks are given in; each has an order of summation of its own."""
+    """Groups sort their ranks, whatever order they are given in; each group has its own order of summation."""
 
     def all_reduce(bench: Bench, group: Any, tensor: Tensor, size: int) -> Result:
         dist.all_reduce(tensor, group=group)

@@ -20,13 +20,13 @@ Reduction = Callable[[Bench, Tensor, Any], Result]
 
 
 def _sizes(world: int) -> list[int]:
-    """Around the boundaries of chunks and segments, with one or more elements for each rank or none at all."""
+    """Return sizes around the boundaries of chunks and segments, with no, one or more elements for each rank."""
     near = {0, 1, 2, 3, world - 1, world, world + 1, 2 * world - 1, 2 * world, 2 * world + 1, 1000, 1001, 4097}
     return sorted(near)
 
 
 def _payloads(world: int) -> Iterator[tuple[str, torch.dtype, int]]:
-    """Operation, dtype and size: every operation on every dtype at one size, and many sizes for some of them."""
+    """Yield operation, dtype and size: every operation on every dtype at one size, and many sizes for some."""
     for operation in OPERATIONS:
         for dtype in DTYPES:
             yield operation, dtype, 101
@@ -45,7 +45,7 @@ def _payloads(world: int) -> Iterator[tuple[str, torch.dtype, int]]:
 
 
 def _large_payloads(world: int, *, several_segments: bool) -> Iterator[tuple[str, torch.dtype, int]]:
-    """Around a megabyte, and over several segments of a megabyte for each rank."""
+    """Yield payloads of about a megabyte, and of several segments of a megabyte for each rank."""
     for size in (MIB - 1, MIB, MIB + 1):
         yield "SUM", torch.float32, size
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
@@ -91,7 +91,7 @@ def _reduce_scatter_tensor(bench: Bench, tensor: Tensor, operation: Any) -> Resu
 
 
 def _reduce_scatter(bench: Bench, tensor: Tensor, operation: Any) -> Result:
-    # Entries of one list need not have the same size everywhere but must on every rank: rank q's gets q more elements.
+    # The entries of a list may differ in size, but in the same way on every rank: rank q's entry has q more elements.
     sizes = [tensor.numel() // bench.world + target if tensor.numel() else 0 for target in range(bench.world)]
     whole = tensor.repeat(2 + bench.world * bench.world // max(1, tensor.numel()))[: sum(sizes)]
     output = torch.zeros(sizes[bench.rank], dtype=tensor.dtype)

@@ -1,8 +1,8 @@
-"""One list of collectives whose results must be those of real Gloo in every bit, to be run by simulated and real ranks.
+"""A list of collectives for simulated and real ranks: their results must be the same as real Gloo's in every bit.
 
 `bits_cases` is the list for a world size, `run_bits` runs it on a rank and returns a digest for each case, and
-`name_difference` says where two ranks' results part. `tools/conformance.py --bits` runs all of it; `tests/parity` a
-selection.
+`name_difference` says where two ranks' results differ first. `tools/conformance.py --bits` runs all of it;
+`tests/parity` runs a selection.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ BITS_FAMILIES = (
 
 
 def bits_cases(world_size: int, families: Collection[str] | None = None) -> list[BitsCase]:
-    """The cases for a world of this size, of all families or of some; every rank runs them in this order."""
+    """Return the cases for a world of this size, of all families or some; every rank runs them in this order."""
     return [case for case in _all_cases(world_size) if families is None or case.family in families]
 
 
 @cache
 def _all_cases(world_size: int) -> tuple[BitsCase, ...]:
-    # In small worlds some sizes and groups fall together.
+    # In small worlds some sizes and groups are the same.
     every = itertools.chain.from_iterable(make(world_size) for make in _MAKERS)
     return tuple({case.title: case for case in every}.values())
 
@@ -67,10 +67,10 @@ def run_bits(
     words: Callable[[str], str] = str,
     whole: bool = False,
 ) -> list[Any]:
-    """The body of a rank: join a Gloo world, run the list or what of it has these titles, return one result for each.
+    """Run a rank: join a Gloo world, run all cases or those with these titles, and return one result for each.
 
-    A result is a digest, or the type and text of a refusal, the latter as `words` puts it. With `whole` it is what the
-    rank holds, to be shown to `name_difference`.
+    A result is a digest, or the type and text of a refusal, after `words` was applied to the text. With `whole` it is
+    the rank's tensors, for `name_difference`.
     """
     dist.init_process_group("gloo")
     bench = Bench(dist.get_rank(), dist.get_world_size())
@@ -91,10 +91,10 @@ def _result(case: BitsCase, bench: Bench, words: Callable[[str], str], *, whole:
 
 
 def digest(*tensors: Tensor, moved: bool = False) -> str:
-    """A hash over the bytes of tensors, in the order of their logical contents.
+    """Return a hash over the bytes of tensors, in the order of their logical contents.
 
-    All NaNs count as one, unless they were only `moved`: which sign and payload comes out of two NaNs, or of inf - inf,
-    is up to the instructions that a build of Gloo happens to use. Where there is a NaN does count.
+    All NaNs count as equal, unless they were only `moved`: the sign and payload of a NaN that results from two NaNs, or
+    from inf - inf, depend on the instructions in a build of Gloo. The places of NaNs do count.
     """
     whole = hashlib.sha256()
     for tensor in tensors:
@@ -115,7 +115,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def name_difference(ours: Any, theirs: Any, *, moved: bool = False) -> str:
-    """Where two results of `run_bits(..., whole=True)` part first, in words; empty if they do not."""
+    """Return in words where two results of `run_bits(..., whole=True)` differ first; empty if they do not."""
     if isinstance(ours, str) or isinstance(theirs, str):
         return "" if ours == theirs else f"simulated {_short(ours)}, real {_short(theirs)}"
     if [(part.numel(), part.dtype) for part in ours] != [(part.numel(), part.dtype) for part in theirs]:

@@ -1,4 +1,4 @@
-"""Several tensors at once, and sparse ones."""
+"""Collectives of several tensors at once, and of sparse ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are not one row of memory."""
+"""Tensors that are not contiguous in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gloo's reductions, slowly: every segment is copied from rank to rank as the message schedule says.
+"""A slow copy of Gloo's reductions: every segment is copied from rank to rank as in the message schedule.
 
 Written from the description of gloo/allreduce.cc and reduce.cc, not from simdist: plain numpy, no folds, no blocks.
-bfloat16, which numpy lacks, travels as the upper half of a float32.
+Numpy has no bfloat16, so it is stored as the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def as_array(tensor: torch.Tensor) -> tuple[Array, bool]:
-    """The elements in memory order, complex ones as pairs; and whether they are bfloat16 bits."""
+    """Return the elements in memory order, complex ones as pairs, and True if they are bfloat16 bits."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(-1)
@@ -81,7 +81,7 @@ class _Ring:
         return slice(start, start + self.segment)
 
     def run(self, steps: int, shift: int, arrived: Callable[[int, slice, Array], None]) -> None:
-        """In step i rank r receives segment (r + shift) * per_rank + i from r + 1; it is used two steps later."""
+        """In step i let rank r receive segment (r + shift) * per_rank + i from r + 1; it is used two steps later."""
         flying: dict[tuple[int, int], tuple[slice, Array]] = {}
         for step in range(steps + 2):
             for rank in range(self.ranks):
@@ -116,7 +116,7 @@ def all_reduce(buffers: Sequence[Array], name: str, brain: bool) -> None:
 
 
 def reduce(buffers: Sequence[Array], name: str, brain: bool, root: int) -> None:
-    """Reduce to a root; the others keep what the ring leaves with them."""
+    """Reduce to a root; the other ranks keep what the ring leaves in their buffers."""
     ranks, element = len(buffers), buffers[0].itemsize
     size = buffers[0].size * element
     if size and ranks > 1:
@@ -144,7 +144,7 @@ def _reduce_phase(ring: _Ring, fold: Fold, steps: int) -> None:
 
 
 def same_bits(tensor: torch.Tensor, expected: Array, brain: bool) -> bool:
-    """True if every element has the expected bits; one NaN is as good as another."""
+    """True if every element has the expected bits; all NaNs count as equal."""
     actual, _ = as_array(tensor)
     if brain:
         nans = np.isnan(_widen(actual)), np.isnan(_widen(expected))

@@ -11,10 +11,10 @@ import torch.distributed
 
 from tests.c10d.worlds import values
 
-LATE_S = 0.001  # how late a store finds that a wait has run out of time
+LATE_S = 0.001  # a store finds so much later that a wait has run out of time
 dist: Any = torch.distributed  # the stubs do not export the stores
 HOST = "127.0.0.1"
-FILE = f"/tmp/simdist-test-{os.getpid()}"  # of this pytest: another one may make and remove its own
+FILE = f"/tmp/simdist-test-{os.getpid()}"  # one for each pytest, since others may make and remove theirs
 HALF = timedelta(seconds=0.5)
 LOST = (
     "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. "
@@ -44,7 +44,7 @@ def filed() -> Any:
 
 
 def alone(body: Callable[[], Any]) -> Any:
-    """What `body` returns in a world of one rank."""
+    """Return the result of `body` in a world of one rank."""
     return values(body, 1)[0]
 
 
@@ -53,7 +53,7 @@ def gave_up(keys: str, limit_ms: int = 500) -> str:
 
 
 def shared(wait: bool = True, timeout_s: float = 300) -> Any:
-    """This rank's client of a store that rank 0 hosts."""
+    """Return this rank's client of a store that rank 0 hosts."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return dist.TCPStore(HOST, 4321, size, rank == 0, timedelta(seconds=timeout_s), wait)
 

@@ -16,7 +16,7 @@ __all__ = ["Case", "FakeCosts", "UnsteadyCosts", "cases", "costs", "store_steps"
 
 @dataclass(frozen=True, slots=True)
 class FakeCosts:
-    """A network on which every pair costs the same, and is closed to data until `opens_ns` (None: for ever)."""
+    """A network on which every pair has the same costs, and is closed to data until `opens_ns` (None: forever)."""
 
     latency: int = 50_000
     per_byte: float = 0.25
@@ -37,14 +37,14 @@ class FakeCosts:
 
 @dataclass(frozen=True, slots=True)
 class UnsteadyCosts(FakeCosts):
-    """A network whose latency is another one at every moment, between every two ranks."""
+    """A network whose latency differs at every moment, and between every two ranks."""
 
     def latency_ns(self, source: int, target: int, now_ns: int) -> int:
         """One-way latency of a message that leaves now."""
         return self.latency + zlib.crc32(f"{source} {target} {now_ns}".encode()) % 1_000_000
 
     def through_ns(self, source: int, target: int, size_bytes: float, start_ns: int, end_ns: int) -> int:
-        """Some links are slow."""
+        """Return when a message is through; some links are slow."""
         return max(end_ns, start_ns + round(size_bytes)) if (source + target) % 3 == 1 else end_ns
 
 
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def needs_everyone(self) -> bool:
-        """True if nobody can be done before all have arrived."""
+        """True if no rank can be done before all have arrived."""
         return self.name == "barrier" or (self.name in ("all_reduce", "all_gather") and self.size > 0)
 
 
@@ -90,7 +90,7 @@ SIZES = st.one_of(st.integers(0, 80), st.integers(0, 5 << 20)).map(lambda size: 
 
 @st.composite
 def cases(draw: st.DrawFn, most_ranks: int = 9) -> Case:
-    """Any collective; sizes are multiples of four bytes, some of them above Gloo's largest segment."""
+    """Draw any collective; sizes are multiples of four bytes, some of them above Gloo's largest segment."""
     ranks = draw(st.integers(1, most_ranks))
     return Case(draw(st.sampled_from(NAMES)), ranks, draw(SIZES), draw(st.integers(0, ranks - 1)))
 

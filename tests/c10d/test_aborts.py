@@ -1,4 +1,4 @@
-"""A process that aborts because more came than it has room for: the simulated half of `tests/parity/test_aborts.py`."""
+"""A process that aborts because it received more than fits: the simulated half of `tests/parity/test_aborts.py`."""
 
 from __future__ import annotations
 

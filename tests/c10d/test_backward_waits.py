@@ -17,7 +17,7 @@ from tests.c10d.nccl import worlds as on_nccl
 
 
 def shared(device: str) -> nn.Module:
-    """Two layers with one weight."""
+    """Return two layers that share one weight."""
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
@@ -25,7 +25,7 @@ def shared(device: str) -> nn.Module:
 
 
 def start(backend: str, device: str) -> int:
-    """The default group; the rank, on its device."""
+    """Make the default group and select the rank's device; returns the rank."""
     dist.init_process_group(backend)
     if device == "cuda":
         torch.cuda.set_device(dist.get_rank())

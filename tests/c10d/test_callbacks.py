@@ -1,4 +1,4 @@
-"""Errors of the callbacks of futures: the same types and texts as torch's, with the stack that torch shows."""
+"""Errors in callbacks of futures: the same types and texts as torch's, with the stack that torch shows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _CALLERS = ("train", "raised", "stories")
 
 
 def raised(act: Callable[[], object]) -> str:
-    """The error's type and text, with the functions of the stack that are in this file."""
+    """Return the error's type and text, with the functions of this file that are on the stack."""
     try:
         act()
     except Exception as error:
@@ -130,7 +130,7 @@ STORIES = {
     "fails_when_chained": f"{CHAINED} | fail",
     "fails_at_once": f"{MINE} | fail | fails_at_once | train | raised | stories",
 }
-"""What real ranks report, too (`tests/parity/test_callbacks.py`)."""
+"""The expected texts; real ranks report the same (`tests/parity/test_callbacks.py`)."""
 
 
 def test_errors_of_callbacks_have_torchs_types_and_texts() -> None:

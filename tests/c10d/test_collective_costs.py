@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simdist.c10d.backends.gloo._costs import allgather_ns, allreduce_ns, alltoall_ns, barrier_ns, reduce_ns, segments
 
 MIB = 1 << 20
-MESSAGE_NS = 100_000  # of no size, over a latency of 50 us: word that the receive is posted, then the data
+MESSAGE_NS = 100_000  # an empty message over a latency of 50 us: the notice that the receive is posted, then the data
 
 # (elements, bytes per element, ranks) -> (segments, segments per rank, bytes per segment, elements per chunk)
 GLOO_SEGMENTS = [
@@ -76,7 +76,7 @@ def test_an_all_to_all_takes_one_message_and_every_block() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_small_all_reduce_passes_each_rank_but_its_own_twice(ranks: int) -> None:
-    # With two segments in flight, each of the two phases takes one message per rank passed.
+    # With two segments in flight, each of the two phases takes one message for each rank on the way.
     assert allreduce_ns(8 * ranks, 4, ranks, 50_000, 0.25) == pytest.approx(2 * (ranks - 1) * MESSAGE_NS, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Compiled code is each rank's own: what dynamo takes for constant on one rank is not another's."""
+"""Each rank has its own compiled code: a value that dynamo takes for constant on one rank does not affect others."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import simdist
 from simdist.errors import UnsupportedError
 from tests.c10d.worlds import values
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's about itself
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's warnings about itself
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    """No test compiles less because another one ran before."""
+    """Reset the compiler, so that no test compiles less because another one ran before."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
 def whose(x: torch.Tensor) -> torch.Tensor:
-    """Adds the rank, or a hundred where there is no group."""
+    """Add the rank, or a hundred if there is no group."""
     return x + (dist.get_rank() if dist.is_initialized() else 100)
 
 
@@ -224,19 +224,19 @@ def test_a_batch_of_messages_names_an_operation_that_it_does_not_have() -> None:
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """A function that is compiled."""
+    """Compute something in one graph."""
     return (x * 2).sum()
 
 
 def stopped(x: torch.Tensor, *, far: bool) -> torch.Tensor:
-    """One in two parts."""
+    """Compute something in two graphs."""
     x = x + 1
     torch._dynamo.graph_break()
     return x * 2 if far else x
 
 
 def learned() -> Any:
-    """What dynamo compiles as shapes change, and what it counts."""
+    """Return the graphs that dynamo compiles as shapes change, and its counts."""
     import torch._dynamo.utils as reported
 
     graphs: list[Any] = []
@@ -258,7 +258,7 @@ def learned() -> Any:
     return graphs, counted, kept
 
 
-# What a process of its own says (torch 2.13, Python 3.11 to 3.13).
+# The result in a separate process (torch 2.13, Python 3.11 to 3.13).
 ALONE = (
     [
         *(("0/0", [("3",)]), ("0/1", ["s77", ("4",)])),
@@ -320,7 +320,7 @@ def test_a_backward_pass_is_compiled_for_the_rank_that_wants_it() -> None:
             step(5)
             return compiled, backward.depth, backward.compiled_autograd_enabled
         with backward._enable(compiler):
-            time.sleep(10)  # the other one enters the context meanwhile, and leaves it later
+            time.sleep(10)  # the other rank enters the context meanwhile, and leaves it later
             step(3 + rank)
             inside = backward.depth, backward.compiled_autograd_enabled
         step(7)
@@ -337,7 +337,7 @@ def test_a_backward_pass_is_compiled_for_the_rank_that_wants_it() -> None:
 
 
 def compiled_steps(compiled: list[int], hook: Any = None) -> None:
-    """Three backward passes of a rank, which are alike on all ranks."""
+    """Do three backward passes, which are alike on all ranks."""
     backward: Any = importlib.import_module("torch._dynamo.compiled_autograd")
 
     def compiler(graph: Any) -> Any:

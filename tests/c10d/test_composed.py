@@ -29,12 +29,12 @@ TYPES: Any = dist.ProcessGroup.BackendType
 
 
 def place() -> tuple[Any, int, int]:
-    """A store, and the caller's rank among how many."""
+    """Return a store, the caller's rank and the number of ranks."""
     return next(iter(_dist.rendezvous("env://")))  # type: ignore[no-any-return]
 
 
 def composed(store: Any, rank: int, size: int, prefix: str = "by hand/") -> Any:
-    """A group as torch and other libraries make them."""
+    """Make a group in the way of torch and other libraries."""
     store = _dist.PrefixStore(prefix, store)
     group: Any = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(TYPES.GLOO)
@@ -52,7 +52,7 @@ def said(call: Callable[[], Any]) -> Any:
 
 
 def asked(group: Any) -> list[Any]:
-    """What a group says of itself, and of what it lacks."""
+    """Return a group's answers about itself, and its errors for what it lacks."""
     calls: list[Callable[[], Any]] = [
         group.name,
         group._get_backend_name,
@@ -78,7 +78,7 @@ def asked(group: Any) -> list[Any]:
 
 
 def life() -> list[Any]:
-    """A group from its making on; what it says after each step."""
+    """Build a group step by step; returns its answers after each step."""
     store, rank, size = place()
     bare: Any = dist.ProcessGroup(_dist.PrefixStore("bare", store), rank, size)
     found = asked(bare)
@@ -95,12 +95,12 @@ def life() -> list[Any]:
     wrong: list[tuple[Any, ...]] = [(CPU, TYPES.GLOO, group), ("cpu", TYPES.GLOO), (CPU, "gloo")]
     found += [said(lambda: group._register_backend(*each)) for each in wrong]  # noqa: B023
     found += [said(lambda: dist.ProcessGroup(store, "0", 1)), isinstance(group, dist.ProcessGroup)]  # type: ignore[arg-type]
-    composed(store, rank, size, "last/").barrier().wait()  # nobody leaves before
+    composed(store, rank, size, "last/").barrier().wait()  # no rank leaves before
     return found
 
 
 def sums() -> list[Any]:
-    """What collectives over it return, in all the ways in."""
+    """Return the results of collectives over the group, through all functions that lead to it."""
     store, rank, size = place()
     group = composed(store, rank, size)
     tensor = torch.full((2,), float(rank + 1))
@@ -258,7 +258,7 @@ def test_a_split_of_a_group_that_has_gloo_twice_is_refused() -> None:
 
 
 def dropped(make: Callable[..., Any]) -> list[Any]:
-    """Rank 0 drops a group, and rank 1 goes on with it."""
+    """Drop a group on rank 0, while rank 1 goes on with it."""
     store, rank, size = place()
     kept, group = composed(store, rank, size, "kept/"), make(store, rank, size)
     group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()
@@ -314,11 +314,11 @@ def test_a_group_in_a_reference_cycle_is_dropped_at_the_same_moment() -> None:
         del held
         if rank == 0:
             del group
-        for _ in range(200):  # so many hand-overs that the collector looks
+        for _ in range(200):  # enough hand-overs for a garbage collection
             other.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()
             [[] for _ in range(int(os.environ["GARBAGE"]))]
         if rank == 0:
-            sleep_s(3)  # so that nothing closes because the rank ends
+            sleep_s(3)  # so that no connection closes because the rank ends
             return ""
         try:
             group.allreduce([torch.ones(1)], dist.ReduceOp.SUM).wait()

@@ -1,4 +1,4 @@
-"""What collectives in trouble make the simulator do, in counts: no more than the trouble is worth."""
+"""The work of the simulator for collectives in trouble, in counts: it stays in proportion to the trouble."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simdist.faults import Crash, Fault, LinkDelay
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often a collective was worked out anew, a step of a flow made, and a sweep over a ring."""
+    """Count rebuilds and retimings of flows, their steps, and sweeps over a ring."""
     found: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:
@@ -67,7 +67,7 @@ def test_a_crash_in_a_ring_takes_as_many_sweeps_as_it_takes_to_go_around(counts:
     crash(64, "during")
 
     assert counts["_post"] == 0
-    # Both ways around from the dead rank a neighbour stops one or two messages after the one before it.
+    # In both directions from the dead rank each rank stops one or two messages after the one before it.
     assert 0 < counts["_pass_waits"] <= 4 * 64
 
 
@@ -88,7 +88,7 @@ def test_a_dead_rank_in_a_large_ring_has_the_effect_of_one_in_a_small_ring() -> 
 
 
 def overlap(count: int, fault: Fault) -> simdist.RunResult:
-    """So many all_reduces of four ranks, each of which begins while those before it are under way."""
+    """Run `count` all_reduces of four ranks, each of which begins while those before it are under way."""
 
     def body() -> None:
         dist.init_process_group("gloo")
@@ -112,7 +112,7 @@ def test_collectives_in_trouble_are_followed_once_at_any_change_of_pace(
 
     assert result.ok
     assert counts["rebuild"] == 24
-    assert per_collective == 4 * 2 * 2 * 3 * 2  # ranks, trips, messages in each, ends of one; Gloo cuts each in two
+    assert per_collective == 4 * 2 * 2 * 3 * 2  # ranks, trips, messages in each, ends of each; Gloo cuts each in two
     assert counts["retime"] > 200
 
 

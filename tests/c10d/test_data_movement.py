@@ -1,4 +1,4 @@
-"""Collectives that move data: everything arrives where it should, whatever its type, shape and layout."""
+"""Collectives that move data: all data arrives at the right place, whatever its type, shape and layout."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_payloads_that_do_not_fit_are_a_mismatch(tensor: torch.Tensor) -> None:
 
 
 def test_ranks_that_disagree_give_each_other_what_fits() -> None:
-    """What real Gloo 2.13 does with it: the root of each waits for those that called something else."""
+    """As real Gloo 2.13: the root of each operation waits for the ranks that called something else."""
 
     def body(rank: int) -> list[float]:
         tensor, parts = torch.full((2,), float(rank)), [torch.full((2,), 7.0 + place) for place in range(4)]

@@ -1,4 +1,4 @@
-"""TORCH_DISTRIBUTED_DEBUG on simulated ranks; what real Gloo does with it is compared in tests/parity."""
+"""TORCH_DISTRIBUTED_DEBUG on simulated ranks; tests/parity compares it with real Gloo."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch.distributed
 from tests.c10d.stores import alone
 from tests.c10d.worlds import now_ns, sleep_s, values
 
-dist: Any = torch.distributed  # which exports its stores to no type checker
+dist: Any = torch.distributed  # it exports its stores to no type checker
 
 
 def folder(place: Path) -> Path:
@@ -66,7 +66,7 @@ def removed(path: Path) -> None:
 
 
 def made_again(path: Path) -> None:
-    other = path.with_suffix(".new")  # made while the old one is there, so that it has another number
+    other = path.with_suffix(".new")  # made while the old file exists, so that it has another inode
     other.touch()
     path.unlink()
     other.rename(path)

@@ -1,4 +1,4 @@
-"""The flight recorder apart from what real Gloo's says, which tests/parity compares."""
+"""The flight recorder; tests/parity compares its entries with real Gloo's."""
 
 from __future__ import annotations
 

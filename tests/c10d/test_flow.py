@@ -64,7 +64,7 @@ def test_arriving_later_makes_nobody_earlier(data: st.DataObject, case: Case, ne
 
     before, after = ends(case, network, times, order), ends(case, network, later, order)
 
-    # Which of two messages goes out first may change, and with it who waits for whom.
+    # The order in which two messages leave may change, and so may the waits between ranks.
     assert all(b <= a + 2 * network.latency * 4 * case.ranks for b, a in zip(before, after, strict=True))
     if network.latency == 0:
         assert all(b <= a for b, a in zip(before, after, strict=True))
@@ -139,7 +139,7 @@ def test_the_closed_form_of_an_idle_network_agrees_with_the_messages(name: str, 
     )
 
 
-# -- single transfers: who is stuck in which of them when a rank is missing or dead is in test_missing_ranks.py --------
+# -- single transfers; test_missing_ranks.py has the ranks that are stuck in them when one is missing or dead ----------
 
 CLOSED = "closed"
 
@@ -240,7 +240,7 @@ def test_whatever_breaks_nobody_fails_before_it_came(data: st.DataObject, case: 
 
     for rank in range(case.ranks):
         outcome = flow.outcome(rank)
-        assert isinstance(outcome, Done | Failed)  # everyone has a limit, so nobody is left hanging
+        assert isinstance(outcome, Done | Failed)  # every rank has a limit, so none hangs
         if isinstance(outcome, Done) or rank != gone:
             assert outcome.time_ns >= times[rank]
         assert outcome.time_ns <= times[rank] + SECOND + 1_000_000_000
@@ -254,7 +254,7 @@ speeds = st.lists(
 
 
 def known(flow: Flow, ranks: int, moment: int) -> list[object]:
-    """All that a flow finds, and what it has put down for those who look next."""
+    """Return all findings of a flow, and take those that it has noted for its user."""
     flow.conclude()
     outcomes = [flow.outcome(rank) for rank in range(ranks)]
     quiet = [flow.quiet(rank, moment) for rank in range(ranks)]

@@ -54,4 +54,4 @@ def test_torch_s_kernel_is_there_again_after_the_world() -> None:
 
 def has_kernel() -> bool:
     name = "_c10d_functional::all_gather_into_tensor_out"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")  # elsewhere it is that of no key
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")  # outside of a rank its kernel has no key

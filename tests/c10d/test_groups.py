@@ -1,4 +1,4 @@
-"""Groups: sub-groups, who is in them, and what is left after they are destroyed."""
+"""Groups: sub-groups, their members, and what is left after they are destroyed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_overlapping_groups_do_not_disturb_each_other() -> None:
     def body(rank: int) -> list[float]:
         groups = [dist.new_group([0, 1, 2]), dist.new_group([1, 2, 3])]
         mine = [group for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
-        # Ranks 1 and 2 call them in the same order; the others are in one only.
+        # Ranks 1 and 2 use both groups in the same order; the others are in one only.
         return [summed(2.0**rank, group) for group in mine] + [summed(1.0)]
 
     assert in_group(body, 4) == [[7, 4], [7, 14, 4], [7, 14, 4], [14, 4]]
@@ -353,7 +353,7 @@ def test_inference_tensors_and_parameters_are_reduced_in_place() -> None:
         return tensor.tolist() + parameter.tolist()
 
     assert in_group(body, 2) == [[4, 4, 4, 2, 2]] * 2
-    assert not _unseen.inference_tensors  # which would slow the next world
+    assert not _unseen.inference_tensors  # it would slow the next world
 
 
 def test_a_group_of_a_name_that_was_used_before_may_have_another_size() -> None:

@@ -1,4 +1,4 @@
-"""The host program's own objects and threads, beside a world and in the hands of its ranks."""
+"""The host program's own objects and threads: outside a world, and used by its ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_key_that_never_comes_into_a_real_store_is_reported_in_its_words(tmp_p
     ]
     assert simdist.run(body, world_size=1, args=(file_store,)).values == [
         [
-            ("RuntimeError", "Wait timeout", 3 * second + late),  # it counts in whole seconds
+            ("RuntimeError", "Wait timeout", 3 * second + late),  # the store counts in whole seconds
             ("RuntimeError", "Wait timeout", second + late),
             ("RuntimeError", "Timeout waiting for key: no after 2000 ms", 3 * second + late),
         ]
@@ -165,7 +165,7 @@ def test_what_a_module_registers_is_there_for_all_ranks_and_afterwards(
         assert result.values == [(True, True)] * 3
     assert "of_a_module" in dist.Backend.backend_list
     assert not any(name.startswith("own") for name in dist.Backend.backend_list)
-    # As far as this process goes, no such module was ever imported.
+    # As if this process had never imported the module.
     dist.Backend.backend_list.remove("of_a_module")
     for table in (dist.Backend.backend_capability, dist.Backend.backend_type_map):
         table.pop("of_a_module", None)
@@ -252,7 +252,7 @@ def test_nothing_of_torchs_module_is_left_changed(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(params=[False, True], ids=["sockets", "libuv"])
 def servers(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """A list with a real server, which ends with the last reference to it."""
+    """A list with a real server, which ends when its last reference is gone."""
     made = [stores.TCPStore("localhost", 0, None, True, wait_for_workers=False, use_libuv=request.param)]
     yield made
     made.clear()

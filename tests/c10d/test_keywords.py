@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(VERSION < (2, 13), reason="the names are those o
 
 
 def results(group: Any, device: str) -> list[Any]:
-    """What each call leaves in its tensors."""
+    """Return the content of each call's tensors afterwards."""
     rank, size = group.rank(), group.size()
 
     def of(*numbers: float) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_methods_of_groups_with_devices_take_the_names_of_torch() -> None:
 
 
 def by_gloo_on_devices(*, named: bool) -> list[float]:
-    """A reduction of what a busy device computes moves through the memory of the host."""
+    """Reduce the result of a busy device, which moves through host memory."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
     group: Any = dist.group.WORLD
@@ -152,7 +152,7 @@ def by_gloo_on_devices(*, named: bool) -> list[float]:
 
 
 def by_both_backends() -> list[tuple[list[float], str]]:
-    """What is on a device goes to NCCL, the rest to Gloo."""
+    """Reduce tensors on a device, over NCCL, and on the CPU, over Gloo."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl")
     group: Any = dist.group.WORLD

@@ -1,4 +1,4 @@
-"""What runs out of time in torch ends a little later than it is due, by what its backend or its store takes."""
+"""Waits that time out in torch end a little late, by an amount that depends on the backend or the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that torch's own functions make while a world lives. Who sees them finds torch's own attributes and words."""
+"""Options that torch's own functions make while a world lives: they show torch's own attributes and texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENUM: Any = dist.ReduceOp
 
 
 class Watching(groups):  # type: ignore[misc]  # Any: the stubs have other arguments
-    """A group of a program, which keeps the options that it is given."""
+    """A program's own group, which keeps the options that it gets."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -35,7 +35,7 @@ class Watching(groups):  # type: ignore[misc]  # Any: the stubs have other argum
 
 
 def seen(opts: Any) -> list[Any]:
-    """Every attribute of options, and whether they count as torch's."""
+    """Return every attribute of options, and True for each of torch's classes that they are instances of."""
     names = [name for name in dir(type(opts)) if name in ("asyncOp", "rootRank", "rootTensor", "timeout")]
     operation = [opts.reduceOp == dist.ReduceOp.MAX, type(opts.reduceOp)] if hasattr(opts, "reduceOp") else []
     kinds = [isinstance(opts, each) for each in (dist.AllreduceOptions, dist.BroadcastOptions)]

@@ -1,4 +1,4 @@
-"""What modules register for `torch.load` when they are imported stays for all ranks, and for later worlds."""
+"""Classes that modules register for `torch.load` on import stay registered, for all ranks and for later worlds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_dtensor_can_be_loaded_in_every_world_and_on_every_rank(interpreters: 
 
 
 class Config:
-    """Of a kind that `torch.load` takes only if a program allows it."""
+    """A class that `torch.load` takes only if a program allows it."""
 
 
 def test_ranks_may_load_a_type_for_different_whiles() -> None:
@@ -67,7 +67,7 @@ def test_ranks_may_load_a_type_for_different_whiles() -> None:
         with torch.serialization.safe_globals([Config]):
             dist.barrier()
             if dist.get_rank() == 1:
-                dist.barrier()  # the other has left by then
+                dist.barrier()  # the other rank has left by then
             torch.load(file)
         if dist.get_rank() == 0:
             dist.barrier()
@@ -93,13 +93,13 @@ def test_types_and_hooks_stay_those_of_the_rank_that_added_them(flag: bool) -> N
         mine = type("Mine", (), {})
 
         def hook(*values: object) -> None:
-            """Of this rank."""
+            """A hook of this rank."""
 
         handle = modules.register_module_forward_hook(hook)
         torch.serialization.add_safe_globals([mine])
         if flag:
             torch.use_deterministic_algorithms(dist.get_rank() == 1, warn_only=True)
-        for _ in range(3):  # others have the baton meanwhile
+        for _ in range(3):  # other ranks run meanwhile
             dist.barrier()
         types = torch.serialization.get_safe_globals()
         found = [each is mine for each in types if getattr(each, "__name__", "") == "Mine"]
@@ -132,7 +132,7 @@ def test_sparse_tensors_are_checked_by_the_rank_that_loads_them() -> None:
         torch.save(torch.eye(2).to_sparse(), found)
         found.seek(0)
         if dist.get_rank() == 0:
-            pickle.loads(pickle.dumps(ahead))  # no index fits; only `torch.load` looks
+            pickle.loads(pickle.dumps(ahead))  # no index is valid, but only `torch.load` checks them
         for rank in (1, 0):
             dist.barrier()
             if dist.get_rank() == rank:

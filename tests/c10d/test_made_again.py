@@ -1,4 +1,4 @@
-"""A group that is made again at one store: who is early looks for the others where an earlier group listened.
+"""A group that is made again at one store: a rank that is early looks for the others where an earlier group listened.
 
 Real Gloo (torch 2.13), three processes, `destroy_process_group` and `init_process_group` over torchrun's store or a
 FileStore: most runs fail, with "Connect timeout" after five times the timeout or with "Connection refused". Over a
@@ -24,9 +24,9 @@ MS = 1_000_000
 
 
 def twice(backend: str, lateness_ms: Sequence[float], how: str = "", *, held: bool = False) -> tuple[str, int]:
-    """What a rank that is so late at the second group of the same name sees, and after how long.
+    """Make two groups with the same name, the second one late; returns what the rank sees, and after how long.
 
-    It waits before that one, or holds the first one until then.
+    The rank waits before the second group, or holds the first one until then.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     file: dict[str, Any] = {"init_method": how, "rank": rank, "world_size": size} if how.startswith("file") else {}

@@ -1,4 +1,4 @@
-"""Messages meet as in the simplest list that one could search, and the search never grows with what waits."""
+"""Messages meet as in a search of simple lists, and the cost does not grow with the number of waiting ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Message:
 
 @dataclass
 class Search:
-    """The same by searching two lists."""
+    """The same matching, by searching two lists."""
 
     sends: list[tuple[int, int, int, int]] = field(default_factory=list)  # name, source, target, tag
     receives: list[tuple[int, int | None, int, int]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Search:
         for entry in self.receives:
             if entry[2:] == (target, tag) and entry[1] in (None, source):
                 if entry[1] is None:
-                    break  # it meets that one when it is heard of
+                    break  # it meets this receive once the receiver learns of it
                 self.receives.remove(entry)
                 return entry[0]
         self.sends.append((name, source, target, tag))
@@ -95,7 +95,7 @@ def test_matching_finds_what_a_search_finds(steps: list[tuple[Any, ...]]) -> Non
         source, target, tag = details
         if action == "put back":
             if any(entry[2:] == (target, tag) and entry[1] in (None, source) for entry in search.receives):
-                continue  # only a send that nobody here receives is put back
+                continue  # only a send without a receive here is put back
             matching.put_back(message, source, target, tag)
             search.sends.append((name, source, target, tag))
             continue
@@ -117,7 +117,7 @@ def test_matching_finds_what_a_search_finds(steps: list[tuple[Any, ...]]) -> Non
 
 
 class CountingMessage(Message):
-    """Counts how often anyone asks for its place."""
+    """Counts how often its place is read."""
 
     looks = 0
 

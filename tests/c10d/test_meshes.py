@@ -1,4 +1,4 @@
-"""DTensor on uneven shapes: each rank works by its own plan."""
+"""DTensor on uneven shapes: each rank makes its own plan."""
 
 from __future__ import annotations
 

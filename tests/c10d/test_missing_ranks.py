@@ -1,4 +1,4 @@
-"""A rank is missing, late or dead: who sees what and when, as measured on real Gloo (torch 2.13)."""
+"""A rank is missing, late or dead: what the others see and when, as measured on real Gloo (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COLLECTIVES: dict[str, Callable[[], object]] = {
 def story(
     body: Callable[[Diary], None], size: int, timeout_s: float, faults: Sequence[simdist.faults.Fault] = ()
 ) -> list[Diary | None]:
-    """The diaries of the ranks that lived to return theirs."""
+    """Return the diaries of the ranks that survived."""
 
     def main() -> Diary:
         diary = Diary.begin(timeout_s)
@@ -109,7 +109,7 @@ def test_everyone_times_out_when_a_rank_never_calls_and_is_cut_off_then(
 ) -> None:
     diaries = story(lambda diary: absent(diary, 1, False, [name, "all_reduce"]), size, 1)
 
-    # Which kind rank 3 of 5 reports varies with the payload on real processes; the flow decides here.
+    # On real processes the error of rank 3 of 5 varies with the payload; here the flow decides it.
     allowed = {rank: (SEND, RECV) if (size, rank) == (5, 3) else text for rank, text in first.items()}
     check(diaries, {rank: [(1.3, text), (1.3, BROKEN)] for rank, text in allowed.items()})
 
@@ -247,7 +247,7 @@ def test_when_peers_of_a_dead_rank_exit_all_see_a_closed_connection(size: int) -
 
     result = simdist.run(main, world_size=size)
 
-    # (c): each exits on its error, which closes its own connections in turn.
+    # (c): each rank exits on its error, which closes its own connections in turn.
     assert [rank.status for rank in result.ranks] == ["killed" if r == 1 else "raised" for r in range(size)]
     assert result.ranks[1].exit_code == -signal.SIGKILL
     for rank in (0, *range(2, size)):
@@ -265,7 +265,7 @@ def test_a_crash_while_data_is_under_way_resets_its_neighbours_connections(
 
     diaries = story(body, size, 5, [Crash(rank=1, op="all_reduce", when="during")])
 
-    # (d): those far away time out; one next to it may see only the end of the connection.
+    # (d): ranks far away time out; a neighbour may see only the end of the connection.
     check(
         diaries,
         {rank: [(5.0, far[rank])] if rank in far else [(0.0, (RESET, CLOSED))] for rank in range(size) if rank != 1},

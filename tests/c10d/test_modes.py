@@ -1,4 +1,4 @@
-"""A program's dispatch modes see what they see with real Gloo: torch's own operators, and none of simdist's work."""
+"""A program's dispatch modes see the same as with real Gloo: torch's own operators, and none of simdist's work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Watch(Mode):  # type: ignore[misc]
-    """Writes down each operator, and the arguments that are neither tensors nor groups."""
+    """Records each operator, and the arguments that are neither tensors nor groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_a_mode_may_answer_in_the_operator_s_place() -> None:
     def body(rank: int) -> list[float]:
         tensor = torch.ones(2)
         with Skip():
-            dist.all_reduce(tensor)  # of another tensor
+            dist.all_reduce(tensor)  # the mode reduces another one
         return tensor.tolist()
 
     assert in_group(body, 2) == [[1.0, 1.0]] * 2

@@ -1,4 +1,4 @@
-"""(l): `monitored_barrier` names who is missing, in real Gloo's words and at its moments."""
+"""(l): `monitored_barrier` names the missing ranks, in real Gloo's words and at its times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stories(
     dead: bool = False,
     at_s: float = 0.0,
 ) -> dict[int, list[tuple[str, float]]]:
-    """What each rank that calls sees of a barrier of 1 s, then of an all_reduce of one float; the group has 2 s."""
+    """Return each calling rank's diary of a barrier of 1 s, then an all_reduce of one float; the group has 2 s."""
 
     def main() -> Diary:
         diary = Diary.begin(2)
@@ -78,7 +78,7 @@ def test_what_is_left_of_the_time_is_for_the_next_rank() -> None:
     said, at_s = reported[0][0]
     left = re.search(r"waiting (\d+)ms", said)
     assert left is not None
-    assert 990 <= int(left[1]) <= 1000  # a little went by with rank 1
+    assert 990 <= int(left[1]) <= 1000  # rank 1 used a little of it
     assert said == failed(2, timed_out("recv", int(left[1])))
     assert at_s == 1.0
     assert reported[1][0] == (reached(1, CLOSED), 1.0)

@@ -1,4 +1,4 @@
-"""Tensors that are no plain memory: subclasses get the operator, torch refuses the others, and the process lives."""
+"""Tensors that are not plain memory: subclasses get the operator, torch refuses the others, and the process lives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_operation_ends_for_every_kind_of_tensor(kind: str, backend: str) 
             assert not isinstance(rank.exception, InternalError), (name, rank.exception)
 
 
-PARTS = {  # of a tensor of two: what becomes of 1 and 2 on two ranks
+PARTS = {  # of a tensor of two elements: the results for 1 and 2 on two ranks
     "all_reduce": 2.0,
     "broadcast": 1.0,
     "reduce": 2.0,
@@ -101,7 +101,7 @@ def test_a_subclass_gets_the_operator_and_calls_it_on_its_parts(name: str, debug
     expected = [PARTS[name], 2 * PARTS[name]]
     result.raise_for_failure()
     assert all(found == expected for found in result.values[0])
-    if name not in ("reduce", "gather"):  # what these leave on others is the backend's
+    if name not in ("reduce", "gather"):  # on other ranks the result depends on the backend
         assert all(found == expected for found in result.values[1])
 
 
@@ -173,7 +173,7 @@ def test_comm_debug_mode_counts_synchronous_calls(backend: str) -> None:
     assert simdist.run(body, world_size=2, backend=backend).values == [once] * 2
 
 
-SAID = {  # of an all_reduce
+SAID = {  # the errors of an all_reduce
     "quantized": "Could not run 'c10d::allreduce_' with arguments from the 'QuantizedCPU' backend.",
     "csr": "Could not run 'c10d::allreduce_' with arguments from the 'SparseCsrCPU' backend.",
     "freed": "the storage of a tensor of shape (4,) was freed or never allocated: it has 0 of 16 bytes.",
@@ -208,7 +208,7 @@ def test_meta_tensors_communicate_nothing() -> None:
 
 
 def outcomes() -> list[Any]:
-    """What tensors of other strides and shapes get from each call."""
+    """Return the results of each call with tensors of other strides and shapes."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank, square = dist.get_rank(), torch.arange(4.0).view(2, 2)
@@ -286,7 +286,7 @@ def _in_inference_mode() -> None:
 
 SPLIT = "Split" if VERSION >= (2, 13) else "SplitBackward0"
 
-# As measured on real Gloo, torch 2.13; the test of real processes below holds them.
+# As measured on real Gloo, torch 2.13; the test of real processes below checks them.
 ON_RANK_0: list[Any] = [
     "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (4), got (1, 4))",
     "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (2, 2), got (4))",
@@ -318,7 +318,7 @@ def test_outputs_of_other_strides_and_shapes_are_filled_as_gloo_fills_them() -> 
 
         result.raise_for_failure()
         assert result.values[0] == ON_RANK_0
-        simdist.run(_in_inference_mode, world_size=2).raise_for_failure()  # after it all data moves in that mode
+        simdist.run(_in_inference_mode, world_size=2).raise_for_failure()  # afterwards all data moves in that mode
 
 
 @pytest.mark.real

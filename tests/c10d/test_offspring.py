@@ -1,4 +1,4 @@
-"""Groups that are made of groups over Gloo: `split_group` and `merge_remote_group` of torch's C++ group (2.13)."""
+"""Groups that are made from groups over Gloo: `split_group` and `merge_remote_group` of torch's C++ group (2.13)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def said(call: Callable[[], Any]) -> Any:
 
 
 def reported(group: Any) -> Any:
-    """What a group says of itself, and the sum of its ranks."""
+    """Return a group's answers about itself, and the sum of its ranks."""
     if group is None:
         return None
     options = group._get_backend(CPU).options
@@ -43,7 +43,7 @@ def reported(group: Any) -> Any:
 
 
 def splits(*, of_types: bool = True) -> list[Any]:
-    """Groups split off in every form; `of_types`: also for some types of device only."""
+    """Split groups off in every form; `of_types`: also for some types of device only."""
     kept: list[Any]
     found: list[Any]
     dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=8))
@@ -75,7 +75,7 @@ def splits(*, of_types: bool = True) -> list[Any]:
 
 
 def splits_for_all_types() -> list[Any]:
-    """Real torch finds no default type in some processes, where types are asked for, by a chance of its own."""
+    """Split groups off without types: with them, real torch finds no default type in some processes, by chance."""
     return splits(of_types=False)
 
 
@@ -84,7 +84,7 @@ def merges() -> list[Any]:
     rank, group = dist.get_rank(), dist.group.WORLD
     halves: Any = [dist.new_group([0, 1], backend="cpu:gloo"), dist.new_group([2], backend="cpu:gloo")]
     half, store = halves[rank // 2], _dist.PrefixStore("m", group.get_group_store())  # type: ignore[union-attr]
-    time.sleep((0.0, 0.8, 0.4)[rank])  # who comes later has a higher rank in the merged group
+    time.sleep((0.0, 0.8, 0.4)[rank])  # a later caller has a higher rank in the merged group
     found = [reported(half.merge_remote_group(store, 3, SOON, "merged", "all of us"))]
     found.append(said(lambda: half.merge_remote_group(store, 3, SOON).rank()))
     dist.barrier()
@@ -137,7 +137,7 @@ def test_groups_are_merged_in_the_order_in_which_they_come() -> None:
 
 
 def on_real_gloo(body: Callable[[], list[Any]]) -> list[Any]:
-    """What each rank returns, once all do: now and then Gloo loses a connection of these groups."""
+    """Return the ranks' results of the first run in which all return: now and then Gloo loses a connection."""
     for _ in range(6):
         outcomes = run_real(body, 3)
         if all(each.status == "returned" for each in outcomes):
@@ -154,7 +154,7 @@ def test_real_gloo_makes_groups_of_groups_alike(body: Callable[[], list[Any]]) -
         for one, other in zip(mine, theirs, strict=True):
             if isinstance(one, str) and one.startswith(ENFORCED):
                 assert other.startswith(ENFORCED)
-            elif isinstance(one, tuple) and ":split:0" in one[3]:  # its count begins with what is in memory by chance
+            elif isinstance(one, tuple) and ":split:0" in one[3]:  # its count begins with uninitialised memory
                 assert (*one[:3], *one[4:]) == (*other[:3], *other[4:])
             else:
                 assert one == other
@@ -190,7 +190,7 @@ def test_a_group_whose_calls_are_compared_is_split_as_well() -> None:
 
 
 def of_both(group: Any) -> Any:
-    """The sums on both kinds of device, and how long each of the backends waits."""
+    """Return the sums on both kinds of device, and how long each backend waits."""
     if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     found = []
@@ -227,7 +227,7 @@ def test_a_group_of_two_backends_is_split_and_merged() -> None:
     result = run_on_devices(body)
     first, second, _ = result.values
 
-    # Until torch 2.13 Gloo's part gets NCCL's options, does not take them, and waits as long as it does by default.
+    # Up to torch 2.13 Gloo's part gets NCCL's options, ignores them, and waits for its default time.
     assert first[0] == [(5.0, 4.0 if VERSION >= (2, 14) else 1800.0), (5.0, 4.0)]
     assert second[0] is None
     assert first[1] == second[1] == [(7.0, 4.0), (7.0, 4.0)]

@@ -1,4 +1,4 @@
-"""Operators that ranks define with `torch.library` are each rank's own, and gone when the world has ended."""
+"""Operators that a rank defines with `torch.library` belong to it alone, and are gone when the world has ended."""
 
 from __future__ import annotations
 

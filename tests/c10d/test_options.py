@@ -1,4 +1,4 @@
-"""What `ProcessGroupGloo` is made with: a timeout or options, and devices. Texts and types are torch 2.13's."""
+"""The arguments of `ProcessGroupGloo`: a timeout or options, and devices. Texts and types are torch 2.13's."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ KNOWN = "1. torch._C._distributed_c10d.ProcessGroupGloo(store: torch._C._distrib
 
 
 def gloo_class() -> Any:
-    """On a rank another one than on the host."""
+    """Return the class, which on a rank is another one than on the host."""
     return c10d.ProcessGroupGloo
 
 
 def gloo(*args: Any, rank: int = 0, size: int = 1, **kwargs: Any) -> Any:
-    """A group of one rank with these arguments behind its size."""
+    """Make a group of one rank with these arguments after its size."""
     return gloo_class()(stores.HashStore(), rank, size, *args, **kwargs)
 
 
 def reported(call: Callable[[], Any]) -> str:
-    """What `call` raises."""
+    """Return the error that `call` raises."""
     try:
         call()
     except (TypeError, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Sends and receives: when they meet, what they carry, and what becomes of them when an end is gone."""
+"""Sends and receives: when they meet, what they carry, and how they end when an end is gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAST: dict[str, Any] = {"local_latency_ns": LATENCY_NS, "local_bandwidth_bytes_p
 
 
 def meet(send_at_ns: int, receive_at_ns: int, count: int = 250) -> list[int]:
-    """How long after zero a blocking send and receive of `count` floats end."""
+    """Return when a blocking send and a blocking receive of `count` floats end."""
 
     def body(rank: int) -> int:
         dist.barrier()
@@ -135,7 +135,7 @@ def test_a_receive_from_anyone_takes_what_arrives_not_what_is_sent_first() -> No
     late = simdist.run(body, world_size=3, faults=[LinkDelay(src=1, dst=0, delay_ns=10_000_000, both_ways=False)])
     held = simdist.run(body, world_size=3, faults=[Hold(src=1, dst=0, until_ns=20_000_000)])
 
-    # Word of the send, word that it is taken, the data: three latencies of 50 us; 16 bytes take 4 ns.
+    # The notice of the send, the notice of the receive, the data: three latencies of 50 us; 16 bytes take 4 ns.
     assert undisturbed.values[0] == [(1, 1_150_004), (2, 2_150_004)]
     assert late.values[0] == [(2, 2_150_004), (1, 21_150_004)]
     assert held.values[0][0] == (2, 2_150_004)
@@ -143,7 +143,7 @@ def test_a_receive_from_anyone_takes_what_arrives_not_what_is_sent_first() -> No
 
 
 def from_anyone(*sources: int | None) -> list[float]:
-    """Rank 1 sends 1 and 2 before rank 0 posts a receive for each of the `sources`, but before it has heard of them."""
+    """Send 1 and 2 from rank 1; then, before it learns of them, rank 0 posts a receive for each of the `sources`."""
     dist.init_process_group("gloo")
     if dist.get_rank():
         sent = [dist.isend(ones() * number, 0) for number in (1, 2)]
@@ -269,7 +269,7 @@ def test_a_message_that_does_not_fit_names_both_ends() -> None:
         assert "rank 1 receives int64[3] at test_point_to_point.py:" in str(rank.exception)
 
 
-# -- (h): what real Gloo does when an end never comes ------------------------------------------------------------------
+# -- (h): real Gloo, when the other end never calls --------------------------------------------------------------------
 
 
 def story(body: Callable[[Diary, int], None], size: int, timeout_s: float) -> list[list[tuple[str, str, float]]]:

@@ -1,4 +1,4 @@
-"""Loops that ask whether something is done."""
+"""Loops that poll until something is done."""
 
 from __future__ import annotations
 

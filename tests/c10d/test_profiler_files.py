@@ -1,4 +1,4 @@
-"""Traces of torch's profiler are files that its readers read: Kineto's format (torch 2.13)."""
+"""Traces of torch's profiler are files in Kineto's format (torch 2.13), which other tools can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 from tests.c10d.worlds import values
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch before 2.13
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch before 2.13
 def test_the_trace_handler_writes_what_kineto_writes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def main() -> str:
         dist.init_process_group("gloo")

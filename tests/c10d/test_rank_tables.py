@@ -1,4 +1,4 @@
-"""Tables of torch's modules and classes that each rank has for itself, whatever name it finds them by."""
+"""Tables in torch's modules and classes that each rank has for itself, under every name that refers to them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_ranks_of_the_default_group_are_there_when_one_looks(look: Callable[
         kept = len(own)
         found = look(tables)
         assert found is own
-        found[7] = dist.get_rank()  # a table of its own, as each process has
+        found[7] = dist.get_rank()  # each rank has its own table, as each process has
         return kept, found
 
     expected = dict(enumerate(range(3)))
@@ -132,7 +132,7 @@ def test_a_program_that_counts_groups_destroys_the_last() -> None:
 
 
 def _save(folder: Path, steps: int) -> dict[str, int]:
-    """Save a state of which each rank has a part, with plans that are kept; how many are."""
+    """Save a state of which each rank has a part, with cached plans; returns the sizes of the caches."""
     rank = dist.get_rank()
     for step in range(steps):
         state = {"all": torch.full((4,), float(step)), f"of {rank}": torch.full((2,), float(10 * rank + step))}
@@ -200,7 +200,7 @@ def test_a_table_does_all_that_a_dictionary_does() -> None:
     values(body, 2)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's about itself
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about itself
 def test_rules_for_sharding_and_handlers_of_metrics_are_each_rank_s_own() -> None:
     metrics: Any = importlib.import_module("torch.distributed.elastic.metrics")
     sharding: Any = importlib.import_module("torch.distributed.tensor.experimental")

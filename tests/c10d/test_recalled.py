@@ -1,4 +1,4 @@
-"""A collective that is recalled reports what one reports that is worked out, whenever its ranks arrive."""
+"""A recalled collective reports the same as one that is worked out, whenever its ranks arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Flows = Flow | Recalled
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed(FakeCosts):
-    """A network that is open all the time: no moment is compared with another."""
+    """A network that is always open: no moment is compared with another."""
 
     def open_from_ns(self, source: int, target: int, now_ns: int) -> int | None:
         """When a message that leaves now gets through."""
@@ -58,7 +58,7 @@ def recalled(past: Past, case: Case, network: FakeCosts, movement: Copies) -> Re
 
 
 def known(flow: Flows, ranks: int) -> list[object]:
-    """All that `Followed` asks of it after an arrival."""
+    """Return all that `Followed` reads from the flow after an arrival."""
     flow.conclude()
     changed, flow.changed = flow.changed, []
     blocked, flow.blocked = flow.blocked, []
@@ -71,7 +71,7 @@ def known(flow: Flows, ranks: int) -> list[object]:
 def test_what_is_recalled_is_what_is_worked_out(data: st.DataObject, case: Case, network: FakeCosts) -> None:
     past = Past(case.ranks)
     orders = [data.draw(st.permutations(range(case.ranks))) for _ in range(2)]
-    for order in (*orders, *orders):  # known orders, new ones, and such as begin alike
+    for order in (*orders, *orders):  # known orders, new ones, and ones with the same beginning
         notes, movement = Notes(), Copies()
         real, again = Flow(case.program, network, movement=notes), recalled(past, case, network, movement)
         for rank in order:
@@ -105,7 +105,7 @@ def test_a_flow_that_takes_over_goes_on_as_if_it_had_been_there(
             flow.arrive(rank, time_ns)
             reported, worked_out = known(flow, case.ranks), known(real, case.ranks)
 
-            if index != over:  # where all that are stuck are reported again
+            if index != over:  # there all stuck ranks are reported again
                 assert reported == worked_out
         assert known(flow, case.ranks)[2:] == known(real, case.ranks)[2:]
         assert movement.story == notes.moved
@@ -113,7 +113,7 @@ def test_a_flow_that_takes_over_goes_on_as_if_it_had_been_there(
 
 def test_an_operation_remembers_so_much_and_no_more() -> None:
     case, network, past = Case("broadcast", 3, 8, 0), Undisturbed(), Past(3)
-    past.left = 30  # the first order takes 23, and the second finds room until there is none
+    past.left = 30  # the first order takes 23, the second one the rest
     made: list[Flow] = []
 
     def make(**more: Any) -> Flow:
@@ -134,7 +134,7 @@ WHEN: tuple[When, ...] = ("before", "during", "after")
 
 
 def train(steps: list[tuple[str, int, int, list[int]]]) -> list[object]:
-    """Calls operations one after the other, each rank after some work of its own; what it has at the end."""
+    """Call operations one after the other, each after some work of the rank; returns the results."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))
     rank, size = dist.get_rank(), dist.get_world_size()
     kept: list[object] = []

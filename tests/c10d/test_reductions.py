@@ -1,4 +1,4 @@
-"""Every reduction against an emulator that moves segments as Gloo's schedule says, bit for bit."""
+"""Every reduction, bit for bit, compared with an emulator that moves segments by Gloo's schedule."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAIRS = (
 )
 POWERS = 10.0 ** np.arange(-3, 3)
 LARGE = 5 << 20  # bytes: more than 2 MiB per rank of two, where all_reduce and reduce cut differently
-PERIOD = 65_537  # after which what is drawn repeats itself, which is fast: a prime, so that no two chunks are alike
+PERIOD = 65_537  # drawn data repeats after so many elements, to save time; a prime, so that no two chunks are alike
 
 
 def around_chunks(ranks: int) -> list[int]:
@@ -77,7 +77,7 @@ def assert_all_reduced(inputs: list[torch.Tensor], outputs: list[torch.Tensor], 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17])
 def test_all_reduce_adds_in_ring_order_for_every_dtype_and_operation(ranks: int) -> None:
-    # Every size meets every pair up to three ranks; of larger worlds each pair sees some, and all pairs together all.
+    # Up to three ranks, every pair is tried at every size; in larger worlds at some, all pairs together at all sizes.
     some = 1 if ranks <= 3 else 4
     counts = around_chunks(ranks)
     cases = [(dtype, op, count) for index, (dtype, op) in enumerate(PAIRS) for count in counts[index % some :: some]]
@@ -148,7 +148,7 @@ def test_reduce_leaves_on_every_rank_what_gloo_leaves_there(ranks: int, at_end: 
     pairs = [(torch.float32, "sum"), (torch.float16, "product"), (torch.bfloat16, "max"), (torch.float64, "avg")]
     pairs += [(torch.int32, "bxor"), (torch.complex64, "sum")]
     cases = [(dtype, op, count) for dtype, op in pairs for count in around_chunks(ranks)]
-    cases.append((torch.float32, "sum", (LARGE * ranks // 2) // 4 + 7))  # where the loop runs on into the next chunk
+    cases.append((torch.float32, "sum", (LARGE * ranks // 2) // 4 + 7))  # here the loop runs on into the next chunk
     inputs = [
         [draw((rank, index), count, dtype) for rank in range(ranks)] for index, (dtype, _, count) in enumerate(cases)
     ]
@@ -168,7 +168,7 @@ def test_reduce_leaves_on_every_rank_what_gloo_leaves_there(ranks: int, at_end: 
 
 
 def test_who_is_done_early_with_a_reduce_may_use_its_tensor_again() -> None:
-    # Four floats on four ranks are two chunks, so the last rank owns none: it need not wait for rank 1.
+    # Four floats on four ranks are two chunks, so the last rank owns none and does not wait for rank 1.
     def body(rank: int) -> tuple[list[float], list[float], float]:
         dist.barrier()
         begin = now_ns()

@@ -1,4 +1,4 @@
-"""(p): wrong arguments are refused in real Gloo's words, and nobody is left waiting."""
+"""(p): wrong arguments are refused in real Gloo's words, and no rank is left waiting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.c10d.worlds import attempt, in_group, ones
 # torch 2.13 renames some collectives; the old names are the ones that every supported version has
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
 
-c10d: Any = _distributed_c10d  # has what the stubs leave out
+c10d: Any = _distributed_c10d  # for names that the stubs leave out
 F64, I64, I16, F8 = torch.float64, torch.int64, torch.int16, torch.float8_e4m3fn
 UNSUPPORTED = (torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2)
 OPS = dist.ReduceOp
@@ -31,7 +31,7 @@ CONTIGUOUS = "RuntimeError: input tensor has to be contiguous"
 
 Call = Callable[[], object]
 
-# Rank 0 of 2 calls (rank 1 is its peer); each text is what real Gloo says there.
+# Rank 0 of 2 calls (rank 1 is its peer); each text is real Gloo's.
 REFUSALS: dict[str, tuple[Call, str]] = {
     "send to self": (
         lambda: dist.send(ones(), 0),
@@ -343,7 +343,7 @@ def test_torch_is_asked_for_its_words_without_being_run() -> None:
 
         add = check = get = wait = set
 
-    error = said_by(c10d.ProcessGroupGloo, Store(), 0, 1, timedelta(seconds=1))  # which it takes, and would connect
+    error = said_by(c10d.ProcessGroupGloo, Store(), 0, 1, timedelta(seconds=1))  # accepted: it would connect
 
     assert str(error).startswith("__init__(): incompatible constructor arguments.")
     assert str(error).endswith(", 0, 1, datetime.timedelta(seconds=1)")

@@ -1,4 +1,4 @@
-"""What a rank registers with torch is its own: every rank may, and finds what it registered."""
+"""Each rank has its own registrations with torch: every rank may register something, and finds only its own."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def cached_weights() -> Any:
     with parametrize.cached():
         dist.barrier()
         if own == 1:
-            time.sleep(1)  # rank 0 has left its own
+            time.sleep(1)  # rank 0 has left its own context
         found = [layer.weight.item()]
     with torch.no_grad():
         original.fill_(2.0)
@@ -276,7 +276,7 @@ def test_what_a_module_registers_when_it_is_imported_is_there_for_all(
 
 
 class Registry:
-    """Stands in for `optree`, which few have installed."""
+    """Stands in for `optree`, which is rarely installed."""
 
     def __init__(self) -> None:
         self.types: dict[type, Any] = {}

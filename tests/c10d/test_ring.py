@@ -1,4 +1,4 @@
-"""The ring that is followed in arrays does what the flow of its messages does: outcomes, moments and bytes."""
+"""A ring that is followed in arrays has the same outcomes, moments and bytes as the flow of its messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Story:
 def stories(draw: st.DrawFn) -> Story:
     ranks = draw(st.integers(2, 9))
     present = draw(st.permutations(range(ranks)))[: draw(st.integers(1, ranks))]
-    # Often the moments at which something ends, so that ties are met.
+    # Often moments at which something ends, so that there are ties.
     moments = st.integers(0, 3_000_000) | st.integers(0, 60).map(lambda half: half * 50_000)
     story = Story(
         draw(st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"])),
@@ -77,7 +77,7 @@ def tensor(rank: int, count: int) -> torch.Tensor:
 
 
 def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int]) -> list[Any]:
-    """Everything that can be seen of a flow: after each arrival and conclusion, and after later closings."""
+    """Return everything that a flow shows after each arrival and conclusion, and after later closings."""
     seen: list[Any] = []
 
     def look() -> None:
@@ -103,7 +103,7 @@ def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int
             enter(rank)
             flow.arrive(rank, time_ns)
             look()
-    # The rest of the connections end when all is quiet: a rank fails, and its neighbours hear of it.
+    # The other connections end when nothing moves: a rank fails, and its neighbours see it.
     for rank in range(story.ranks):
         if isinstance(flow.outcome(rank), Blocked):
             flow.fail(rank, Failed(10_000_000, "gone"))

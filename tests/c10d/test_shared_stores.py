@@ -1,4 +1,4 @@
-"""A store that several ranks use: round trips, counters, waits, hosts that die or come late, threads of a rank."""
+"""A store that several ranks use: round trips, counters, waits, hosts that die or start late, threads of a rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_get_returns_a_round_trip_after_another_rank_set_the_key() -> None:
         value = store.get("key")
         return value, now_ns() - begin
 
-    assert values(body, 3) == [(b"value", 250_100_000)] * 3  # there after 50 us, and as long for the answer
+    assert values(body, 3) == [(b"value", 250_100_000)] * 3  # 50 us for the request, and as long for the answer
 
 
 def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
@@ -53,7 +53,7 @@ def test_an_update_of_two_requests_is_lost_where_ranks_overlap() -> None:
         if me() == 0:
             store.set("n", "0")
         sleep_s(0.01)
-        store.set("n", str(int(store.get("n")) + 1))  # what `add` is for
+        store.set("n", str(int(store.get("n")) + 1))  # loses updates, as opposed to `add`
         sleep_s(0.01)
         total = int(store.get("n"))
         sleep_s(1)  # the host leaves last

@@ -1,4 +1,4 @@
-"""Collectives where ranks share wires: the fullest link decides, even for one that is alone."""
+"""Collectives where ranks share wires: the fullest link decides, even if no other collective runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is under way at once shares the links: collectives, groups, messages, buckets, and what is followed."""
+"""Operations under way at the same time share the links: collectives, groups, messages, buckets, followed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def floats(size_bytes: int) -> torch.Tensor:
 
 
 def took(body: Callable[[int], object], ranks: int, cluster: Cluster | None = None, **options: Any) -> list[int]:
-    """How long `body` took on each rank, all of which begin together."""
+    """Return how long `body` took on each rank; all ranks begin together."""
 
     def timed(rank: int) -> int:
         dist.barrier()
@@ -59,7 +59,7 @@ def test_two_overlapped_all_reduces_cost_two_in_turn_less_a_latency() -> None:
     (alone,) = set(took(reduce_all([8 * MIB]), 2))
     (both,) = set(took(reduce_all([8 * MIB, 8 * MIB]), 2))
 
-    # Each phase of the ring ends with a message's two latencies, in which the wire is idle but for the other's bytes.
+    # Each phase of the ring ends with a message's two latencies, in which only the other operation uses the wire.
     assert 2 * alone - both == 2 * 2 * LATENCY_NS
     assert both == max(took(reduce_all([16 * MIB]), 2))
 
@@ -76,7 +76,7 @@ def test_all_reduces_of_different_sizes_end_when_their_bytes_are_through() -> No
 
     took(body, 2)
 
-    # Of 2 (P-1)/P = 1 times the payload on each link the small one has half of the link until it is through.
+    # Each link carries 2 (P-1)/P = 1 times the payload; the small one has half of the link until it is through.
     assert ends[0, 16 * MIB] - ends[0, MIB] == pytest.approx(15 * MIB, rel=0.01)
 
 
@@ -122,7 +122,7 @@ def test_sends_to_two_peers_share_the_way_out() -> None:
             assert work is not None
             work.wait()
 
-    word_ns = LATENCY_NS  # that a receive is posted
+    word_ns = LATENCY_NS  # the notice that a receive is posted
 
     assert took(body, 3) == [word_ns + 2 * MIB, word_ns + 2 * MIB + LATENCY_NS, word_ns + 2 * MIB + LATENCY_NS]
 
@@ -187,7 +187,7 @@ def test_a_message_beside_an_all_reduce_takes_half_of_its_link() -> None:
     (alone,) = set(took(reduce_all([8 * MIB]), 2))
     (both,) = set(took(body, 2))
 
-    # The message leaves after one latency, the ring has four in all: until then nobody is beside it.
+    # The message leaves after one latency, the ring has four in all: until then the message is alone on the link.
     assert both - alone == MIB - 3 * LATENCY_NS
     assert ends[1] - ends[0] == LATENCY_NS
 

@@ -1,4 +1,4 @@
-"""Single numbers over Gloo: they are summed where they lie, with the bits of torch's sums."""
+"""Single numbers over Gloo: they are summed in place, with the same bits as torch's sums."""
 
 from __future__ import annotations
 

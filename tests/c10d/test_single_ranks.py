@@ -1,4 +1,4 @@
-"""Groups of one rank, in which every operation is complete the moment it is called, and faults that strike there."""
+"""Groups of one rank, in which every operation is complete when it is called, and faults that strike there."""
 
 from __future__ import annotations
 

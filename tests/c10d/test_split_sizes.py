@@ -1,4 +1,4 @@
-"""Split sizes of `all_to_all_single`: what C++ takes for a sequence of whole numbers, and what it refuses."""
+"""Split sizes of `all_to_all_single`: the objects that C++ accepts as a sequence of whole numbers, and others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFUSED: dict[str, Any] = {
 
 
 def exchange(sizes: Any) -> str:
-    """All-to-all with oneself."""
+    """Do an all_to_all on one rank."""
     output, given = torch.zeros(2), torch.ones(2)
     try:
         dist.all_to_all_single(output, given, sizes() if callable(sizes) else sizes, [2])

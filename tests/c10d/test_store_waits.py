@@ -1,4 +1,4 @@
-"""Who is asked when a key is set: worlds of thousands of ranks meet at one store."""
+"""Which waits are checked when a key is set: worlds of thousands of ranks meet at one store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores: TCPStore, HashStore, FileStore and PrefixStore on simulated ranks, with real ones' words and waits."""
+"""TCPStore, HashStore, FileStore and PrefixStore on simulated ranks, with the texts and waits of real stores."""
 
 from __future__ import annotations
 
@@ -463,7 +463,7 @@ def test_a_process_that_is_killed_leaves_the_keys_of_its_file() -> None:
 def modelled(
     step: tuple[Any, ...], data: dict[str, bytes], queues: dict[str, list[bytes]], late: Callable[[list[str]], str]
 ) -> Any:
-    """What a store that holds `data` and `queues` answers."""
+    """Return the answer of a store that holds `data` and `queues`."""
     name, *arguments = step
 
     def missing(keys: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What a strict run refuses, with the line that did it."""
+"""The errors of strict runs, with the line that caused them."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_ranks_that_disagree_asynchronously_learn_who_called_what(backend: str, 
         assert isinstance(rank.exception, MismatchError)
         lines = str(rank.exception).splitlines()
         assert lines[0] == "ranks do not agree on collective #0 in group '0':"
-        # Those that came before it or with it; the line is that of the call, not that of the wait.
+        # Calls before it or at the same time; the line is that of the call, not that of the wait.
         assert len(lines) == 1 + max(2, rank.rank + 1)
         assert lines[2].startswith("  rank 1 called broadcast(float32[4], root=0) at test_strict.py:")
         assert "0x" not in str(rank.exception)

@@ -21,14 +21,14 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool,
 
 
 def wide(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """One element, with a stride of 2."""
+    """Return one element with a stride of 2."""
     tensor = torch.full((1, 2), value).to(dtype)[:, 0]
     assert tensor.stride() == (2,)
     return tensor
 
 
 def wide_square(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """One element in two dimensions, with strides of 7 and 3."""
+    """Return one element in two dimensions, with strides of 7 and 3."""
     return torch.full((8,), value).to(dtype).as_strided((1, 1), (7, 3))
 
 
@@ -106,7 +106,7 @@ def test_a_strange_stride_survives_trouble_and_recording() -> None:
 
 
 def _lazy_views() -> list[Any]:
-    """What is left in tensors that torch negates or conjugates when they are read."""
+    """Return the results in tensors that torch negates or conjugates when they are read."""
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), c10d.group.WORLD
     seen: list[Any] = []
@@ -131,9 +131,9 @@ def _lazy_views() -> list[Any]:
 
 
 _OF_RANK_1 = [
-    *([[-2.0, -2.0]] * 2),  # torch's dispatcher hands backends a copy, so nothing comes back
+    *([[-2.0, -2.0]] * 2),  # torch's dispatcher hands backends a copy, so results are lost
     *([[2 - 4j, 2 - 4j]] * 2),
-    [[-1.0, -1.0], [-2.0, -2.0]],  # and what is sent is the value
+    [[-1.0, -1.0], [-2.0, -2.0]],  # sends use the value
     [-1.0, -1.0],
 ]
 

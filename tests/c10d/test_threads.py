@@ -22,7 +22,7 @@ import simdist
 from simdist.faults import Crash
 
 RANK = "RANK"
-BEGIN_S = 1_767_225_600  # of the calendar, since 1970
+BEGIN_S = 1_767_225_600  # the begin of virtual time, in seconds since 1970
 dcp: Any = torch.distributed.checkpoint  # the stubs export little of it
 
 
@@ -43,7 +43,7 @@ def test_every_thread_of_a_rank_sees_its_groups() -> None:
         def look() -> list[Any]:
             total = torch.tensor([dist.get_rank() + 1.0])
             dist.all_reduce(total)
-            # By its name, in C++: groups that were there when the thread began are found.
+            # C++ finds groups by name, if they existed when the thread began.
             other = functional.all_reduce(torch.ones(1), "sum", group)
             return [dist.get_rank(), dist.get_world_size(group), total.item(), other.item()]
 
@@ -108,7 +108,7 @@ def test_an_asynchronous_checkpoint_is_written_beside_training(tmp_path: Path) -
         rank, group = dist.get_rank(), dist.new_group([0, 1])
         tensors = state(rank)
         saved: Any = dcp.async_save(tensors, checkpoint_id=tmp_path)
-        tensors["weight"].zero_()  # what was staged is written
+        tensors["weight"].zero_()  # the checkpoint has the staged values
         total = torch.ones(1)
         for _ in range(3):
             dist.all_reduce(total, group=group)

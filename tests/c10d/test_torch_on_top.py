@@ -1,4 +1,4 @@
-"""What torch builds on collectives: functional collectives, torch.distributed.nn, device meshes."""
+"""Torch's features on top of collectives: functional collectives, torch.distributed.nn, device meshes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world() -> Any:
 
 
 def plain(tensor: Any) -> list[Any]:
-    """The values of a tensor that may still be on its way."""
+    """Return the values of a tensor whose collective may be under way."""
     values: list[Any] = functional.wait_tensor(tensor).tolist()
     return values
 
@@ -124,7 +124,7 @@ def test_autograd_flows_through_a_broadcast() -> None:
 
 
 def test_importing_torch_distributed_nn_on_a_rank_captures_no_group(interpreters: Interpreters) -> None:
-    # Its functions have `group=dist.group.WORLD` as a default: that of the rank that imports it first. A process of
+    # Its functions have a default `group=dist.group.WORLD`: the group of the rank that imports it first. A process of
     # its own, because this one has imported it.
     program = """
 import torch, torch.distributed as dist, simdist

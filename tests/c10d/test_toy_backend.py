@@ -1,6 +1,6 @@
-"""A third backend, from outside: a hub that adds up in rank order, with words of its own, on a stream.
+"""A third backend, from outside: a hub that adds up in rank order, with its own texts, on a stream.
 
-It is all that a new backend takes: four strategies, and a name for torch.
+It has all that a new backend needs: four strategies, and a name for torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HUB_RANK = 0
 
 
 class HubAlgorithm(Algorithm):
-    """All send to rank 0, which adds up in rank order and sends the sum back."""
+    """All ranks send to rank 0, which adds up in rank order and sends the sum back."""
 
     def program(self, operation: Operation, rank: int, ranks: int, sizes: Sizes) -> Program:
         builder = ProgramBuilder()
@@ -70,7 +70,7 @@ class HubAlgorithm(Algorithm):
 
 
 class HubFailure:
-    """The hub's own words."""
+    """The hub's own error texts."""
 
     has_timeouts = True
     late_ns = 3_000
@@ -93,7 +93,7 @@ class HubFailure:
 
 
 class StreamWork(SimWork):
-    """`wait` orders the stream behind the work and returns at once; `synchronize` blocks the host."""
+    """A work whose `wait` makes the stream wait and returns at once; `synchronize` blocks the host."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True

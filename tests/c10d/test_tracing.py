@@ -1,4 +1,4 @@
-"""Functions that ranks trace by themselves, and park in meanwhile."""
+"""Functions that each rank traces itself, and in which it parks meanwhile."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from simdist.result import Event
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(is deprecated|will be deprecated|under current context)")
 
-LARGE, SMALL = 2000, 1000  # elements of four bytes: above and below what is moved
+LARGE, SMALL = 2000, 1000  # elements of four bytes: more, and less, than the limit for moving
 SIZE = 2
 Made = Callable[[float], torch.Tensor]
 
@@ -32,7 +32,7 @@ def start(backend: str) -> str:
 
 
 def every_collective(backend: str, dtype: torch.dtype, count: int) -> dict[str, Any]:
-    """What the rank's outputs hold after each collective; -1 was there before, and what ranks give is their number."""
+    """Return the rank's outputs after each collective; they hold -1 before, and each rank sends its number."""
     device = start(backend)
 
     def made(value: float) -> torch.Tensor:
@@ -164,12 +164,12 @@ HELD = (
 
 
 def course_of(result: RunResult) -> list[Event]:
-    """Its events, without checksums."""
+    """Return the events of a run without checksums."""
     return [Event(e.time_ns, e.kind, e.rank, {**e.data, "crc": 0}) for e in result.events]
 
 
 def both(fn: Callable[..., Any], **settings: Any) -> tuple[RunResult, RunResult]:
-    """The run with values, and that without; the same but for what tensors hold."""
+    """Return the run with values and the run without; only the tensors' values may differ."""
     given = {"world_size": SIZE, **settings}
     with_values, without = (simdist.run(fn, values=values, **given) for values in ("all", "shapes"))
     assert course_of(without) == course_of(with_values)

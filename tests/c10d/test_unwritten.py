@@ -1,4 +1,4 @@
-"""What an operation did not write is no result of it: memory that held something else makes no other digest."""
+"""Memory that an operation did not write is no result of it: its old content does not change the digest."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ DISAGREEING = [
 
 
 def digests(program: Callable[[int, Make, Make], None], **options: Any) -> set[str]:
-    """Of runs in which memory that nobody has written held something else each time."""
+    """Return the digests of runs in which fresh memory holds something else each time."""
     found = set()
     for held in (0.0, 1.5, float("nan")):
 
@@ -157,7 +157,7 @@ def test_the_tensor_of_an_object_is_padded_with_zeros() -> None:
 
     def body() -> tuple[type, list[int]]:
         data, size = module._object_to_tensor("x", torch.device("cpu"), None)
-        torch.use_deterministic_algorithms(True)  # fresh memory of bytes is full of 255 then
+        torch.use_deterministic_algorithms(True)  # torch then fills fresh memory of bytes with 255
         with Sees():
             data.resize_(int(size) + 3)
         torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Who waits for whom, where the wait is not for a work: futures, DDP's backward, the making of a group."""
+"""The wait-for graph where the wait is not for a work: futures, DDP's backward, the making of a group."""
 
 from __future__ import annotations
 

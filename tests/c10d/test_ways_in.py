@@ -1,4 +1,4 @@
-"""Ways into torch.distributed that lead nowhere on a rank say so, and what to do instead."""
+"""Features of torch.distributed that ranks do not support say so, and name an alternative."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def error_of(result: RunResult, rank: int) -> BaseException:
     return error
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")  # torch's own
-# What real torch says for each where there is no GPU (2.13, 2.14).
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")  # torch's own warning
+# Real torch's error for each on a machine without a GPU (2.13, 2.14).
 @pytest.mark.parametrize(
     ("backend", "text"),
     [
@@ -58,7 +58,7 @@ def test_what_this_torch_has_is_taken(backend: str | None) -> None:
 
 @pytest.mark.parametrize("call", ["all_reduce", "send", "barrier"])
 def test_a_group_object_of_another_rank_says_whose_it_is(call: str) -> None:
-    shared: list[Any] = []  # as a module's global is: one for all ranks
+    shared: list[Any] = []  # one for all ranks, like a module's global
 
     def body() -> None:
         dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Which wing of simdist.c10d imports which, and what none of them may know."""
+"""Which wing of simdist.c10d may import which others, and which names none of them may use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def modules(wing: str) -> list[Path]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules that a file imports when it is imported itself, or later; not those for type checkers only."""
+    """Yield the modules that a file imports, at once or later, except those only for type checkers."""
     for each in source(path).imports:
         if not each.typing:
             yield from dict.fromkeys((each.module, each.full))

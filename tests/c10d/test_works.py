@@ -50,7 +50,7 @@ def test_works_can_be_waited_for_in_any_order() -> None:
 
 
 def test_two_async_calls_in_opposite_order_are_matched_by_their_number() -> None:
-    # Real Gloo sums across as well: the n-th call meets the n-th, whatever the tensors.
+    # As in real Gloo the n-th call meets the n-th of the others, whatever the tensors.
     def body(rank: int) -> list[float]:
         tensors = {name: torch.full((2,), value) for name, value in (("a", 1.0), ("b", 10.0))}
         works = [dist.all_reduce(tensors[name], async_op=True) for name in ("ab", "ba")[rank]]
@@ -239,7 +239,7 @@ def test_a_plain_future_works_on_a_rank() -> None:
 
 
 def completed_later(value: object, delay_s: float = 0.5) -> Any:
-    """A plain future that another thread of the rank completes."""
+    """Return a plain future that another thread of the rank completes."""
     future: torch.futures.Future[Any] = torch.futures.Future()
 
     def complete() -> None:
@@ -319,7 +319,7 @@ def test_a_barrier_waits_for_what_the_rank_issued_before() -> None:
     assert in_group(body, 2) == [(3.0, 0.7)] * 2
 
 
-# -- (q): what a work says of itself -----------------------------------------------------------------------------------
+# -- (q): the attributes of a work -------------------------------------------------------------------------------------
 
 
 def two_of(call: str, rank: int) -> Any:

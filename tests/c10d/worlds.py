@@ -1,4 +1,4 @@
-"""What the c10d tests share: small worlds, and a rank's diary of calls with the virtual moment at which each ended."""
+"""Shared by the c10d tests: small worlds, and a rank's diary of calls with the virtual moment at which each ended."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ RESET = (
     "hanging or bugs in the application. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
 )
 APP_CLOSED = "RuntimeError: Application timeout caused pair closure"
-# Both ends of one closed connection: which of them a rank saw varies from run to run on real processes.
+# The errors at both ends of a closed connection: on real processes it varies which of them a rank sees.
 BROKEN = (CLOSED, APP_CLOSED)
 
 
 def timed_out(kind: str, limit_ms: int) -> str:
-    """The outcome of a wait for a transfer that ran out of time."""
+    """Return the outcome of a wait for a transfer that timed out."""
     return f"RuntimeError: Timed out waiting {limit_ms}ms for {kind} operation to complete"
 
 
 def plain(message: str) -> str:
-    """A message without source locations and addresses."""
+    """Return a message without source locations and addresses."""
     message = re.sub(r"\[[^\]\s]*\.cc:\d+\] ", "", message)
     return re.sub(r"\[127\.0\.0\.1\]:\d+", "[host]:port", message)
 
 
 def outcome(error: BaseException) -> str:
-    """The type and text of an exception, as the diary writes it."""
+    """Return the type and text of an exception, as the diary writes it."""
     return f"{type(error).__name__}: {plain(str(error))}"
 
 
 def attempt(call: Callable[[], object]) -> str:
-    """`call` it: "ok", or what it raised."""
+    """Call a function; returns "ok", or the error that it raised."""
     try:
         call()
     except Exception as error:
@@ -82,12 +82,12 @@ def world(body: Callable[..., Any], size: int, **options: Any) -> simdist.RunRes
 
 
 def values(body: Callable[..., Any], size: int, **options: Any) -> list[Any]:
-    """What `body` returned on each rank of a world that ended well."""
+    """Return each rank's result of `body` in a world that must end well."""
     return world(body, size, **options).values
 
 
 def calls_of_mixed_types(one: Any, ones: list[Any]) -> list[Callable[[], Any]]:
-    """Calls with a tensor among `ones`, which are as long as the group, that is half as wide as `one`."""
+    """Return calls in which one of the tensors is of half precision; `ones` has a tensor for each rank."""
     half, mixed = one.half(), [ones[0], ones[1].half()]
     given: Any = dist
     return [
@@ -109,7 +109,7 @@ def calls_of_mixed_types(one: Any, ones: list[Any]) -> list[Callable[[], Any]]:
 
 
 def in_group(body: Callable[[int], Any], size: int, *, timeout_s: float = 1800, **options: Any) -> list[Any]:
-    """What `body(rank)` returned on each rank, called inside an initialised default group."""
+    """Return each rank's result of `body(rank)`, called inside an initialised default group."""
 
     def main() -> Any:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
@@ -119,7 +119,7 @@ def in_group(body: Callable[[int], Any], size: int, *, timeout_s: float = 1800, 
 
 
 def now_ns() -> int:
-    """The virtual time on the calling rank."""
+    """Return the virtual time on the calling rank."""
     process = current_process()
     assert process is not None
     return process.simulation.now_ns
@@ -133,27 +133,27 @@ def sleep_s(seconds: float) -> None:
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Four ones, or as many as the shape says."""
+    """Return four ones, or a tensor of ones of this shape."""
     return torch.ones(shape or (4,), dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call: what came of it, and the milliseconds after the diary's zero at which it ended."""
+    """One call: its outcome, and when it ended, in milliseconds after the diary's zero."""
 
     name: str
     outcome: str
     ended_ms: float
 
     def is_as(self, ended_s: float, expected: str | Sequence[str]) -> bool:
-        """True if it came out so (or in one of those ways) at that time, give or take the scale of 1 ms."""
+        """True if the call had this outcome (or one of these) at that time, within 5 ms."""
         allowed = (expected,) if isinstance(expected, str) else tuple(expected)
         return self.outcome in allowed and abs(self.ended_ms - 1000 * ended_s) < 5
 
 
 @dataclass(slots=True)
 class Diary:
-    """What one rank called. `seconds` count from the barrier at the start of the world."""
+    """The calls of one rank. `seconds` count from the barrier at the start of the world."""
 
     zero_ns: int = 0
     entries: list[Entry] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Diary:
         return cls(now_ns())
 
     def call(self, name: str, call: Callable[[], object], *, show: bool = False) -> Any:
-        """Call and write down; with `show`, the value instead of "ok"."""
+        """Call a function and record the outcome; with `show`, its value instead of "ok"."""
         value = None
         try:
             value = call()
@@ -177,5 +177,5 @@ class Diary:
         return value
 
     def sleep_until(self, seconds: float) -> None:
-        """Sleep until so long after zero."""
+        """Sleep until `seconds` after zero."""
         sleep_s(max(0.0, seconds - (now_ns() - self.zero_ns) / 1e9))

@@ -1,4 +1,4 @@
-"""The table of collectives has all that is known of each, and nobody keeps a list beside it."""
+"""The table of collectives has all properties of each, and no other file keeps a list of collectives."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NAMES = {
     for row in TABLE
     for name in (row.name, *row.functions, *row.aliases, *row.all_recorded, *(m.operator for m in row.methods))
 } | {*METHODS, *RENAMED}
-MOST = 2  # names beside each other are a case; more are a list
+MOST = 2  # up to two names together are a case; more are a list
 ROWS = [pytest.param(row, id=row.name) for row in TABLE]
 COLLECTIVES = [row for row in TABLE if row.methods and not row.is_message and row.payload != "nothing"]
 
 
 def lists(path: Path) -> Iterator[int]:
-    """The lines of displays with more names of collectives than a case has; what maps them to functions is no list."""
+    """Yield the lines of displays with more names of collectives than a case has; maps to functions do not count."""
     tree = ast.parse(path.read_text())
     exported = {
         id(node.value)

@@ -1,4 +1,4 @@
-"""What PyTorch's own tests of NCCL have in common: a case, how it is played, the models."""
+"""The common parts of PyTorch's own tests of NCCL: a case, how it runs, the models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ dist: Any = c10d_module
 
 @dataclass
 class Case:
-    """What a test case of torch's has: its rank, the world, a file for the store."""
+    """The attributes of torch's test case: its rank, the world, a file for the store."""
 
     file_name: str
     backend_default: str = "nccl"
@@ -34,16 +34,16 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return int(os.environ["WORLD_SIZE"])
 
     @property
     def device(self) -> torch.device:
-        """The rank's."""
+        """The device of the rank."""
         return torch.device("cuda", self.rank % torch.cuda.device_count())
 
     def store(self) -> Any:
-        """A new view of the file."""
+        """A new store on the file."""
         return dist.FileStore(self.file_name, self.world_size)
 
     def init(self, backend: str | None = "nccl", **settings: Any) -> Any:
@@ -56,7 +56,7 @@ class Case:
 def play(
     case: Callable[[Case], None], tmp_path: Path, *, size: int = 2, devices: int = 0, env: Any = ()
 ) -> simdist.RunResult:
-    """The world of a case: its ranks, each on a device of one host, with the variables that torch's tests set."""
+    """Run a case: its ranks, each on a device of one host, with the variables that torch's tests set."""
     return simdist.run(
         case,
         world_size=size,
@@ -68,7 +68,7 @@ def play(
 
 
 def hold(result: simdist.RunResult) -> None:
-    """Every rank has ended well; what failed on the first that has not is raised."""
+    """Require that every rank has ended well; raises the error of the first rank that has not."""
     failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
     if failed is not None:
         raise failed
@@ -76,20 +76,20 @@ def hold(result: simdist.RunResult) -> None:
 
 
 def raises(kind: type[BaseException], call: Callable[[], Any], text: str = "") -> BaseException:
-    """What a call raises, which has to be of that kind."""
+    """Return the error of a call, which must be of that kind."""
     with pytest.raises(kind, match=text or None) as caught:
         call()
     return caught.value
 
 
 def own_devices(self: Case) -> list[torch.device]:
-    """The devices that are this rank's: its part of all."""
+    """Return this rank's share of all devices."""
     each = torch.cuda.device_count() // self.world_size
     return [torch.device("cuda", self.rank * each + place) for place in range(each)]
 
 
 def net() -> nn.Module:
-    """The model of the test cases."""
+    """Return the model of the test cases."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(2, 10, bias=False), nn.ReLU(), nn.Linear(10, 4, bias=False))
 
@@ -102,27 +102,27 @@ class TwoOutputs(nn.Module):
         self.module0, self.module1 = net(), net()
 
     def forward(self, data: torch.Tensor) -> Any:
-        """Both outputs."""
+        """Return both outputs."""
         return F.softmax(self.module0(data), dim=1), F.softmax(self.module1(data), dim=1)
 
 
 def cases(names: Iterable[str]) -> list[str]:
-    """Torch's names of the cases among the names of a file."""
+    """Return torch's names of the cases among the names of a file."""
     return [name.removeprefix("case_") for name in names if name.startswith("case_")]
 
 
 def require_most(passing: Sequence[str], left_out: Mapping[str, str]) -> None:
-    """Nine tenths of a part of torch's file pass; the others have a reason."""
+    """Require that nine tenths of a part of torch's file pass, and that the others have a reason."""
     assert passing
     assert all(left_out.values())
     assert len(passing) >= 9 * len(left_out)
 
 
 def ones(self: Case, *shape: int, times: float = 1) -> torch.Tensor:
-    """A tensor of one number on the rank's device."""
+    """Return a tensor with one number everywhere, on the rank's device."""
     return torch.full(shape, float(times), device=self.device)
 
 
 def same(tensor: torch.Tensor, value: float) -> bool:
-    """All its elements are that number."""
+    """True if all elements are that number."""
     return bool((tensor == value).all())

@@ -1,4 +1,4 @@
-"""What the calls of an nccl group do with tensors."""
+"""The effects of an nccl group's calls on tensors."""
 
 from __future__ import annotations
 

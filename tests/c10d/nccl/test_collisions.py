@@ -1,4 +1,4 @@
-"""Calls that do not fit, over NCCL: who gets stuck, and what the others find (facts of NCCL 2.29.7's kernels)."""
+"""Calls that do not match, over NCCL: which ranks get stuck, and what others get (facts of NCCL 2.29.7's kernels)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.builds import NCCL
 from tests.c10d.nccl.worlds import join, results, run
 
 Tensor = torch.Tensor
-STUCK = -6  # the exit code of who waits for ever: its watchdog's
+STUCK = -6  # the exit code of a rank that waits forever: its watchdog ends it
 
 
 def filled(number: int, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,11 +32,11 @@ def filled(number: int, value: float, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def outcomes(body: Any, world_size: int = 2, **more: Any) -> list[Any]:
-    """What each rank returns; the exit code of those that get stuck."""
+    """Return each rank's value, or its exit code if it gets stuck."""
     return [rank.value if rank.exit_code == 0 else rank.exit_code for rank in run(body, world_size, **more).ranks]
 
 
-# -- kernels against what comes out of calls that fit ----------------------------------------------------------------
+# -- kernels against the results of matching calls -------------------------------------------------------------------
 
 plans = st.sampled_from(
     [Plan("ll"), Plan("simple"), Plan("ll128", 2), Plan("simple", 3, 4096), Plan("ll", 2, 64), Plan("ll128", 1, 1920)]
@@ -46,7 +46,7 @@ plans = st.sampled_from(
 def calls_of(
     name: str, ranks: int, length: int, dtype: torch.dtype, reduction: str, root: int, seed: int
 ) -> list[Brought]:
-    """A call of each rank that fits those of all others."""
+    """Return a call for each rank; all of them match."""
     draw = torch.Generator().manual_seed(seed)
 
     def tensor() -> Tensor:
@@ -143,7 +143,7 @@ def reduced(*lengths: int) -> list[float]:
     [
         pytest.param((4, 8), [[3.0] * 4, STUCK], id="lines that never come"),
         pytest.param((8, 4), [STUCK, [3.0] * 4], id="the other way round"),
-        # As many chunks go around: nobody gets stuck, and the end of the longer one has what lies in a buffer.
+        # The numbers of chunks are equal: no rank gets stuck, and the longer tensor ends with a buffer's old content.
         pytest.param((409600, 409598), [[3.0, 3.0, 0.0, 0.0], [3.0] * 4], id="as many chunks"),
         pytest.param((10, 3_000_000, 10), [[6.0] * 4, STUCK, [6.0] * 4], id="fewer chunks"),
     ],
@@ -193,7 +193,7 @@ def test_other_types_are_the_same_bytes_in_chunks_of_ones_own() -> None:
     doubles, floats = results(body)
 
     one, ones = torch.ones(2, dtype=torch.float64), torch.ones(4)
-    # Each rank's chunk is two doubles, or four floats: it adds what has come to its own, as its own type.
+    # Each rank's chunk is two doubles, or four floats: it adds the received bytes, as its own type, to its own.
     assert doubles[:2] == (one + ones.view(torch.float64)).tolist()
     assert floats[4:] == (ones + one.view(torch.float32)).tolist()
 
@@ -230,7 +230,7 @@ def test_what_two_roots_send_is_left_for_the_next_call() -> None:
         dist.all_reduce(second)
         return first.tolist(), second.tolist()
 
-    # Rank 0 finds the other's broadcast in its buffer, 2, and takes its part of the sum, 10 + 2, for the rest.
+    # Rank 0 gets the other's broadcast from its buffer, 2, and takes its own part of the sum, 10 + 2, for the rest.
     assert outcomes(body)[0] == ([1.0] * 4, [12.0] * 4)
 
 

@@ -1,4 +1,4 @@
-"""What DDP says of its times where the module is on devices, and what object collectives log of their bytes."""
+"""The times that DDP logs for a module on devices, and the bytes that object collectives log."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_times_of_a_module_on_devices_are_those_of_its_stream() -> None:
 
     first, second = results(body)
 
-    # Of the iteration before: the forward pass takes no time, and a clock shows a later one each time; the backward
-    # pass begins on the stream at once, and its gradients come when the kernel has ended.
+    # Times of the iteration before: the forward pass takes no time, but each reading of the clock is a bit later; the
+    # backward pass begins on the stream at once, and its gradients are there when the kernel has ended.
     usual = [1, 1_000_000, 100_020, 1, 100_020]
     assert [first[0], first[2]] == [[1, *usual], [3, *usual]]
     assert second[2] == [3, *usual]
@@ -91,7 +91,7 @@ def test_object_collectives_log_the_hash_of_what_they_send(monkeypatch: pytest.M
 
     assert results(body, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == [[{"rank": 0}, {"rank": 1}]] * 2
     assert [each[0] for each in said] == ["_object_to_tensor"] * 2 + ["_tensor_to_object"] * 4
-    assert len({each[2] for each in said[:2]}) == 2  # of pickles that differ
+    assert len({each[2] for each in said[:2]}) == 2  # the pickles differ
 
 
 def test_the_hash_of_tensors_is_that_of_a_build_with_nccl() -> None:

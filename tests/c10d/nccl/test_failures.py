@@ -1,4 +1,4 @@
-"""Works that fail, as those who wait for them see it, and the watchdog after them: torch 2.13's words and times."""
+"""Works that fail, as their waiters and then the watchdog see it: torch 2.13's words and times."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def backend() -> Any:
 
 
 def lines(result: simdist.RunResult, text: str, rank: int = 0) -> list[str]:
-    """The moments of lines of a rank's log that have a text, in virtual time of day."""
+    """Return the virtual times of day of the lines in a rank's log that contain a text."""
     found = [line for line in result.ranks[rank].stderr.splitlines() if text in line and line.startswith("[rank")]
     return [line.split()[1][:12] for line in found]
 
 
 def start() -> int:
-    """Join, make the communicator; the rank."""
+    """Join and make the communicator; returns the rank."""
     rank = join(timeout=timedelta(seconds=5))
     dist.all_reduce(of(1))
     torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def test_a_watchdog_that_goes_on_comes_to_the_next_work_that_hangs(handling: str
             "[Rank 0] Collective WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=5000) " in log
         )
         assert f"raised the following async exception: {SYSTEM}\n" in log
-    assert lines(result, CORRUPTED) == ["00:01:05.100", "00:02:05.100"]  # the end of the program waits for it
+    assert lines(result, CORRUPTED) == ["00:01:05.100", "00:02:05.100"]  # the end of the program waits for the watchdog
     assert "failure detected by watchdog at work sequence id: 3 PG status: last enqueued work: 3, last completed" in log
     assert "last completed work: 2" in log
     assert DOWN not in log
@@ -134,7 +134,7 @@ def test_a_wait_that_ran_out_of_time_gives_its_communicator_up(blocking: str) ->
         end = work.get_future_result()
         first = said(lambda: work.wait(timedelta(seconds=2)))
         found = [first == said(work.wait), work.is_completed(), said(lambda: dist.all_reduce(of(1)))]
-        dist.send(of(7), 1)  # over a communicator of its own
+        dist.send(of(7), 1)  # messages have their own communicator
         time.sleep(1)
         return [*found, end.done() and str(_nccl.WorkResult(end.value())), str(backend().get_error())]
 
@@ -196,11 +196,11 @@ def test_who_asks_for_a_work_learns_of_an_error_of_its_communicator(kind: str) -
         assert len(moments) == 2  # its watchdog reports it as well
 
 
-# -- who hears of a death ----------------------------------------------------------------------------------------------
+# -- which ranks see a death -------------------------------------------------------------------------------------------
 
 
 def dies(op: str) -> None:
-    """Rank 2 of four is dead when the others call."""
+    """Let rank 2 of four be dead when the others call."""
     rank = join(timeout=timedelta(seconds=100))
     dist.all_reduce(of(1))
     torch.cuda.synchronize()
@@ -295,7 +295,7 @@ def test_a_group_made_anew_with_the_same_store_finds_the_old_error_there() -> No
         time.sleep(6)
         found = [str(backend().get_error())]
         dist.distributed_c10d._abort_process_group()
-        time.sleep(100 - time.monotonic())  # both at once: the store holds the id of the old group
+        time.sleep(100 - time.monotonic())  # both at once: the store still has the id of the old group
         dist.init_process_group("nccl")
         tensor = of(1)
         dist.all_reduce(tensor)

@@ -1,4 +1,4 @@
-"""How an nccl group is made, what torch and programs find of NCCL, and worlds that have none."""
+"""How an nccl group is made, what torch and programs see of NCCL, and worlds without it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_groups_that_never_met_merge_at_a_store(named: bool) -> None:
         rank = dist.get_rank()
         halves: Any = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         half = halves[rank // 2]
-        time.sleep((0, 2, 1, 3)[rank])  # who comes later has a higher rank in the merged group
+        time.sleep((0, 2, 1, 3)[rank])  # a later caller has a higher rank in the merged group
         store = _dist.TCPStore("host0", 29781, is_master=rank == 0, wait_for_workers=False)
         names = {"group_name": "merged", "group_desc": "all of us"} if named else {}
         merged = half.merge_remote_group(store, 4, timedelta(seconds=40), **names)

@@ -1,4 +1,4 @@
-"""What ProcessGroupNCCL says at level INFO, and of a store that is gone (torch 2.13's sources)."""
+"""The lines of ProcessGroupNCCL at level INFO, and those about a store that is gone (torch 2.13's sources)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives leave behind on their devices: nothing, whatever is recorded of them."""
+"""Collectives leave no memory allocated on their devices, whatever is recorded of them."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_an_asynchronous_collective_keeps_its_tensors_until_somebody_waits() -> 
         torch.cuda.synchronize()
         note()
         work.wait()
-        note()  # it has its outputs
+        note()  # the work keeps its outputs
         del work
         note()
         dist.all_reduce(made(1 << 20), async_op=True)
         torch.cuda.synchronize()
-        note()  # nobody has waited
+        note()  # before any wait
         dist.all_reduce(made(1))
         note()
         return found
@@ -82,7 +82,7 @@ def test_an_operation_keeps_no_memory_once_it_is_over(timed: str) -> None:
     def body() -> dict[str, int]:
         rank = join()
         dist.barrier()
-        gc.disable()  # nothing may wait for that
+        gc.disable()  # no memory may wait for a collection
         left = {}
         try:
             for name, call in OPERATIONS.items():

@@ -1,4 +1,4 @@
-"""Sums, bit for bit as one ring adds them up: against a fold that is written down here; and what they cost."""
+"""Sums, bit for bit as one ring adds them up, compared with a fold in this file; and their costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.flo
 
 
 def inputs(ranks: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What each rank puts in: numbers of many sizes, whose sum depends on the order."""
+    """Return each rank's input: numbers of many magnitudes, whose sum depends on the order."""
     found = []
     for rank in range(ranks):
         generator = torch.Generator().manual_seed(rank)
@@ -29,7 +29,7 @@ def inputs(ranks: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def owner_of(element: int, length: int, ranks: int, size: int) -> int:
-    """The rank at which the sum of an element ends: NCCL's loops over chunks, one channel, protocol Simple."""
+    """Return the rank at which an element's sum ends: NCCL's loops over chunks, one channel, protocol Simple."""
     chunk = (2 << 20) // size
     first = element // (ranks * chunk) * ranks * chunk
     left = length - first
@@ -40,13 +40,13 @@ def owner_of(element: int, length: int, ranks: int, size: int) -> int:
 
 
 def hop(local: float, received: float, dtype: torch.dtype) -> float:
-    """One addition: in the type, or in halves for eight bits; rounded to it."""
+    """Return the sum of two numbers in the type, or in halves for eight bits, rounded to the type."""
     if dtype in (torch.float8_e5m2, torch.float8_e4m3fn):
         summed = (torch.tensor(local, dtype=torch.float64) + received).to(torch.float16)
         return summed.to(dtype).double().item()
     if dtype is torch.float64:
         return local + received
-    exact = np.float64(local) + np.float64(received)  # of two such numbers it is exact, or rounds the same way
+    exact = np.float64(local) + np.float64(received)  # for two of these numbers it is exact, or rounds the same way
     return torch.tensor(exact, dtype=torch.float64).to(dtype).double().item()
 
 

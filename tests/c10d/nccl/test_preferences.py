@@ -1,4 +1,4 @@
-"""NCCL's own variables: what they leave of its choice, its words about what it does not know, its version's line."""
+"""NCCL's own variables: their effect on its choices, its lines about unknown values, and the line of its version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.builds import NCCL, VERSION
 from tests.c10d.nccl.worlds import SAME_DEVICE, join, of, results, run, said
 
 NO_ALGORITHM = ("Error : no" if VERSION < (2, 14) else "No") + " algorithm/protocol available"
-CUDA = "13.0" if VERSION < (2, 12) else "13.2" if VERSION < (2, 14) else "13.3"  # that NCCL was built with
+CUDA = "13.0" if VERSION < (2, 12) else "13.2" if VERSION < (2, 14) else "13.3"  # the version that NCCL was built with
 USAGE = (
     f"DistBackendError: NCCL error in: {Place.CALL_FAILED.path_for_cuda}, invalid usage (run with "
     f"NCCL_DEBUG=WARN for details), NCCL version {NCCL}\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
@@ -110,7 +110,7 @@ def test_one_rank_needs_no_algorithm() -> None:
 
 
 def chosen_time(env: dict[str, str], **model: Any) -> int:
-    """What an all-reduce of 64 MiB takes on eight H100 of a host, in virtual nanoseconds."""
+    """Return the virtual nanoseconds of an all-reduce of 64 MiB on eight H100 of a host."""
 
     def body() -> int:
         join()
@@ -199,7 +199,7 @@ def test_fewer_channels_are_another_order_of_additions() -> None:
         ({"NCCL_NTHREADS": "256"}, "ring", "simple", 12),
         ({"NCCL_NTHREADS": "32"}, "ring", "simple", 12),  # 64 at least
         ({"NCCL_NTHREADS": "1024"}, "ring", "simple", 8),  # 512 at most
-        ({"NCCL_NTHREADS": "100"}, "ring", "simple", 8),  # as NCCL takes what is no multiple of 32
+        ({"NCCL_NTHREADS": "100"}, "ring", "simple", 8),  # NCCL ignores a number that is no multiple of 32
         ({"NCCL_NTHREADS": "0"}, "ring", "simple", 8),
         ({"NCCL_NTHREADS": "256", "NCCL_LL128_NTHREADS": "640"}, "ring", "ll128", 12),
         ({"NCCL_THREAD_THRESHOLDS": "8 8 64 8 8 128"}, "ring", "simple", 4),

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of operations over NCCL."""
+"""Operations over NCCL in torch's profiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def profiled(calls: Any, **settings: Any) -> Any:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch before 2.13
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch before 2.13
 def test_events_have_the_shapes_of_what_goes_in() -> None:
     def body() -> list[Any]:
         join()

@@ -1,4 +1,4 @@
-"""What DDP's quantization hooks need: the value of an all-gather's future, and torch's operators."""
+"""The needs of DDP's quantization hooks: the value of an all-gather's future, and torch's operators."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ _premul: Any = _c._make_nccl_premul_sum
 
 
 def strided() -> torch.Tensor:
-    """Every other element of a tensor."""
+    """Return a view of every other element of a tensor."""
     return torch.ones(4, device="cuda")[::2]
 
 
 def group() -> Any:
-    """The default group."""
+    """Return the default group."""
     return dist.group.WORLD
 
 
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "NotImplementedError: WorkNCCL::isSuccess() is deprecated",
     ),
 }
-if VERSION < (2, 15):  # which asks for no device any more
+if VERSION < (2, 15):  # torch 2.15 no longer asks for a device
     CASES["splitting"] = (
         lambda: dist.split_group(None, [[0]]),
         "RuntimeError: No device associated with the default pg, not safe to split any process groups",
@@ -141,7 +141,7 @@ if VERSION < (2, 15):  # which asks for no device any more
 
 @pytest.fixture(scope="module")
 def refused() -> dict[str, str]:
-    """What each call raises, on the one rank of a world."""
+    """Return the error of each call, on the one rank of a world."""
 
     def body() -> dict[str, str]:
         join()

@@ -1,4 +1,4 @@
-"""What NCCL's side reports beside its watchdog's log: desync reports, remote errors, durations, hooks, estimates."""
+"""NCCL's reports besides the watchdog's log: desync reports, remote errors, durations, hooks, estimates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_the_report_is_made_of_is_in_the_groups_store() -> None:
         rank = join()
         dist.all_reduce(of(1))
         if rank:
-            dist.broadcast(of(1), 1)  # of which rank 0 knows nothing
+            dist.broadcast(of(1), 1)  # rank 0 does not call this
         time.sleep(0.2)
         store: Any = backend().get_group_store()
         keys = [f"cuda//NCCL_{each}_trace_{end}" for each in (0, 1) for end in ("start", "end")]
@@ -119,7 +119,7 @@ def test_the_report_has_the_last_work_queued_behind_the_one_that_hangs() -> None
         dist.all_reduce(of(1))
         if rank == 0:
             for _ in range(3):
-                dist.all_reduce(torch.ones(1, device="cuda"))  # made there: what comes from the host would wait
+                dist.all_reduce(torch.ones(1, device="cuda"))  # made on the device: a copy from the host would wait
         time.sleep(700)
 
     assert "\t - [0] Timeout at collective: ALLREDUCE, #4\n" in logged(

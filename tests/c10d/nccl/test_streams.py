@@ -1,4 +1,4 @@
-"""Collectives end on streams: who waits for what, on the host and on the device, in virtual time."""
+"""Collectives end on streams: which host threads and streams wait for them, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _event: Any = torch.cuda.Event
 
 
 def now() -> float:
-    """Seconds of virtual time."""
+    """Return the virtual time in seconds."""
     return round(time.monotonic() - START, 4)
 
 
@@ -29,7 +29,7 @@ START = 0.0
 
 
 def begin() -> int:
-    """Join, and make the communicator; time counts from here."""
+    """Join and make the communicator; time counts from here."""
     global START
     rank = join()
     dist.all_reduce(of(1))

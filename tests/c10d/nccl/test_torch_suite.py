@@ -1,7 +1,7 @@
-"""PyTorch's own tests of NCCL (test_c10d_nccl.py of 2.13), by name: what each of them does, on virtual devices.
+"""PyTorch's own tests of NCCL (test_c10d_nccl.py of 2.13), by name, on virtual devices.
 
-The function `case_NAME` does what the test does, with its own assertions, on two ranks, or more. `LEFT_OUT` has the
-tests of this part of the file that have none, and why. Here are those that make and end groups, and of timeouts.
+The function `case_NAME` does what the test NAME does, with its assertions, on two or more ranks. `LEFT_OUT` has the
+tests of this part of the file without a case, with reasons. The tests are of making and ending groups, and timeouts.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def case_file_store_check(self: Case) -> None:
 
 
 def require_timeout(self: Case, expected: timedelta) -> None:
-    """The options of the default group's backend have it."""
+    """Require this timeout in the options of the default group's backend."""
     group = dist.distributed_c10d._get_default_group()
     assert group._get_backend(torch.device(f"cuda:{self.rank}")).options._timeout == expected
 

@@ -1,6 +1,6 @@
-"""PyTorch's own tests of compiled messages over NCCL (test_c10d_nccl.py, beside those of the flight recorder), by name.
+"""PyTorch's own tests of compiled messages over NCCL (test_c10d_nccl.py, next to the flight recorder's), by name.
 
-As in `test_torch_suite.py`. Compiling takes long: all but the first go with `--real`.
+As in `test_torch_suite.py`. Compiling takes long, so all but the first run with `--real`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Tensor = torch.Tensor
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    """No test compiles less because another one ran before."""
+    """Reset the compiler, so that no test compiles less because another one ran before."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
 def begin(self: Case) -> Any:
-    """The group; messages are compiled from now on, which is a setting of the rank's thread."""
+    """Make the group. Messages are compiled from now on, which is a setting of the rank's thread."""
     settings: Any = torch._dynamo.config
     settings.enable_p2p_compilation = True
     torch.cuda.set_device(self.rank)
@@ -81,7 +81,7 @@ def case_compiled_fire_and_forget_isend(self: Case) -> None:
 
 
 def send(tensors: list[Tensor], peer: int) -> list[Any]:
-    """Sends that are waited for once all have begun."""
+    """Begin all sends, then wait for them."""
     works = [dist.isend(tensor, peer) for tensor in tensors]
     for work in works:
         work.wait()
@@ -89,7 +89,7 @@ def send(tensors: list[Tensor], peer: int) -> list[Any]:
 
 
 def receive(tensors: list[Tensor], peer: int) -> list[Any]:
-    """Their other side."""
+    """Begin all receives, then wait for them."""
     works = [dist.irecv(tensor, peer) for tensor in tensors]
     for work in works:
         work.wait()
@@ -97,7 +97,7 @@ def receive(tensors: list[Tensor], peer: int) -> list[Any]:
 
 
 def exchange_often(self: Case, rounds: int, count: int = 1, length: int = 10) -> None:
-    """Rank 0 sends several tensors to rank 1, again and again, in compiled code."""
+    """Send several tensors from rank 0 to rank 1, `rounds` times, in compiled code."""
     exchange = torch.compile(receive if self.rank else send)
     for index in range(rounds):
         tensors = [
@@ -165,7 +165,7 @@ def case_compiled_iterative_communication_with_waits(self: Case) -> None:
 
 
 def to_the_next(sent: Tensor, received: Tensor) -> list[Any]:
-    """A step around the ring."""
+    """Do a step around the ring."""
     rank, size = dist.get_rank(), dist.get_world_size()
     return list(
         dist.batch_isend_irecv(

@@ -1,7 +1,7 @@
 """PyTorch's own tests of DDP over NCCL (test_c10d_nccl.py), the part that follows `test_torch_suite.py`'s, by name.
 
 As there: every test of that part, from several outputs to the sizes of buckets.
-`test_torch_suite_errors.py`, `_groups` and `_records` have what the file has behind them.
+`test_torch_suite_errors.py`, `_groups` and `_records` have the tests after them in the file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ power: Any = powerSGD_hook
 
 
 def ddp(self: Case, module: nn.Module, **settings: Any) -> Any:
-    """A module on the rank's device, in parallel."""
+    """Wrap a module in DDP, on the rank's device."""
     return DistributedDataParallel(module.to(self.device), device_ids=[self.device], **settings)
 
 
 def step(self: Case, model: Any) -> None:
-    """Forward and backward on random data."""
+    """Do a forward and a backward pass on random data."""
     target = torch.LongTensor([random.randrange(4) for _ in range(4)]).to(self.device)
     nn.CrossEntropyLoss()(model(torch.rand(4, 2)), target).backward()
 
@@ -111,7 +111,7 @@ class Layers(nn.Module):
             setattr(self, f"conv{place}", made)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Through all of them."""
+        """Apply all of them."""
         for place, dtype in enumerate(self.dtypes):
             x = getattr(self, f"conv{place}")(x.to(self.devices[place]).to(dtype))
         return x
@@ -181,7 +181,7 @@ class Summand(nn.Module):
 
 
 def hooked(self: Case, hook: Any, state: Any = None, *, expected: float = 0.25, **settings: Any) -> None:
-    """A step with a hook."""
+    """Do a step with a hook."""
     model = ddp(self, Summand(), **settings)
     if isinstance(hook, dist.BuiltinCommHookType):
         model._register_builtin_comm_hook(hook)
@@ -280,7 +280,7 @@ def case_comm_hook_allreduce_with_then(self: Case) -> None:
 
 
 class Shares(nn.Module):
-    """Adds a parameter that others have too."""
+    """Adds a parameter that other modules share."""
 
     def __init__(self, shared: nn.Parameter, factor: float) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class Fourier(nn.Module):
         self.weight = nn.Parameter(torch.view_as_complex(torch.randn(channels, high, wide // 2 + 1, 2)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """There and back."""
+        """Transform, multiply, transform back."""
         found: torch.Tensor = torch.fft.irfft2(torch.fft.rfft2(x.float(), norm="ortho") * self.weight, norm="ortho")
         return found
 

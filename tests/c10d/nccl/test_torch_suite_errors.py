@@ -1,4 +1,4 @@
-"""PyTorch's own tests of errors and completion hooks over NCCL (test_c10d_nccl.py), behind those of DDP, by name.
+"""PyTorch's own tests of errors and completion hooks over NCCL (test_c10d_nccl.py), after those of DDP, by name.
 
 As in `test_torch_suite.py`: every test from the hooks to variables that are no truth values.
 """
@@ -29,7 +29,7 @@ _c: Any = c10d_names
 
 
 def counted(group: Any) -> tuple[Counter[str], list[Any]]:
-    """How often a hook of the group is called, by operation, and with what."""
+    """Count the calls of a group's hook by operation, and keep their arguments."""
     calls: Counter[str] = Counter()
     seen: list[Any] = []
 
@@ -118,7 +118,7 @@ def short_timeouts() -> None:
 
 
 def own_group(self: Case, **settings: Any) -> Any:
-    """A ProcessGroupNCCL that is no default group."""
+    """Make a ProcessGroupNCCL that is not the default group."""
     return dist.ProcessGroupNCCL(self.store(), self.rank, self.world_size, **settings)
 
 

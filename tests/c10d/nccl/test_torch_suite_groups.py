@@ -1,8 +1,8 @@
-"""PyTorch's own tests of groups over NCCL (test_c10d_nccl.py), behind those of errors, by name.
+"""PyTorch's own tests of groups over NCCL (test_c10d_nccl.py), after those of errors, by name.
 
-As in `test_torch_suite.py`, with `test_torch_suite_subgroups.py`: every test from buffers that are registered to splits
-of eight ranks, but for those of the flight recorder (`test_torch_suite_records.py`). A test with parameters is one
-case, which has them all.
+As in `test_torch_suite.py`, with `test_torch_suite_subgroups.py`: every test from registered buffers to splits of eight
+ranks, except those of the flight recorder (`test_torch_suite_records.py`). A test with parameters is one case, which
+runs with all of them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def case_time_estimate_nccl(self: Case) -> None:
 
 
 def numbers(group: Any, over: Any = None) -> list[int]:
-    """The sequence numbers of a group on all ranks of another."""
+    """Return the sequence numbers of a group on all ranks of another."""
     found: list[Any] = [None] * dist.get_world_size(over)
     dist.all_gather_object(found, group._get_sequence_number_for_group(), group=over)
     return found

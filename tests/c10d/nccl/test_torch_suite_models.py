@@ -49,14 +49,14 @@ class TwoDevices(nn.Module):
         self.fc2 = nn.Linear(10, 4, bias=False).to(devices[1])
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        """Through both."""
+        """Apply both layers, each on its device."""
         hidden = F.relu(self.fc1(data.to(self.devices[0])))
         out: torch.Tensor = self.fc2(hidden.to(self.devices[1]))
         return out
 
 
 def train(self: Case, module: Any, ids: Any, reference: Any, device: Any) -> None:
-    """Two steps of a distributed model, and of the same on the whole batch."""
+    """Train two steps of a distributed model, and of the same model on the whole batch."""
     model: Any = DistributedDataParallel(module, device_ids=ids)
     loss: Any = F.mse_loss
     for _ in range(2):
@@ -137,7 +137,7 @@ case_fp16_grad_is_view = partial(case_fp16, view=True)
 
 
 class Boxed(nn.Module):
-    """Returns what a function makes of its outputs."""
+    """Applies a function to its outputs, and returns the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Boxed(nn.Module):
         self.fc3 = nn.Linear(4, 4, bias=False)
 
     def forward(self, data: torch.Tensor, fn: Any) -> Any:
-        """The first output leaves the last layer out."""
+        """Compute the first output without the last layer, the second with it."""
         data = F.relu(self.fc2(F.relu(self.fc1(data))))
         return fn(F.softmax(data, dim=1), F.softmax(self.fc3(data), dim=1))
 
@@ -175,7 +175,7 @@ def case_ddp_with_lazy_parameters(self: Case) -> None:
 
 
 class HandsOut(nn.Module):
-    """Returns a layer of its own, to be used outside."""
+    """Returns one of its layers, which is then used outside of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class HandsOut(nn.Module):
         self.fc3 = nn.Linear(4, 4, bias=False)
 
     def forward(self, data: torch.Tensor) -> Any:
-        """What it has, and the layer."""
+        """Return the output and the layer."""
         return F.softmax(F.relu(self.fc2(F.relu(self.fc1(data)))), dim=1), self.fc3
 
 

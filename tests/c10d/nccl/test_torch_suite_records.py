@@ -1,8 +1,8 @@
 """PyTorch's own tests of NCCL's flight recorder (test_c10d_nccl.py), by name.
 
-As in `test_torch_suite.py`: every test from the first that reads a trace to the end of that family. A test
-with parameters is one case, in a world for each; those that compile are in `test_torch_suite_compiled.py`. A duration
-has to be positive: on these links some take nanoseconds.
+As in `test_torch_suite.py`: every test from the first that reads a trace to the end of that family. A test with
+parameters is one case, with a world for each value; `test_torch_suite_compiled.py` has those that compile. A duration
+only has to be positive: on these links some take nanoseconds.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Tensor = torch.Tensor
 
 
 def entries(**what: bool) -> list[dict[str, Any]]:
-    """What the recorder of the rank has."""
+    """Return the entries of the rank's recorder."""
     found: list[dict[str, Any]] = pickle.loads(_c._dump_nccl_trace(**what))["entries"]
     return found
 
 
 def begin(self: Case, timed: bool) -> tuple[Any, Tensor]:
-    """A group that measures its collectives, or not, and a tensor."""
+    """Return a group, which measures its collectives if `timed`, and a tensor."""
     group = self.init()
     if timed:
         group._enable_collectives_timing()
@@ -43,7 +43,7 @@ def begin(self: Case, timed: bool) -> tuple[Any, Tensor]:
 
 
 def reduce_often(self: Case, group: Any, tensor: Tensor, times: int) -> None:
-    """All-reduces, all over and seen to be."""
+    """Do all-reduces, and wait until the watchdog has seen their ends."""
     for _ in range(times):
         work = group.allreduce(tensor)
     work.wait()
@@ -51,7 +51,7 @@ def reduce_often(self: Case, group: Any, tensor: Tensor, times: int) -> None:
     time.sleep(1)
 
 
-# -- what a trace has ------------------------------------------------------------------------------------------------
+# -- the content of a trace ------------------------------------------------------------------------------------------
 
 
 def verify(self: Case, found: dict[str, Any], entries_are_wanted: bool, timed: bool, in_json: bool) -> None:
@@ -144,7 +144,7 @@ def case_trace_while_all_works_retired(self: Case) -> None:
 
 
 def next_to(self: Case, key: str) -> None:
-    """Wait until both ranks are here: what pipes to the parent do in torch's test."""
+    """Wait until both ranks are here; torch's test uses pipes to the parent for this."""
     store = self.store()
     store.add(key, 1)
     while int(store.add(key, 0)) < self.world_size:
@@ -304,7 +304,7 @@ def case_coalescing_manager_collective(self: Case, timed: bool) -> None:
 
 
 def reset_between(self: Case, timed: bool, *counts: int) -> None:
-    """Records are forgotten after each number of all-reduces but the last, whose records are numbered from 0."""
+    """Reset the records after each number of all-reduces but the last, whose records are numbered from 0."""
     group, tensor = begin(self, timed)
     for index, count in enumerate(counts):
         if index:
@@ -336,7 +336,7 @@ def case_fr_record_multiple_resets(self: Case, timed: bool) -> None:
     reset_between(self, timed, 2, 3, 4)
 
 
-# -- dumps of those that hang ----------------------------------------------------------------------------------------
+# -- dumps of ranks that hang ----------------------------------------------------------------------------------------
 
 
 def one_too_many(self: Case, timed: bool = False, rank_1_sleeps: bool = False) -> None:
@@ -354,7 +354,7 @@ def one_too_many(self: Case, timed: bool = False, rank_1_sleeps: bool = False) -
 
 
 def dumped(folder: Path, rank: int) -> list[tuple[int, str]]:
-    """Numbers and states in the file of a rank."""
+    """Return the numbers and states in a rank's file."""
     found = pickle.loads((folder / f"trace_{rank}").read_bytes())["entries"]
     return [(each["collective_seq_id"], each["state"]) for each in found]
 
@@ -402,7 +402,7 @@ ENDS = ("timeout_dumps", "timeout_dumps_on_stuck_ranks", "nccl_errors_dump")
 
 
 def record(name: str, tmp_path: Path, *more: Any, **env: str) -> RunResult:
-    """The world of a case, with the variables that torch's tests of traces set."""
+    """Run a case with the variables that torch's tests of traces set."""
     size = "10" if name in SMALL_RING or name.startswith("fr_record_") else "1000"
     variables = {
         "TORCH_NCCL_ENABLE_TIMING": "0",

@@ -1,4 +1,4 @@
-"""PyTorch's own tests of NCCL groups made of another group, of what they shrink to, and of messages in them, by name.
+"""PyTorch's own tests of NCCL groups that are split off another group or shrunk, and of messages in them, by name.
 
 As in `test_torch_suite.py`.
 """
@@ -101,7 +101,7 @@ def case_non_blocking_p2p(self: Case) -> None:
 
 
 def exchange(self: Case, group: Any) -> None:
-    """Rank 0 sends to rank 1."""
+    """Send from rank 0 to rank 1."""
     sent = torch.ones(10, 10, device=self.device)
     if self.rank == 0:
         dist.send(sent, 1, group=group)

@@ -54,7 +54,7 @@ def case_new_group_ordered(self: Case) -> None:
 
 
 def half_group(self: Case) -> tuple[Any, int, bool]:
-    """The group of the first or the last two of four; its first rank; whether this is that one."""
+    """Return the group of the first or last two of four ranks, its first rank, and True on that rank."""
     self.init()
     torch.cuda.set_device(self.rank)
     both = dist.new_group([0, 1]), dist.new_group([2, 3])
@@ -62,7 +62,7 @@ def half_group(self: Case) -> tuple[Any, int, bool]:
 
 
 def peers(name: str, first: int, index: int) -> list[dict[str, int]]:
-    """A rank of the group said in both ways."""
+    """Return both ways to name a rank of the group."""
     return [{f"group_{name}": index}, {name: first + index}]
 
 
@@ -176,7 +176,7 @@ def case_broadcast_float8(self: Case) -> None:
 
 
 class Words(nn.Module):
-    """An embedding with sparse gradients, and a layer behind it."""
+    """An embedding with sparse gradients, followed by a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Words(nn.Module):
         self.linear = nn.Linear(10, 1)
 
     def forward(self, data: torch.Tensor) -> Any:
-        """The mean of the words goes through the layer."""
+        """Apply the layer to the mean of the words."""
         return self.linear(self.embedding(data).mean(dim=1))
 
 

@@ -1,4 +1,4 @@
-"""NCCL's tuning model: the choices and times that were worked out by hand, its trees, its sums, its costs."""
+"""NCCL's tuning model: its choices and times, compared with ones worked out by hand, its trees, sums and costs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_asked_for_is_taken_and_trees_are_for_all_reduces_only() -> None
 
     assert (forced.algorithm, forced.protocol) == ("tree", "ll")
     assert gathered.algorithm == "ring"
-    assert without.protocol != "ll128"  # which needs NVLink
+    assert without.protocol != "ll128"  # ll128 needs NVLink
 
 
 def test_small_operations_take_fewer_channels() -> None:
@@ -92,12 +92,12 @@ def test_the_graph_of_a_cluster_is_the_published_one() -> None:
 
     assert graph(rail_optimised(8)) == ONE_H100
     assert graph(rail_optimised(32)) == Graph(ranks=32, nodes=4, channels=8, intra=40, inter=48)
-    assert graph(build(4, hosts=2)).inter == 3.0  # of an Ethernet of 25 Gbit/s
+    assert graph(build(4, hosts=2)).inter == 3.0  # an Ethernet of 25 Gbit/s
     assert graph(build(2), channels=1, local_bandwidth_bytes_per_s=7 * 10**9).intra == 7.0
 
 
 def parent_of(node: int, nodes: int) -> int:
-    """In prose: the lowest bit cleared, and the next one set unless that is out of bounds."""
+    """Return the node with its lowest bit cleared, and the next bit set unless that is out of bounds."""
     low = node & -node
     above = (node ^ low) | low << 1
     return above if above < nodes else node ^ low
@@ -126,7 +126,7 @@ def test_both_trees_reach_everyone_once(nodes: int, here: int) -> None:
 
 
 def reduced(cluster: Cluster, ranks: int, length: int, dtype: torch.dtype, **settings: Any) -> list[float]:
-    """What an all-reduce gives on every rank."""
+    """Return the result of an all-reduce, which is the same on every rank."""
 
     def body() -> list[float]:
         tensor = inputs(ranks, length, dtype)[join()].cuda()
@@ -165,7 +165,7 @@ def test_two_trees_between_hosts_each_have_half_of_the_channels() -> None:
     found = reduced(cluster, 4, length, torch.float32)
 
     parts = [part.double().tolist() for part in inputs(4, length, torch.float32)]
-    sums = {0: (0, (2, (1,), (3,))), 1: (3, (1, (2,), (0,)))}  # 0 below nothing, above 2, which is above 1 and 3
+    sums = {0: (0, (2, (1,), (3,))), 1: (3, (1, (2,), (0,)))}  # tree 0: root 0 has the child 2, which has 1 and 3
 
     def total(node: Any, element: int) -> float:
         rank, *children = node
@@ -207,7 +207,7 @@ def test_averages_and_integers_come_out_of_trees_too() -> None:
 
 
 def spent_us(cluster: Cluster, call: Any, ranks: int) -> float:
-    """Virtual time of a collective, once the communicator is there."""
+    """Return the virtual time of a collective, without that of making the communicator."""
 
     def body() -> float:
         join()
@@ -249,7 +249,7 @@ def test_links_that_are_slower_than_the_model_rule() -> None:
 
     found = spent_us(cluster, all_reduce(8 * MIB), 16)
 
-    # Each of the eight NICs of a host has an eighth of what a ring moves over a link, at 1 GB/s.
+    # Each of a host's eight NICs carries an eighth of the bytes that a ring moves over a link, at 1 GB/s.
     moved = 2 * 15 / 16 * 8 * MIB / 8
     assert found == pytest.approx(moved / 1000, rel=0.2)
 

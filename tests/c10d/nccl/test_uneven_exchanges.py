@@ -1,4 +1,4 @@
-"""all_to_all over NCCL where ranks have nothing for each other: torch leaves empty messages out, one by one."""
+"""all_to_all over NCCL where some messages are empty: torch leaves each of these out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAZY = {0: 2.0}
 
 
 def exchange(sizes: Sizes, form: str) -> list[list[float]]:
-    """What this rank receives from each, after all have exchanged."""
+    """Exchange with all ranks; returns what this rank receives from each."""
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
     sent = [torch.full((sizes[rank][other],), 10.0 * rank + other, device="cuda") for other in ranks]
     counts = [sizes[other][rank] for other in ranks]
@@ -40,7 +40,7 @@ def expected(sizes: Sizes) -> list[list[list[float]]]:
 
 
 def run(sizes: Sizes, form: str, late: dict[int, float] | None = None, absent: tuple[int, ...] = ()) -> Any:
-    """A world that exchanges; each rank returns what it got, and the seconds until its device was done."""
+    """Run a world that exchanges; each rank returns what it got, and the seconds until its device was done."""
 
     def body() -> Any:
         dist.init_process_group("nccl")

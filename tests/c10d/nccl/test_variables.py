@@ -1,4 +1,4 @@
-"""What ProcessGroupNCCL makes of its variables (torch 2.13): those that are wrong, and what the rarer ones do."""
+"""The variables of ProcessGroupNCCL (torch 2.13): wrong values, and the effects of the rarer ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PREFIX = "[PG ID 0 PG GUID 0(default_pg) Rank {}] "
 
 
 def lines(result: simdist.RunResult, rank: int) -> list[str]:
-    """What a rank has logged, without times and places."""
+    """Return the lines that a rank has logged, without times and places."""
     return [line.partition("] ")[2] for line in result.ranks[rank].stderr.splitlines()]
 
 
 def backend() -> Any:
-    """The default group's ProcessGroupNCCL."""
+    """Return the default group's ProcessGroupNCCL."""
     group: Any = dist.group.WORLD
     return group._get_backend(torch.device("cuda"))
 
@@ -41,7 +41,7 @@ def reduce_once() -> None:
 
 
 def leave_one_out(*absent: int) -> None:
-    """The ranks that are `absent` sleep instead of calling the second all_reduce."""
+    """Let the `absent` ranks sleep instead of calling the second all_reduce."""
     rank = join()
     dist.all_reduce(of(1))
     if rank in absent:

@@ -1,4 +1,4 @@
-"""What becomes of an operation that does not end: logs, dumps and exit codes of torch 2.13, in virtual time."""
+"""Operations that do not end: logs, dumps and exit codes of torch 2.13, in virtual time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def connect() -> None:
 
 
 def skips(asleep: bool = False) -> None:
-    """Rank 1 leaves the second all_reduce out."""
+    """Let rank 1 leave the second all_reduce out."""
     rank = join()
     tensor = of(1, 2)
     dist.all_reduce(tensor)
@@ -277,7 +277,7 @@ def test_a_group_is_aborted_and_made_anew() -> None:
         dist.all_reduce(tensor)
         torch.cuda.synchronize()
         if rank == 0:
-            dist.all_reduce(of(1), async_op=True)  # which rank 1 never joins
+            dist.all_reduce(of(1), async_op=True)  # rank 1 never joins
         _c10d._abort_process_group()
         torch.cuda.synchronize()
         dist.init_process_group("nccl", store=store_of(rank), rank=rank, world_size=2)
@@ -298,7 +298,7 @@ def test_an_abort_ends_what_is_joined_behind_another_and_what_does_not_fit(what:
         dist.all_reduce(of(1))
         torch.cuda.synchronize()
         if what == "mismatch" and rank == 0:
-            dist.broadcast(of(1, 2, 3), 0)  # which no all_reduce goes with
+            dist.broadcast(of(1, 2, 3), 0)  # does not match the other's all_reduce
         else:
             dist.all_reduce(of(1))
         _c10d._abort_process_group()

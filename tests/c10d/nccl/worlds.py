@@ -1,4 +1,4 @@
-"""What the tests of NCCL share: worlds over it, each rank on a device of its own."""
+"""Shared by the tests of NCCL: worlds over it, each rank on its own device."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if VERSION >= (2, 14):
         "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this "
         "configuration."
     ] * 2
-"""What NCCL says on either of two ranks that have one device."""
+"""NCCL's error on either of two ranks that have one device."""
 
 
 def join(backend: str | None = "nccl", **settings: Any) -> int:
-    """Take the device of the local rank, make the default group; the rank."""
+    """Take the device of the local rank, make the default group; returns the rank."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend, **settings)
     return dist.get_rank()
 
 
 def of(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor on the current device."""
+    """Return a tensor on the current device."""
     return torch.tensor(values, dtype=dtype, device="cuda")
 
 
 def run(body: Callable[..., Any], world_size: int = 2, **settings: Any) -> simdist.RunResult:
-    """A world over NCCL."""
+    """Run a world over NCCL."""
     return simdist.run(body, world_size=world_size, **{"backend": "nccl", **settings})
 
 
 def results(body: Callable[..., Any], world_size: int = 2, **settings: Any) -> list[Any]:
-    """What `body` returns on each rank; a rank that fails fails the caller."""
+    """Return each rank's result of `body`; the error of a rank that fails is raised."""
     result = run(body, world_size, **settings)
     failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
     if failed is not None:
@@ -51,7 +51,7 @@ def results(body: Callable[..., Any], world_size: int = 2, **settings: Any) -> l
 
 
 def said(call: Callable[[], Any]) -> str:
-    """The type and text of what a call raises."""
+    """Return the type and text of the error that a call raises."""
     try:
         call()
     except Exception as error:
