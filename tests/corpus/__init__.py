@@ -1,7 +1,7 @@
-"""Small programs with real bugs, each with its fixed twin and the public report that it was written after.
+"""Small programs with real bugs, each with a fixed version and the public report on which it is based.
 
-Every entry is one function whose `buggy` argument switches the bug on; its mechanism is that of the report, its code is
-not. `tools/corpus.py` runs all of them without knowing any fault, and says what is found with judges off and on.
+Every entry is one function whose `buggy` argument switches the bug on; it has the mechanism of the report, but not its
+code. `tools/corpus.py` runs all of them without knowing the bugs, and prints what is found with judges off and on.
 """
 
 from tests.corpus import control_flow, layouts, more_layouts, races, replicas, resumes, samples, values

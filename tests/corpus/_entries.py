@@ -1,4 +1,4 @@
-"""What an entry of the corpus is, and the list of all."""
+"""The class of the corpus's entries, and the list of all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ENTRIES", "Entry", "entry", "folder"]
 class Entry:
     """A program, buggy and fixed.
 
-    `program(buggy)` is what a rank runs; with `layouts` `program(layout, buggy)`, for `simdist.agree`; with `resumes`
-    `program(folder, buggy)`, for `simdist.resume`. `finder` is the judge that has to find it, "agree", "resume",
-    "failure" where the run itself fails, or "" where nothing finds it yet. `rank` is the rank to blame, `line` a part
-    of the line of the program that a finding must name; None where there is none in particular.
+    A rank runs `program(buggy)`; with `layouts` `program(layout, buggy)`, for `simdist.agree`; with `resumes`
+    `program(folder, buggy)`, for `simdist.resume`. `finder` is the judge that must find the bug, or "agree", "resume",
+    "failure" if the run itself fails, or "" if nothing finds it yet. A finding must name the rank `rank`, and the line
+    of the program that contains `line`; None if it need not name one.
     """
 
     program: Callable[..., Any]
@@ -38,12 +38,12 @@ class Entry:
 
     @property
     def names_a_place(self) -> bool:
-        """True if a finding has to name a rank or a line."""
+        """True if a finding must name a rank or a line."""
         return self.rank is not None or self.line is not None
 
     @property
     def is_silent(self) -> bool:
-        """True if nothing fails."""
+        """True if the run itself does not fail."""
         return self.finder != "failure"
 
 
@@ -51,7 +51,7 @@ ENTRIES: list[Entry] = []
 
 
 def folder() -> Path:
-    """An empty folder that all ranks of the run have."""
+    """Return an empty folder, the same for all ranks of the run."""
     return Path(os.environ["CORPUS_FOLDER"])
 
 

@@ -1,4 +1,4 @@
-"""One entry, run as a bug hunter would: nothing is known, and what is reported counts."""
+"""Runs one entry as a bug hunter would: without knowledge of the bug; only the reports count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Outcome", "outcome_of", "ranks_of"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was reported: `by` is a judge, "agree", "failure", or empty for nothing; `right` if with rank and line."""
+    """A report: `by` is a judge, "agree", "failure", or empty for none; `right` if it names the right rank and line."""
 
     by: str
     right: bool = True
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Outcome:
-    """Run the program; with judges off, layouts are run without being compared."""
+    """Run the program; without judges, layouts are run but not compared."""
     settings: dict[str, Any] = {**entry.settings, "seed": seed, "policy": "random" if seed else "fifo"}
     if entry.layouts and judges:
         report = simdist.agree(_trains(entry.program, buggy), layouts=entry.layouts, judges=True, **settings)
@@ -74,13 +74,13 @@ def outcome_of(entry: Entry, *, buggy: bool, judges: bool, seed: int = 0) -> Out
 def _place_of(entry: Entry) -> str:
     assert entry.line is not None
     lines, first = inspect.getsourcelines(entry.program)
-    body = next(place for place, text in enumerate(lines) if text.startswith("def "))  # behind the decorator
+    body = next(place for place, text in enumerate(lines) if text.startswith("def "))  # after the decorator
     number = next(first + place for place, text in enumerate(lines) if place > body and entry.line in text)
     return f"{inspect.getfile(entry.program).rpartition('/')[2]}:{number}"
 
 
 def ranks_of(entry: Entry, *, buggy: bool) -> Callable[[], Any]:
-    """What each rank runs of an entry that is neither trained in layouts nor resumed."""
+    """Return the function that each rank runs, for an entry without layouts and resumes."""
 
     @functools.wraps(entry.program)
     def ranks() -> Any:

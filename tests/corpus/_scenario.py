@@ -1,4 +1,4 @@
-"""What a rank of a scenario runs that has an entry's buggy program for its workload."""
+"""The workloads of scenarios that run an entry's buggy program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["main", "resumed", "trained"]
 
 
 def main(name: str, folder: str) -> Any:
-    """The buggy program of that name, with an empty folder that all ranks have."""
+    """Run the buggy program of that name, with an empty folder that all ranks share."""
     from tests.corpus._runs import ranks_of
 
     os.environ["CORPUS_FOLDER"] = folder
@@ -24,7 +24,7 @@ def main(name: str, folder: str) -> Any:
 
 
 def trained(name: str) -> Any:
-    """The buggy training of that name, in the entry's first layout of so many ranks, or on one."""
+    """Run the buggy training of that name, in the entry's first layout for this number of ranks, or on one rank."""
     entry = _entry(name)
     dist.init_process_group("gloo")
     layouts = [simdist.Layout(), *map(simdist.Layout.of, entry.layouts)]
@@ -34,7 +34,7 @@ def trained(name: str) -> Any:
 
 
 def resumed(name: str, folder: str) -> dict[str, int]:
-    """The buggy training of that name, with its checkpoints in a folder; what its parameters are at the end."""
+    """Run the buggy training of that name, with its checkpoints in a folder; returns a checksum of its parameters."""
     last = {"parameters": 0}
 
     def after(optimizer: torch.optim.Optimizer, *_: object) -> None:

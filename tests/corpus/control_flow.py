@@ -1,4 +1,4 @@
-"""Ranks that take other ways: they hang, time out or fail, with judges and without."""
+"""Ranks that take different paths: they hang, time out or fail, with judges and without."""
 
 from __future__ import annotations
 

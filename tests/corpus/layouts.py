@@ -1,4 +1,4 @@
-"""Gradients, norms and losses that come out otherwise than on one rank."""
+"""Gradients, norms and losses that differ from those on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DP, TP = ({"dp": 2},), ({"tp": 2},)
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over ranks whose gradient every rank has for itself."""
+    """A sum over ranks; every rank passes its own gradient on."""
 
     @staticmethod
     def forward(context: Any, part: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Copy(torch.autograd.Function):
-    """What every rank has, whose gradient is summed over ranks."""
+    """A copy of a tensor that every rank has; its gradient is summed over ranks."""
 
     @staticmethod
     def forward(context: Any, given: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def grad(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def data_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """A linear model whose rows are shared out; each of `bugs` is one way to get it wrong."""
+    """Train a linear model whose data rows are split among ranks; each of `bugs` is one mistake."""
     size = layout["dp"]
     weight = nn.Parameter(made(3, 4, seed=1))
     optimizer = torch.optim.SGD([weight], lr=0.05)
@@ -119,7 +119,7 @@ def loss_is_the_mean_of_means_of_uneven_ranks(layout: simdist.Layout, buggy: boo
 
 
 def tensor_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """A norm, a matrix cut by columns and one cut by rows."""
+    """Train a norm, a matrix split by columns and one split by rows."""
     size = layout["tp"]
     norm = nn.Parameter(made(4, seed=1))
     first = nn.Parameter(share(made(6, 4, seed=2), size))

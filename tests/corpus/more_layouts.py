@@ -1,4 +1,4 @@
-"""Tensor, pipeline and context parallel layouts, and metrics, that come out otherwise than on one rank."""
+"""Tensor, pipeline and context parallel layouts, and metrics, whose results differ from those on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PP, CP = ({"pp": 2},), ({"cp": 2},)
 
 
 def row_parallel(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """A linear layer cut by rows, with a bias."""
+    """Train a linear layer split by rows, with a bias."""
     size = layout["tp"]
     weight = nn.Parameter(share(made(3, 4, seed=1), size, 1))
     bias = nn.Parameter(made(3, seed=2))
@@ -49,7 +49,7 @@ def gradient_of_the_bias_is_divided_by_the_ranks(layout: simdist.Layout, buggy: 
 
 
 def pipeline(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """Two layers on two stages, two micro batches, twice before each step."""
+    """Train two layers on two stages: two micro batches, twice before each step."""
     rank, stages, micro, rounds = dist.get_rank(), layout["pp"], 2, 2
     first, second = nn.Parameter(made(5, 4, seed=1)), nn.Parameter(made(3, 5, seed=2))
     gradients = []
@@ -106,7 +106,7 @@ def only_the_last_micro_batch_trains(layout: simdist.Layout, buggy: bool) -> dic
 
 
 def attention(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """Causal attention of queries that are shared out over the sequence."""
+    """Train causal attention, with the queries split over the sequence."""
     size, length = layout["cp"], 8
     rank = dist.get_rank() % size
     query, key, value = (made(length, 4, seed=seed) for seed in (1, 2, 3))
@@ -136,7 +136,7 @@ def loss_is_divided_by_the_tokens_of_the_rank(layout: simdist.Layout, buggy: boo
 
 
 def evaluated(layout: simdist.Layout, **bugs: bool) -> dict[str, Any]:
-    """The accuracy over seven samples, which two ranks share out with padding."""
+    """Return the accuracy over seven samples, which two ranks share with padding."""
     size, samples = layout["dp"], 7
     rank = dist.get_rank() % size
     correct = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0])
@@ -168,7 +168,7 @@ def metrics_are_reduced_in_the_order_of_each_rank(layout: simdist.Layout, buggy:
     metrics = {"loss": torch.tensor(2.0), "accuracy": torch.tensor(0.5)}
     names = list(metrics)
     if buggy and dist.get_rank() % 2:
-        names.reverse()  # the batch at hand logged them so
+        names.reverse()  # this rank's batch logged them in this order
     for name in names:
         dist.all_reduce(metrics[name])
     return {name: (value / size).item() for name, value in metrics.items()}

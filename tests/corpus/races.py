@@ -1,4 +1,4 @@
-"""Files, keys and buffers that ranks use in no order."""
+"""Files, keys and buffers that ranks use without any order between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that drift apart in silence."""
+"""Replicas that drift apart without an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that go on from a checkpoint otherwise than if nothing had happened."""
+"""Trainings that resume from a checkpoint and then differ from an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCHS, SIZE = 2, 24
 
 
 def train(folder: str, **bugs: bool) -> None:
-    """Two epochs of three steps, with a checkpoint after each step; each of `bugs` is one way to get it wrong."""
+    """Train two epochs of three steps, with a checkpoint after each step; each of `bugs` is one mistake."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
@@ -102,7 +102,7 @@ def one_step_is_left_out(folder: str, buggy: bool) -> None:
 
 
 def save_beside(folder: str, *, live: bool, late: bool) -> None:
-    """Checkpoints are written by a thread; `live` ones are what the model holds then, `late` ones name a later step."""
+    """Write checkpoints in a thread; `live`: with the model's present values, `late`: with a later step's number."""
     rank = dist.get_rank()
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)

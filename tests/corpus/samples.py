@@ -100,7 +100,7 @@ def sampler_is_that_of_the_larger_world(buggy: bool) -> None:
 
 
 class OwnShuffle(Sampler[int]):
-    """Shuffles, and takes every n-th."""
+    """Shuffles, and takes every n-th sample."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -143,7 +143,7 @@ def sampler_is_always_that_of_rank_0(buggy: bool) -> None:
 
 
 class Stream(IterableDataset[tuple[torch.Tensor]]):
-    """The samples one after the other, of which each rank and each worker takes its share, if it should."""
+    """The samples in order; each rank and each worker takes only its share, if the flags say so."""
 
     def __init__(self, *, for_ranks: bool, for_workers: bool) -> None:
         self.place, self.shares = (dist.get_rank(), dist.get_world_size()) if for_ranks else (0, 1)

@@ -1,4 +1,4 @@
-"""Values that are no numbers, and what is left over at the end."""
+"""Values that are not finite, and operations that are left over at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that look as if they might not repeat themselves, and do."""
+"""Programs that look nondeterministic but are not."""
 
 from __future__ import annotations
 

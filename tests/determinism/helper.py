@@ -1,4 +1,4 @@
-"""What the planted programs import: modules, too, can be guilty."""
+"""Imported by the planted programs: the cause of nondeterminism may be in a module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _threads: list[threading.Thread] = []
 
 
 class Parting:
-    """An object in a cycle, which says when it ends."""
+    """An object in a cycle, which prints a line when it is collected."""
 
     def __init__(self) -> None:
         self.me = self
@@ -29,17 +29,17 @@ class Parting:
 
 
 def microseconds() -> int:
-    """The time, by a clock that this module took before the world began."""
+    """Return the time, by a clock that this module took before the world began."""
     return int(perf_counter() * 1e6)
 
 
 def ticks_of_a_thread() -> int:
-    """How far the thread has counted."""
+    """Return how far the thread has counted."""
     return _ticks  # <- thread_outside
 
 
 def start_thread() -> None:
-    """Start a thread that looks at the clock and fills a box, beside whatever simulation there is."""
+    """Start a thread that reads the clock and fills a box, in parallel to any simulation."""
     if not _threads:
         _stop.clear()
         _ready.clear()
@@ -49,7 +49,7 @@ def start_thread() -> None:
 
 
 def stop_thread() -> None:
-    """End it."""
+    """End the thread."""
     _stop.set()
     while _threads:
         _threads.pop().join()
@@ -57,7 +57,7 @@ def stop_thread() -> None:
 
 def _count() -> None:
     global _ticks
-    for number in range(secrets.randbelow(10_000)):  # by chance two runs would find the thread equally far
+    for number in range(secrets.randbelow(10_000)):  # without this two runs might find the same count by chance
         BOX.put(number)
     while not _stop.wait(0.0001):
         _ticks = int(perf_counter() * 1e6)

@@ -1,4 +1,4 @@
-"""Programs that do not repeat themselves, one for each way not to; the guilty line ends with `# <- here`."""
+"""Nondeterministic programs, one for each cause; the line with the cause ends with `# <- here`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.determinism import helper
 
 
 def begin() -> int:
-    """What every program does first."""
+    """Join the group, as every program does first."""
     dist.init_process_group("gloo")
     return dist.get_rank()
 
 
 def report(number: float) -> None:
-    """Let a number show in the events: so many microseconds of sleep."""
+    """Make a number visible in the events: sleep for this many microseconds."""
     time.sleep(int(number) % 1_000_003 / 1e6)
 
 
 class Plain:
-    """Something with an address."""
+    """An object whose text contains its address."""
 
 
 def processor_time() -> None:
@@ -101,7 +101,7 @@ class Sampler:
 def order_kept_in_an_object() -> None:
     begin()
     sampler = Sampler({"w", "lr", "eps", "bias", "scale", "weight", "momentum", "zero_point", "running_mean"})
-    run_name = uuid.uuid4().hex  # different in each run, and nobody's business
+    run_name = uuid.uuid4().hex  # different in each run, but harmless
     for epoch in range(2):
         for name in sampler:
             dist.all_reduce(torch.full((3,), float(len(name) + epoch * len(run_name))))

@@ -1,4 +1,4 @@
-"""How a planted or a clean program is run; a fresh process imports this, and nothing that takes long."""
+"""Runs a planted or a clean program; a fresh process imports this, and nothing that takes long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WITH_A_THREAD = ("thread_outside", "queue_that_a_thread_fills")
 
 
 def simulate(module: str, name: str) -> None:
-    """Run a program on two ranks, beside the thread that some need."""
+    """Run a program on two ranks, with the thread that some need."""
     function = getattr(importlib.import_module(module), name)
     if name not in WITH_A_THREAD:
         simdist.run(function, world_size=2)

@@ -1,4 +1,4 @@
-"""The passes of a check and its report, with other processes played by this one; and twice with real ones."""
+"""The passes of a check and its report, with this process in place of others; and twice with real ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = Job("nowhere", "nothing")
 
 
 def sleeping(milliseconds: Callable[[], float]) -> Callable[[], object]:
-    """A run in which rank 0 sleeps for what `milliseconds` says."""
+    """Return a run in which rank 0 sleeps for as long as `milliseconds` returns."""
 
     def program() -> None:
         if dist.is_available():
@@ -103,13 +103,13 @@ def test_a_warning_that_a_library_gives_only_once_is_no_difference(every_time: b
     calls = itertools.count()
 
     def program() -> None:
-        if every_time or next(calls) == 0:  # as the C++ of torch does
+        if every_time or next(calls) == 0:  # once, like torch's C++
             warnings.warn("once", UserWarning, stacklevel=1)
 
     spec = importlib.util.find_spec("warnings")
     assert spec is not None
     assert spec.loader is not None
-    untouched: Any = importlib.util.module_from_spec(spec)  # pytest has replaced what shows a warning
+    untouched: Any = importlib.util.module_from_spec(spec)  # pytest has replaced the function that shows warnings
     spec.loader.exec_module(untouched)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -193,7 +193,7 @@ def test_a_cause_that_does_not_show_again_is_not_guessed() -> None:
     assert str(report).splitlines()[-1] == "likely cause: not found; it did not show again when the program was traced"
 
 
-@pytest.mark.real  # it starts interpreters of its own
+@pytest.mark.real  # starts interpreters
 def test_a_function_is_checked_in_fresh_processes() -> None:
     report = simdist.check_determinism(planted.hash_of_a_text, world_size=2)
 

@@ -32,7 +32,7 @@ def programs(module: ModuleType) -> list[str]:
 
 @pytest.fixture(scope="module")
 def checked(interpreters: Interpreters) -> Iterator[Checked]:
-    """Checks a program, once."""
+    """A function that checks a program; each is checked only once."""
     left = os.environ["SIMDIST_TEST_MARK"] = f"simdist-test-{uuid.uuid4().hex}"  # the file that one program leaves
     reports: dict[tuple[str, str], DeterminismReport] = {}
 
@@ -57,7 +57,7 @@ def checked(interpreters: Interpreters) -> Iterator[Checked]:
 
 
 def guilty_line(name: str) -> tuple[str, int]:
-    """Where the program says it is guilty: in its own body, or elsewhere under its name."""
+    """Return file and line that the program marks as the cause: in its own body, or elsewhere with its name."""
     source, first = inspect.getsourcelines(getattr(planted, name))
     for number, line in enumerate(source, start=first):
         if line.rstrip().endswith("# <- here"):
@@ -70,7 +70,7 @@ def guilty_line(name: str) -> tuple[str, int]:
 
 
 def shared_out(names: list[str]) -> list[Any]:
-    """Every second with the default tests, the others with `--real`: each starts interpreters of its own."""
+    """Run every second program by default, the others with `--real`: each starts interpreters."""
     return [name if place % 2 else pytest.param(name, marks=pytest.mark.real) for place, name in enumerate(names)]
 
 

@@ -1,4 +1,4 @@
-"""What a world with devices leaves behind, and what one without is like: nothing and nothing new."""
+"""A world with devices leaves nothing behind, and a world without devices shows nothing of them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.device.worlds import cuda, values
 
 @pytest.fixture
 def kernels() -> None:
-    """Whatever is there: what a world leaves behind has nothing to do with the form of its kernels."""
+    """Use any form of the kernels: it does not affect what a world leaves behind."""
 
 
 BUILT_FOR_CUDA = torch.version.cuda is not None
 NOT_COMPILED, NO_DRIVER = "Torch not compiled with CUDA enabled", "Found no NVIDIA driver"
-TOO_OLD = "CUDA driver version is insufficient"  # what a CUDA build says where it does not look for a driver first
+TOO_OLD = "CUDA driver version is insufficient"  # a CUDA build's error if it does not look for a driver first
 WORDS = NO_DRIVER if BUILT_FOR_CUDA else NOT_COMPILED
 # Operators with a kernel for both kinds of devices, for CUDA only, and composite ones on the CPU.
 OPERATORS = ("aten::add.Tensor", "aten::_cudnn_rnn", "aten::_foreach_add.List", "aten::empty.memory_format", "aten::mm")
 
 
 def surroundings() -> dict[str, object]:
-    """Everything that asks whether there is CUDA, and what a world with devices replaces."""
+    """Return all answers to whether there is CUDA, and everything that a world with devices replaces."""
     names: Any = torch._C
     cudnn: Any = vars(torch.backends.cudnn)["m"]
     return {
@@ -63,7 +63,7 @@ def surroundings() -> dict[str, object]:
 
 
 def changes(before: Any, after: Any) -> Any:
-    """What differs, and only that: by key and by line, so that a failure names it."""
+    """Return only the differences, by key and by line, so that a failure names them."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
         return {key: changes(before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
@@ -88,7 +88,7 @@ def test_nothing_is_left_of_a_world_with_devices() -> None:
         torch.manual_seed(5)
         return float(weight.detach().sum())
 
-    for _ in range(2):  # tensors that outlived an earlier world have its kernels until the collection after theirs
+    for _ in range(2):  # the kernels of an earlier world live until the collection after that of its tensors
         gc.collect()
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -177,7 +177,7 @@ def test_an_error_of_another_kind_is_not_explained() -> None:
     assert "this world has no devices" not in rank.stderr
 
 
-@pytest.mark.real  # it starts an interpreter of its own
+@pytest.mark.real  # starts an interpreter
 def test_a_world_without_devices_does_not_even_import_them() -> None:
     code = """
 import sys, simdist, torch, torch.distributed as dist
@@ -207,7 +207,7 @@ def test_a_world_on_the_cpu_is_the_same_with_devices_and_without() -> None:
     assert with_devices.values == without.values
 
 
-@pytest.mark.real  # it starts interpreters of its own
+@pytest.mark.real  # starts interpreters
 def test_autograd_runs_in_forked_processes_after_a_world_with_devices() -> None:
     code = """
 import os, torch, simdist

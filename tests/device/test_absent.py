@@ -1,4 +1,4 @@
-"""What only a GPU can do is refused with another way, and compiled code runs without Triton."""
+"""Calls that need a real GPU are refused with an alternative, and compiled code runs without Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norm on devices: what a GPU takes that the CPU does not, and SyncBatchNorm where ranks have nothing."""
+"""Batch norm on devices: types that a GPU takes and the CPU does not, and SyncBatchNorm with empty batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def normed(input: torch.Tensor, parameters: torch.dtype, statistics: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """The result, the weight, and what became of the statistics."""
+    """Return the result, the weight, and the updated statistics."""
     weight = torch.full((3,), 1.5, device="cuda", dtype=parameters, requires_grad=True)
     mean, var = (torch.full((3,), each, device="cuda", dtype=statistics) for each in (0.25, 1.0))
     return F.batch_norm(input, mean, var, weight, torch.zeros_like(weight), training=True), weight, mean, var

@@ -1,6 +1,6 @@
-"""The 45 wishes by which designs of virtual devices were judged, by name: each with the test here that holds it.
+"""The 45 requirements by which designs of virtual devices were judged, by name, each with the test that checks it.
 
-Every one of those tests runs with both forms of the kernels.
+Every one of these tests runs with both forms of the kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def kernels() -> None:
-    """No matter."""
+    """Use any form of the kernels."""
 
 
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Kernels in C++: found, chosen, built, and the same as those in Python."""
+"""Kernels in C++: how they are found, chosen and built; they do the same as those in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.device.worlds import values
 
 @pytest.fixture
 def kernels() -> None:
-    """No form by itself: these tests choose."""
+    """Choose no form of the kernels: these tests do it themselves."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _built(compiled_kernels: Path | None) -> None:
 
 
 def training() -> tuple[list[float], dict[str, int]]:
-    """Some of everything: AMP, an optimizer, random numbers, views, indices, collectives; values and the accounts."""
+    """Use AMP, an optimizer, random numbers, views, indices, collectives; returns values and memory statistics."""
     dist.init_process_group("cpu:gloo,cuda:nccl")
     torch.cuda.set_device(dist.get_rank())
     torch.manual_seed(1)
@@ -72,11 +72,11 @@ def test_both_forms_give_the_same_bits_accounts_and_digest(monkeypatch: pytest.M
 
 
 def of_one(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of torch on the first operand alone."""
+    """Return a function that applies one of torch's to the first operand."""
     return lambda one, _: getattr(torch, name)(one)
 
 
-# What goes down to the CPU without a stack, in C++.
+# Operators that call the CPU's kernels directly, in C++.
 DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": lambda one, other: torch.add(one, other, alpha=2),
     "sub": torch.sub,
@@ -95,7 +95,7 @@ DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def operands() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Two tensors each, as they come, and as they seldom come."""
+    """Return pairs of tensors by kind: usual kinds and rare ones."""
     numbers = torch.arange(1.0, 10.0, device="cuda").view(3, 3)
     whole = torch.arange(9, device="cuda").view(3, 3)
     wave = torch.complex(numbers, numbers.flip(0))
@@ -122,14 +122,14 @@ def operands() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def called_directly() -> list[tuple[object, ...]]:
-    """What each of them makes of each kind, or raises, and what the device has then."""
+    """Return each operator's result or error for each kind, and the device's memory afterwards."""
     found: list[tuple[object, ...]] = []
     torch.use_deterministic_algorithms(True)
     for name, call in DIRECT.items():
         for kind, (one, other) in operands().items():
             try:
                 made: object = call(one, other)
-            except (RuntimeError, IndexError) as error:  # which one it is, is compared, too
+            except (RuntimeError, IndexError) as error:  # type and text are compared, too
                 made = f"{type(error).__name__}: {error}"
             if isinstance(made, torch.Tensor):
                 bits = (
@@ -264,4 +264,4 @@ def test_a_cached_build_belongs_to_this_torch_and_this_source() -> None:
     name = built_kernels().name
 
     assert torch.__version__ in name
-    assert subprocess.list2cmdline([name]) == name  # nothing in it that a shell would mind
+    assert subprocess.list2cmdline([name]) == name  # no character that a shell would change

@@ -1,4 +1,4 @@
-"""What a device computes takes the time that its model says, on its stream."""
+"""Computations on a device take the time of its model, on their stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simdist.cluster import DEVICE_MODELS, DeviceModel, build
 from simdist.errors import TopologyError
 from simdist.process import current_process
 
-# A byte in a nanosecond, a thousand operations likewise.
+# One byte, or a thousand operations, in a nanosecond.
 SLOW = DeviceModel(flops=1e12, bytes_per_s=1_000_000_000, host_bytes_per_s=500_000_000)
 _F = TypeVar("_F", bound=Callable[..., None])
 
@@ -47,7 +47,7 @@ def timed(model: DeviceModel | str | None = SLOW, *, ranks: int = 1) -> Callable
 
 
 def spent(work: Callable[[], object]) -> int:
-    """What the device takes for something, in ns."""
+    """Return the device's time for some work, in ns."""
     torch.cuda.synchronize()
     begin = now_ns()
     work()
@@ -61,11 +61,11 @@ def test_an_elementwise_kernel_takes_its_bytes() -> None:
     a, b = torch.ones(100, device="cuda"), torch.ones(100, device="cuda")
 
     assert spent(lambda: a + b) == 1200  # two read, one written
-    assert spent(lambda: a.add_(b)) == 1200  # in place too
+    assert spent(lambda: a.add_(b)) == 1200  # the same in place
     assert spent(lambda: torch.add(a, b, out=a)) == 1200
     assert spent(lambda: torch._foreach_add_([a, b], 1)) == 1600
     assert spent(lambda: a.sum()) == 404
-    assert spent(lambda: a.expand(50, 100).sum()) == 404  # of which there are but 100 numbers
+    assert spent(lambda: a.expand(50, 100).sum()) == 404  # it has only 100 different numbers in memory
     assert spent(lambda: a.view(10, 10).t()[2:].unsqueeze_(0)) == 0
 
 
@@ -73,7 +73,7 @@ def test_an_elementwise_kernel_takes_its_bytes() -> None:
 def test_a_product_takes_its_arithmetic() -> None:
     a, b = torch.ones(10, 20, device="cuda"), torch.ones(20, 30, device="cuda")
 
-    assert spent(lambda: a @ b) == 2 * 10 * 20 * 30 * 2  # at half the speed of halves
+    assert spent(lambda: a @ b) == 2 * 10 * 20 * 30 * 2  # at half the speed of float16
     assert spent(lambda: a.double() @ b.double()) == pytest.approx(12_000, abs=20)
     assert spent(lambda: a.half() @ b.half()) == pytest.approx(12_000, abs=20)
     convolution = nn.Conv2d(1, 2, 3, bias=False).half().cuda()
@@ -172,7 +172,7 @@ def test_a_backward_pass_is_waited_for_by_its_callers_stream(waits: bool) -> Non
     waited = now_ns() - begin
     side.synchronize()
 
-    assert now_ns() - begin >= 400  # the product alone writes so many bytes
+    assert now_ns() - begin >= 400  # the product alone writes 400 bytes
     assert waited == (now_ns() - begin if waits else 0)
 
 
@@ -187,7 +187,7 @@ def test_a_collective_begins_when_what_it_reads_is_computed() -> None:
     begin = now_ns()
 
     if rank:
-        tensor.mul_(2)  # which takes 8 us, for which both wait
+        tensor.mul_(2)  # takes 8 us, for which both wait
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
     late = now_ns() - begin
@@ -198,7 +198,7 @@ def test_a_collective_begins_when_what_it_reads_is_computed() -> None:
 
 
 def step_ns(model: DeviceModel | str | None) -> int:
-    """Virtual time of a training step."""
+    """Return the virtual time of a training step."""
 
     def body() -> int:
         dist.init_process_group("cpu:gloo,cuda:nccl")

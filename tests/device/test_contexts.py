@@ -1,4 +1,4 @@
-"""`context_parallel`: each rank's attention is that of its own mesh, and what it switches on ends with it."""
+"""`context_parallel`: each rank's attention uses its own mesh, and the settings end with the context."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def attended(batch: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the gradient of the queries."""
+    """Return the output and the gradient of the queries."""
     query, key, value = leaves = [each.detach().clone().requires_grad_() for each in batch]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -48,7 +48,7 @@ def test_attention_over_a_shared_context_is_that_over_the_whole(method: str) -> 
             shares = attended(buffers)
             dist.barrier()
         found = attention.context_parallel_unshard(context, list(shares), [2, 2])
-        attended(whole)  # nothing is shared out any more
+        attended(whole)  # no longer distributed
         return [torch.allclose(one, other, atol=0.05) for one, other in zip(found, expected, strict=True)]
 
     assert values(body, world_size=4, backend="nccl") == [[True, True]] * 4
@@ -65,7 +65,7 @@ def test_a_rank_that_is_done_does_not_take_it_from_the_others() -> None:
         with attention.context_parallel(context, buffers=tensors(), buffer_seq_dims=[2, 2, 2]):
             inside = F.scaled_dot_product_attention is not usual
             if rank == 0:
-                dist.barrier()  # the other leaves its context before this one goes on
+                dist.barrier()  # the other rank leaves its context before this one goes on
         if rank == 1:
             assert F.scaled_dot_product_attention is usual
             dist.barrier()

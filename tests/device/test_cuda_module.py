@@ -37,7 +37,7 @@ def test_to_choose_a_device_begins() -> None:
 def test_the_settings_of_the_build_are_shown_with_devices_too() -> None:
     (shown,) = values(torch.__config__.show)
     assert "Build settings" in shown
-    assert set(shown.splitlines()) <= set(torch.__config__.show().splitlines())  # which names a real GPU, too
+    assert set(shown.splitlines()) <= set(torch.__config__.show().splitlines())  # also names a real GPU
 
 
 def test_each_rank_begins_for_itself() -> None:

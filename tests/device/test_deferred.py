@@ -1,4 +1,4 @@
-"""Kernels that read what a collective has still to fill: the host goes on, and they run when their data is there."""
+"""Kernels that read tensors which a collective still fills: the host goes on, and they run when the data is there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F  # as everybody calls it
+from torch.nn import functional as F  # the usual name
 from torch.overrides import TorchFunctionMode
 
 import simdist
@@ -26,7 +26,7 @@ functional: Any = F
 
 
 def begin() -> int:
-    """Join a group over NCCL whose communicator is there; the second rank is late for what follows."""
+    """Join a group over NCCL and make its communicator; the second rank then sleeps."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     dist.all_reduce(torch.ones(1, device="cuda"))
@@ -37,7 +37,7 @@ def begin() -> int:
 
 
 def reduced(*values: float) -> Tensor:
-    """A tensor whose sum over the ranks is under way; its values come from the host without waiting."""
+    """Return a tensor whose sum over the ranks is under way; its values are copied from the host without waiting."""
     tensor = torch.tensor(values or (1.0, 2.0, 3.0, 4.0)).pin_memory().to("cuda", non_blocking=True)
     work: Any = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -72,7 +72,7 @@ def test_the_host_goes_on_and_the_event_is_not_over() -> None:
     assert run(body) == [(False, 0.0, values, LATE_S, True), (False, 0.0, values, 0.0, True)]
 
 
-# What is done with a tensor that is not there, and gives tensors.
+# Functions of a tensor whose data is not there yet, which return tensors.
 CALLS: dict[str, Callable[[Tensor], Any]] = {
     "arithmetic": lambda t: (t * 2 + 1) / t - t,
     "in place": lambda t: t.mul_(3).add_(t),
@@ -104,13 +104,13 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def normed(tensor: Tensor) -> tuple[Tensor, ...]:
-    """A batch norm, and the statistics that it keeps up to date."""
+    """Return the result of a batch norm, and the statistics that it updates."""
     mean, variance = torch.zeros(2, device="cuda"), torch.ones(2, device="cuda")
     return functional.batch_norm(tensor.view(2, 2), mean, variance, training=True), mean, variance
 
 
 def drawn(tensor: Tensor, draw: Callable[[Tensor], Any]) -> tuple[Tensor, ...]:
-    """What it draws, and what is drawn next."""
+    """Return the drawn numbers, and those drawn next."""
     torch.cuda.manual_seed(1)
     made = draw(tensor)
     return made, torch.rand(2, device="cuda")
@@ -130,7 +130,7 @@ def attention(tensor: Tensor) -> Any:
     return functional.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True)
 
 
-# What a network is made of, with kernels that are not just the CPU's, or draw numbers.
+# Layers of networks whose kernels are not the CPU's, or draw numbers.
 LAYERS: dict[str, Callable[[Tensor], Any]] = {
     "cross entropy": lambda t: functional.cross_entropy(t.view(2, 2), torch.zeros(2, dtype=torch.int64, device="cuda")),
     "softmax in another type": lambda t: functional.softmax(t.half(), 0, dtype=torch.float32),
@@ -168,7 +168,7 @@ def test_a_world_that_ends_before_its_operations_leaves_no_tensor() -> None:
         _ = reduced() * 2
 
     run(body)
-    gc.freeze()  # what was there before, all of torch among it, is not looked at
+    gc.freeze()  # collections skip all older objects, such as those of torch
     try:
         run(body)
         gc.collect()
@@ -361,7 +361,7 @@ def test_who_waits_for_ever_is_reported_with_what() -> None:
 
 
 class Seen(TorchFunctionMode):
-    """Writes down which functions of torch are called."""
+    """Records which functions of torch are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,12 +373,12 @@ class Seen(TorchFunctionMode):
 
 
 def seen_by_a_mode(device: str, gradient: Tensor, *, sparse: bool) -> tuple[list[str], float]:
-    """The functions that a mode sees of a backward pass, and an element of the gradient."""
+    """Return the functions that a mode sees in a backward pass, and an element of the gradient."""
     parameter = torch.ones(4, 4, device=device, requires_grad=True)
     by = torch.sparse.mm(torch.eye(4, device=device).to_sparse(), parameter) if sparse else parameter * 3
     edges = [torch.autograd.graph.get_gradient_edge(each) for each in (torch.tanh(by), parameter)]
     with Seen() as seen, torch.device("meta"):
-        # As pipelines do: torch shows a call with edges to no mode, so that C++ calls kernels under all of them.
+        # As in pipelines: torch shows a call with edges to no mode, so C++ calls the kernels with all modes active.
         (found,) = torch.autograd.grad((edges[0],), (edges[1],), grad_outputs=(gradient.reshape(4, 4),))
     return seen.names, float(found[0, 0])
 

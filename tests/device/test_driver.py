@@ -16,7 +16,7 @@ from tests.builds import BUILT_FOR_CUDA
 
 ROOT = Path(simdist.__file__).resolve().parents[1]
 
-# The functions by which libcudart finds all others, and some that torch looks up itself. Each call is written down.
+# The functions by which libcudart finds all others, and some that torch looks up itself. Each call is recorded.
 STAND_IN = """
 #include <fcntl.h>
 #include <stdlib.h>
@@ -109,7 +109,7 @@ except RuntimeError as error:
 
 @pytest.fixture
 def kernels() -> None:
-    """Those that are there."""
+    """Use any form of the kernels."""
 
 
 Caller = Callable[[str], tuple[str, list[str]]]
@@ -117,7 +117,7 @@ Caller = Callable[[str], tuple[str, list[str]]]
 
 @pytest.fixture
 def calls(tmp_path: Path) -> Caller:
-    """Runs a program where the stand-in is the driver: what it prints, and which functions were called."""
+    """A function that runs a program with the stand-in as driver; returns its output, and the functions it called."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -146,7 +146,7 @@ def test_no_program_reaches_the_driver(calls: Caller) -> None:
 
     assert said.startswith("((9, 0), True, '")
     assert called == []
-    assert outside != []  # the stand-in is found, and notes what is called
+    assert outside != []  # the stand-in is found, and records calls
 
 
 @pytest.mark.skipif(not BUILT_FOR_CUDA, reason="a CPU build has no way to the driver")

@@ -1,6 +1,6 @@
-"""Torch's own tests of Gloo on CUDA tensors (test_c10d_gloo.py of 2.13), by name: what each does, on virtual devices.
+"""Torch's own tests of Gloo on CUDA tensors (test_c10d_gloo.py of 2.13), by name, on virtual devices.
 
-`STATE` has every test of the part of that file that was at hand whose name says `cuda`: its cases here.
+`STATE` has every test with `cuda` in its name in the available part of that file, and its cases here.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def sparse_of(rank: int, size: int, sparse: int, dense: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, torch.ones([rank + 1, *shape[sparse:]]), shape, check_invariants=False)
 
 
-KINDS = ((1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3))  # dimensions that are sparse, and that are not
+KINDS = ((1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3))  # numbers of sparse and of dense dimensions
 
 
 def sum_of(size: int, sparse: int, dense: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Groups on tensors of devices: over Gloo, through the memory of the host."""
+"""Groups on tensors of devices: over Gloo, through host memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 
 def join(backend: str = "gloo") -> int:
-    """Begin as a script under torchrun does."""
+    """Begin like a script under torchrun."""
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group(backend)
@@ -337,7 +337,7 @@ def test_a_sum_over_gloo_keeps_no_memory_of_its_device() -> None:
         torch.cuda.set_device(rank)
         dist.init_process_group("gloo")
         left = []
-        gc.disable()  # nothing may wait for that
+        gc.disable()  # no memory may wait for a collection
         try:
             for call in (
                 lambda tensor: dist.all_reduce(tensor),

@@ -1,4 +1,4 @@
-"""The history of a device's memory: what was allocated and freed since somebody asked for it, and by which lines."""
+"""The history of a device's memory: allocations and frees since the recording began, and their lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_is_allocated_and_freed_is_reported_in_order() -> None:
     _cuda.memory._record_memory_history()
     first = torch.empty(1000, device="cuda")
     second = first + before
-    first.add_(1)  # which allocates nothing
+    first.add_(1)  # allocates nothing
     part = second[:10]
     del first
     third = torch.zeros(2000, device="cuda")

@@ -1,4 +1,4 @@
-"""When kernels ran on which stream, and the picture of it."""
+"""The times of kernels by stream, and their picture."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_events_of_any_device_are_those_of_cuda() -> None:
 
 @on_devices
 def test_what_a_compiler_is_reset_with_is_there() -> None:
-    names: Any = torch._C  # `torch._dynamo.reset` imports a module that wants both
+    names: Any = torch._C  # `torch._dynamo.reset` imports a module that needs both
 
     assert isinstance(names._cuda_CUDAAllocator_AllocatorState, type)
     names._set_cached_tensors_enabled(False)

@@ -1,4 +1,4 @@
-"""What virtual devices refuse as a GPU does: types that it has no kernel for, and results that could differ."""
+"""Refusals of virtual devices, as on a GPU: types without a kernel, and nondeterministic results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = nn.functional
 
 
 def said(call: Callable[[], Any]) -> str:
-    """The type and the first line of what a call raises."""
+    """Return the type and the first line of the error that a call raises."""
     try:
         call()
     except Exception as error:
@@ -76,7 +76,7 @@ def test_what_can_t_be_deterministic_raises_if_it_has_to_be() -> None:
         f"RuntimeError: scatter_reduce_cuda_prod_ {words}"
     )
     assert said(lambda: torch.bincount(index, values[:2])).startswith(f"RuntimeError: _bincount_cuda {words}")
-    # Of these only some calls can differ.
+    # Only some calls of these are nondeterministic.
     assert values.median() == 1
     assert values.scatter_reduce(0, index, values, "amax").tolist() == [0, 1, 2, 3]
     assert torch.bincount(index).tolist() == [1, 1]

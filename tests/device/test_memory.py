@@ -18,7 +18,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @pytest.fixture(autouse=True)
 def quick_looks(request: pytest.FixtureRequest) -> None:
-    """A device without memory looks for garbage."""
+    """Make collections fast: a device without memory collects garbage."""
     if request.function is not test_when_garbage_goes_does_not_depend_on_what_the_process_did_before:
         request.getfixturevalue("small_heap")
 
@@ -229,7 +229,7 @@ def test_garbage_that_goes_while_more_is_reserved_is_counted_as_gone() -> None:
 
     def reserve_and_collect(self: Account, used: int, size: int) -> None:
         reserve(self, used, size)
-        gc.collect()  # as it may come by itself
+        gc.collect()  # as the collector may run at any time
 
     tensor = torch.ones(4 * MIB, device=cuda(1))
     garbage: list[object] = [torch.empty(MIB, device=cuda(1))]

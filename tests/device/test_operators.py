@@ -1,6 +1,6 @@
-"""Every operator that torch's own list says a GPU has, on a virtual device: the CPU's numbers, or a word of refusal.
+"""Every operator that a GPU has by torch's own list, on a virtual device: the CPU's numbers, or a refusal.
 
-It takes two minutes, and so belongs to the real arm.
+The test takes two minutes, so it runs with `--real`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.device.worlds import values
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 SAMPLES = 20
 
-# A device's random numbers are others than the CPU's, and these draw some, or give what nobody has written.
+# Operators that draw random numbers, in which a device differs from the CPU, or that return unwritten memory.
 _RANDOM = frozenset(
     (
         *("cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "normal_in_place"),
@@ -31,7 +31,7 @@ _RANDOM = frozenset(
         "new_empty_strided",
     )
 )
-# Of these the CPU has no kernel for one of the types, or the list says where it is to be.
+# Operators for which the CPU lacks a kernel for one of the types, or whose samples name the device.
 _ONLY_ON_DEVICES = frozenset(
     (
         *("nn_functional_avg_pool3d", "_upsample_bilinear2d_aa", "nn_functional_multi_margin_loss", "histc"),
@@ -39,7 +39,7 @@ _ONLY_ON_DEVICES = frozenset(
         *("jiterator_4inputs_with_extra_args", "jiterator_binary_return_by_ref", "jiterator_2inputs_2outputs"),
     )
 )
-# Refused, or not there: each with its reason.
+# Operators that are refused or missing, each with its reason.
 _REFUSED = {
     "abs": "bool",
     "linalg_lu": "without pivoting",
@@ -63,7 +63,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def difference(wanted: Any, found: Any) -> str:
-    """In what two results differ, or nothing."""
+    """Return in words how two results differ; empty if they do not."""
     pairs = tree_leaves(wanted), tree_leaves(found)
     if len(pairs[0]) != len(pairs[1]):
         return "their number"
@@ -81,7 +81,7 @@ def difference(wanted: Any, found: Any) -> str:
 
 
 def compared() -> list[str]:
-    """What differs, for each operator and type."""
+    """Return a line for each operator and type that differs."""
     warnings.simplefilter("ignore")
     known: Any = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
     found = []
@@ -102,7 +102,7 @@ def compared() -> list[str]:
                     first, args, kwargs = tree_map(on_cpu, given)
                     wanted = op(first, *args, **kwargs)
                 except Exception:
-                    wanted = None  # not for the CPU; it has to work on a device, though
+                    wanted = None  # refused by the CPU, but it must work on a device
                 try:
                     problem = difference(wanted, op(given[0], *given[1], **given[2])) if wanted is not None else ""
                     if wanted is None:

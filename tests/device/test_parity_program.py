@@ -1,4 +1,4 @@
-"""What is compared with a real GPU where one is at hand: its virtual side, and what is said where there is none."""
+"""The comparison with a real GPU: its virtual side, and its output on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.parity_nccl import COMPARED, comparable, main, timeout_plan
 
 @pytest.fixture
 def kernels() -> None:
-    """Whatever is there: one form is enough."""
+    """Use any form of the kernels: one is enough."""
 
 
 def test_a_virtual_device_answers_all_that_is_asked_of_a_gpu() -> None:
@@ -49,7 +49,7 @@ def test_without_a_gpu_it_is_said_what_was_not_compared(monkeypatch: pytest.Monk
     assert all(name in result.output.splitlines()[1] for name in NAMES)
 
 
-# The tool's other half has no GPU to run on here: its workloads run as its workers run them, on virtual devices.
+# There is no GPU for the tool's other half: its workloads run on virtual devices here, as its workers run them.
 
 
 @pytest.fixture

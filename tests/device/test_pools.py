@@ -1,4 +1,4 @@
-"""Memory pools are accounted as all memory is, and snapshots add up to what the statistics say."""
+"""Memory pools are counted like all other memory, and snapshots add up to the statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races between streams in a strict world: planted ones are found, with both lines, and correct programs not blamed."""
+"""Races between streams in a strict world: planted ones are found, with both lines, and none in correct programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _on: Any = torch.cuda.stream
 
 
 def side_of(value: torch.Tensor) -> Any:
-    """A stream that has seen all that the current one was given."""
+    """Return a stream that waits for all work on the current one so far."""
     del value
     side = _stream()
     side.wait_stream(_current())
@@ -29,12 +29,12 @@ def side_of(value: torch.Tensor) -> Any:
 
 
 def launched() -> tuple[torch.Tensor, Any]:
-    """An all_reduce under way."""
+    """Begin an all_reduce; returns its tensor and work."""
     tensor = of(1, 2, 3)
     return tensor, dist.all_reduce(tensor, async_op=True)
 
 
-# Each a correct program, and what must be left out, by a flag, to plant a race in it.
+# Correct programs; without the flag each leaves something out, which plants a race.
 
 
 def read_after_wait(right: bool) -> Any:
@@ -320,7 +320,7 @@ WITH_HOST: list[Callable[[bool], Any]] = [
 ]
 
 
-# Memory that a stream frees while another may still use it; the flag says how the program keeps it.
+# Programs in which a stream frees memory that another may still use; the flag says how the program keeps it.
 
 
 def prefetched(kept: str) -> Any:
@@ -364,7 +364,7 @@ def freed_in_backward(kept: str) -> Any:
 
 
 def play(program: Callable[[Any], Any], right: bool | str) -> None:
-    """The program on a rank."""
+    """Run a program on a rank."""
     join()
     dist.all_reduce(of(1))
     program(right)
@@ -440,7 +440,7 @@ def test_memory_whose_own_stream_is_not_known_is_left_alone() -> None:
         side = _stream()
         for tensor in kept:
             with _on(side):
-                tensor.add_(1)  # the first that the world sees of it
+                tensor.add_(1)  # the first time that the world sees it
             _current().wait_stream(side)
             total.add_(tensor)
         del tensor
@@ -462,7 +462,7 @@ def test_without_strict_nobody_looks() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_copy_to_another_device_is_in_order_with_both_streams(strict: bool) -> None:
-    """It runs on the source's stream; the target's waits for it, and it for that."""
+    """The copy runs on the source's stream and waits for the target's, which then waits for the copy."""
 
     def body() -> float:
         here, there = torch.ones(3, device="cuda:0"), torch.empty(3, device="cuda:1")
@@ -496,7 +496,7 @@ def test_a_copy_to_another_device_races_with_other_streams() -> None:
 
 
 def halve_a_gradient_of(forward: Any, then: Any) -> list[float]:
-    """One whose leaf was first used on `forward`, after `backward`, on `then`."""
+    """Halve a gradient on `then`, after `backward`; its leaf was first used on `forward`."""
     weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
     forward.wait_stream(_current())
     with _on(forward):

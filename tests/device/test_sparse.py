@@ -1,4 +1,4 @@
-"""Sparse tensors of devices: values are those of the CPU, and what training makes of them ends where it does there."""
+"""Sparse tensors of devices: the values equal the CPU's, and so do the results of training with them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, on_devices, values
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # of torch, each time
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # torch warns each time
 
 Tensor = torch.Tensor
 
 
 def entries(device: Any = "cpu") -> Tensor:
-    """Two in one place among them."""
+    """Return a sparse tensor with two entries in one place."""
     indices, numbers = torch.tensor([[0, 2, 2], [1, 0, 0]]), torch.tensor([1.0, 2.0, 3.0])
     return torch.sparse_coo_tensor(indices, numbers, (3, 3), device=device, check_invariants=False)
 

@@ -368,7 +368,7 @@ def test_a_fake_tensor_of_unknown_size_makes_others_like_it() -> None:
     for size in (5, 7):
         tensor = mode.from_tensor(torch.ones(size, 3, device="cuda"))
 
-        for _ in range(2):  # the second time from what torch has kept of the first
+        for _ in range(2):  # the second time from torch's cache
             assert str(torch.empty_like(tensor).shape) == str(tensor.shape)
             assert isinstance(torch.empty_like(tensor).shape[0], torch.SymInt)
 

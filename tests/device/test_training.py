@@ -14,7 +14,7 @@ from tests.device.worlds import cuda, model, on_devices
 
 
 class Operators(TorchDispatchMode):
-    """Notes the names of the operators that are called inside."""
+    """Records the names of the operators that are called inside."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def test_a_kernel_computes_what_it_says() -> None:
     add[lambda meta: (triton.cdiv(100, meta["block"]),)](one, other, into, 100)
 
     assert torch.equal(into, one + other)
-    assert add.best_config.kwargs == {"block": 32}  # the first: nothing is timed
+    assert add.best_config.kwargs == {"block": 32}  # the first one: there is no timing
 
 
 @on_devices

@@ -1,4 +1,4 @@
-"""Operators of a GPU for types that the CPU has no kernel for: the same numbers, computed in a wider type."""
+"""Operators of a GPU for types without a CPU kernel: the same numbers, computed in a wider type."""
 
 from __future__ import annotations
 

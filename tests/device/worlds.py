@@ -1,4 +1,4 @@
-"""What the device tests share: worlds with devices."""
+"""Shared by the device tests: worlds with devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values(
     args: Sequence[Any] = (),
     **settings: Any,
 ) -> list[Any]:
-    """What `body` returns on each rank of a world with devices; a rank that fails fails the caller."""
+    """Return each rank's result of `body` in a world with devices; the error of a rank that fails is raised."""
     cluster = build(world_size, devices_per_host=devices, device_memory_bytes=memory)
     result = simdist.run(body, world_size=world_size, cluster=cluster, args=args, **settings)
     failed = next((rank.exception for rank in result.ranks if rank.exception is not None), None)
@@ -49,17 +49,17 @@ def on_devices(test: _F) -> _F:
 
 
 def cuda(index: int = 0) -> torch.device:
-    """A device."""
+    """Return a device."""
     return torch.device("cuda", index)
 
 
 def model(index: int = 1) -> Any:
-    """A small one on a device."""
+    """Return a small model on a device."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(cuda(index))
 
 
 def trained(device: Any, ids: Any, steps: int) -> list[torch.Tensor]:
-    """The parameters of a model that DDP has trained in the default group, on numbers of the rank's own."""
+    """Train a model with DDP in the default group, on the rank's own numbers; returns its parameters."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2)).to(device)
     parallel = DistributedDataParallel(module, device_ids=ids)

@@ -1,4 +1,4 @@
-"""Programs that faults strike, and what to read off their runs."""
+"""Programs that faults strike, and functions that read their runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["COMPUTE_NS", "ELEMENTS", "MS", "ends", "events_of", "run", "statuses
 
 MS = 1_000_000
 COMPUTE_NS = 1 * MS
-ELEMENTS = 3_000  # every part of the ring has some
+ELEMENTS = 3_000  # enough for every part of the ring
 
 
 def steps(count: int = 3, timeout_s: float = 10.0) -> list[int]:
-    """In each step compute for a millisecond, then all-reduce; the virtual times at the ends of the steps."""
+    """Compute for a millisecond, then all-reduce, in each step; returns the virtual times at the ends of the steps."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     ends_ns = []
     for index in range(count):
@@ -34,7 +34,7 @@ def steps(count: int = 3, timeout_s: float = 10.0) -> list[int]:
 
 
 def run(*faults: Fault, world_size: int = 3, count: int = 3, timeout_s: float = 10.0, **arguments: Any) -> RunResult:
-    """`steps` with faults."""
+    """Run `steps` with faults."""
     return simdist.run(steps, world_size=world_size, args=(count, timeout_s), faults=faults, **arguments)
 
 

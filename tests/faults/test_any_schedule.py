@@ -18,7 +18,7 @@ WORLD = 3
 
 
 def program() -> float:
-    """A little of everything, each wait limited to 20 ms."""
+    """Use a bit of everything, with each wait limited to 20 ms."""
     dist.init_process_group("gloo", timeout=timedelta(milliseconds=20))
     rank = dist.get_rank()
     total = torch.full((10,), float(rank))
@@ -58,5 +58,5 @@ def test_whatever_goes_wrong_the_run_ends_the_same_way_twice(
             dist.DistStoreError,
             dist.DistNetworkError,
         )
-        # With timeouts only a stopped rank can hang.
+        # Every wait has a timeout, so only a stopped rank can hang.
         assert rank.status != "hung" or backend == "sim" or rank.waiting.startswith("stopped by a fault")

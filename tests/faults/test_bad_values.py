@@ -1,4 +1,4 @@
-"""What a rank gives to an operation is no number, infinite, or zero in some places."""
+"""The input of a rank to an operation is NaN, infinite or zero in some places."""
 
 from __future__ import annotations
 

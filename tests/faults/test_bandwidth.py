@@ -48,7 +48,7 @@ def test_more_bandwidth_than_the_link_has_changes_nothing() -> None:
     ("start_ns", "until_ns", "longer_ns"),
     [
         (START_NS, START_NS + 1_000, 1_000 - 4),  # in 1,000 ns 4 bytes, not 1,000
-        (START_NS + 1_000, None, 3_000 * (BYTE_NS - 1)),  # 1,000 bytes have left before
+        (START_NS + 1_000, None, 3_000 * (BYTE_NS - 1)),  # 1,000 bytes left before
         (START_NS + 1_000, START_NS + 2_000, 1_000 - 4),
         (START_NS + 4_000, None, 0),
         (0, START_NS, 0),
@@ -72,7 +72,7 @@ def test_the_slowest_of_several_limits_counts_and_delays_and_cuts_add_up() -> No
 
 
 def messages(count: int) -> list[int]:
-    """Rank 0 sends several messages to ranks 1 and 2 at once; when each has arrived."""
+    """Send several messages from rank 0 to ranks 1 and 2 at once; returns when each has arrived."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     works = [dist.irecv(torch.zeros(SIZE_BYTES // 4), 0) for _ in range(count)] if rank else []
@@ -125,7 +125,7 @@ def test_a_ring_is_as_slow_as_its_slowest_link(backend: str) -> None:
     clean = simdist.run(reduce_all, args=(backend,), world_size=4, backend=backend)
     late = simdist.run(reduce_all, args=(backend,), world_size=4, backend=backend, faults=[slow])
 
-    # Of 1 MB a ring sends six quarters over each link: 1.5 MB at 2 MB/s.
+    # For 1 MB a ring sends six quarters over each link: 1.5 MB at 2 MB/s.
     assert late.ok, str(late)
     assert max(clean.values) < 10 * MS
     assert 750 * MS <= max(late.values) < 760 * MS

@@ -1,4 +1,4 @@
-"""An exception that a fault puts in place of a call leaves nothing of the call, as if it had not been made."""
+"""An exception that a fault raises in place of a call leaves no trace of the call, as if it had not been made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ c10d: Any = dist.distributed_c10d
 
 
 def counted() -> tuple[int, list[tuple[str, int]]]:
-    """The group's sequence number, and the collectives of the flight recorder."""
+    """Return the group's sequence number, and the collectives of the flight recorder."""
     entries = pickle.loads(registry._dump_fr_trace())["entries"]
     number = c10d._get_default_group()._get_sequence_number_for_group()
     return number, [(entry["profiling_name"], entry["collective_seq_id"]) for entry in entries]
@@ -89,4 +89,4 @@ def test_under_detail_the_fault_strikes_before_ranks_compare() -> None:
     result.raise_for_failure()
     assert result.virtual_time_ns < 10_000_000
     groups = {event.data["group"] for event in result.events if event.kind in ("issue", "complete", "result")}
-    assert groups == {"0"}  # what ranks compare over is no operation of the program
+    assert groups == {"0"}  # the operations that compare calls do not count as the program's

@@ -21,7 +21,7 @@ TWO_HOSTS = build(4, hosts=2)
 
 
 def offsets(*, until_s: int = 4) -> list[int]:
-    """By how much `time.time_ns` is wrong at each second."""
+    """Return by how much `time.time_ns` is wrong at each second."""
     found = []
     for second in range(until_s):
         time.sleep(max(0.0, second - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Silent corruption: what an operation carries is changed, and a disk says that it has done what it has not."""
+"""Silent corruption: the data of an operation changes, and a disk reports success for what it has not done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.programs import MS, events_of
 
 
 def _negative(rank: int, op: str = "all_reduce", nth: int = 1) -> BitFlip:
-    """The first float32 that the rank gives changes its sign."""
+    """Return a fault that flips the sign of the first float32 in the rank's input."""
     return BitFlip(rank=rank, op=op, nth=nth, byte=3, bit=7)
 
 
@@ -58,7 +58,7 @@ def test_flips_of_one_operation_add_up() -> None:
 def test_in_the_middle_if_no_byte_is_named() -> None:
     def body() -> list[int]:
         dist.init_process_group("gloo")
-        tensor = torch.zeros(5, 2, dtype=torch.uint8).T  # by its place in memory, as Gloo reduces it
+        tensor = torch.zeros(5, 2, dtype=torch.uint8).T  # in memory order, as Gloo reduces it
         dist.all_reduce(tensor)
         return list(tensor.flatten().tolist())
 
@@ -66,7 +66,7 @@ def test_in_the_middle_if_no_byte_is_named() -> None:
 
 
 def _sent(operation: str) -> Any:
-    """What both ranks have after it, where rank 1 gives a one."""
+    """Return the result on this rank, if rank 1's input is a one."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     one, zero = torch.ones(1), torch.zeros(1)
@@ -216,7 +216,7 @@ def test_what_is_wrong_with_them_is_reported() -> None:
 
 
 class Scaled(RankFault):
-    """What the rank gives is ten times as much."""
+    """The rank's input is multiplied by ten."""
 
     op: str | None = "all_reduce"
 
@@ -229,7 +229,7 @@ def test_a_users_own_fault_changes_what_is_given() -> None:
 
 
 class Doubled(Scaled):
-    """What the rank gives is twice as long, which can't be."""
+    """The rank's input becomes twice as long, which is not allowed."""
 
     def change(self, payload: Any) -> Any:
         return [torch.cat([each, each]) for each in payload]

@@ -21,7 +21,7 @@ REDUCE_NS = STEP_ENDS[1] - STEP_ENDS[0] - COMPUTE_NS
 
 
 def message(result: simdist.RunResult, rank: int) -> str:
-    """What a rank failed with, without the location in brackets."""
+    """Return the error of a rank, without the location in brackets."""
     error = result.ranks[rank].exception
     assert type(error) is RuntimeError
     return str(error).partition("] ")[2].partition(" This is")[0]
@@ -33,7 +33,7 @@ def test_without_faults_the_steps_are_even() -> None:
     assert STEP_ENDS[2] - STEP_ENDS[1] == COMPUTE_NS + REDUCE_NS
 
 
-# -- what a crash is ------------------------------------------------------------------------------------------------
+# -- crashes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_rank_that_dies_before_its_first_turn_has_never_run() -> None:
     started = []
     simdist.run(lambda: started.append(int(os.environ["RANK"])), world_size=3, faults=[Crash(rank=0, at_ns=0)])
 
-    assert started in ([1, 2], [0, 1, 2])  # at the same instant, who is first is the queue's business
+    assert started in ([1, 2], [0, 1, 2])  # at the same instant, the queue decides the order
 
 
 def test_a_crash_after_a_ranks_end_changes_nothing() -> None:

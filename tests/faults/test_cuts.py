@@ -1,4 +1,4 @@
-"""Networks that split one way or again and again, and ranks and hosts that are cut off from all others."""
+"""Networks that split in one direction or repeatedly, and ranks and hosts that are cut off from all others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ARRIVED_NS = START_NS + SIZE_BYTES + LATENCY_NS
 
 
 def after(moment_ns: int) -> int:
-    """When a message arrives that leaves at this moment."""
+    """Return when a message arrives that leaves at this moment."""
     return moment_ns + SIZE_BYTES + LATENCY_NS
 
 
-# -- one way --------------------------------------------------------------------------------------------------------
+# -- one direction --------------------------------------------------------------------------------------------------
 
 
 def test_a_partition_of_one_way_lets_the_other_way_pass() -> None:
@@ -44,7 +44,7 @@ def test_a_partition_of_one_way_cuts_nothing_between_its_other_groups() -> None:
     assert message_times(cut, source=0, target=2) == {0: "Timed out waiting 1000ms", 2: "Timed out waiting 1000ms"}
 
 
-# -- again and again ------------------------------------------------------------------------------------------------
+# -- repeatedly -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

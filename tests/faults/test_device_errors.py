@@ -1,4 +1,4 @@
-"""Virtual devices that break, and memory of a device that is not there for a moment."""
+"""Virtual devices that break, and device memory that is unavailable for a moment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ USES: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def _tried(use: Callable[[], object]) -> str:
-    """What a use of the device raises."""
+    """Return the error of a use of the device."""
     try:
         use()
     except Exception as error:

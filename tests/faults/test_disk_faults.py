@@ -41,7 +41,7 @@ def test_an_error_comes_in_place_of_the_effect(tmp_path: Path, op: str, left: by
 
 
 def _retries(folder: Path, *, again: bool) -> Any:
-    """What PostgreSQL did until 2018: after a failed fsync, another."""
+    """Repeat a failed fsync, as PostgreSQL did until 2018."""
     path = folder / "a"
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return path.read_bytes()
@@ -207,7 +207,7 @@ def test_a_host_loses_power_in_the_middle_of_a_write(tmp_path: Path) -> None:
             path.unlink()
         found.add(_run(program, tmp_path, [crash], max_restarts=1).values[0])
 
-    torn = b"y" * 4096 + b"x" * 4096  # the first block is there, of the second nothing
+    torn = b"y" * 4096 + b"x" * 4096  # the first block is written, the second is not
     whole = b"y" * 5000 + b"x" * 3192
     assert {b"x" * 8192, torn, whole} <= found
 

@@ -16,7 +16,7 @@ CLEAN = run()
 STEP_ENDS: list[int] = CLEAN.values[0]
 REDUCE_NS = STEP_ENDS[1] - STEP_ENDS[0] - COMPUTE_NS
 START_NS = STEP_ENDS[0] - COMPUTE_NS - REDUCE_NS
-LATE_NS = 1_000_000  # how late Gloo finds that a wait has run out of time
+LATE_NS = 1_000_000  # Gloo notices so much later that a wait has timed out
 
 
 # -- hangs ----------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def test_a_rank_that_hangs_for_good_has_no_exit_code_and_peers_time_out() -> Non
     assert (hung.status, hung.exit_code, hung.ok) == ("hung", None, False)
     assert hung.waiting == "stopped by a fault, in sleep until 0.001200000 s"
     assert statuses(result) == ["raised", "hung", "raised"]
-    # The one that waits for nothing else runs out of time first; the other has had its first part before it waits.
+    # The rank that waits for nothing else times out first; the other gets its first part before it waits.
     ends_ns = sorted(rank.ended_ns - called_ns for rank in result.ranks[::2])
     assert ends_ns[0] == 2_000 * MS + LATE_NS
     assert 2_000 * MS + LATE_NS <= ends_ns[1] < 2_001 * MS + LATE_NS
@@ -80,7 +80,7 @@ def test_a_hang_after_an_operation_holds_up_its_rank_but_not_the_peers() -> None
     result = run(Hang(rank=0, nth=2, when="after", duration_ns=7 * MS))
 
     assert result.ok
-    # What its rank does next is late, and then everyone is.
+    # The next call of the rank is late, and then every rank is.
     assert [values[1] - STEP_ENDS[1] for values in result.values] == [7 * MS, 0, 0]
     assert [values[2] - STEP_ENDS[2] for values in result.values] == [7 * MS] * 3
 
@@ -177,7 +177,7 @@ def test_a_slow_time_that_starts_after_the_end_makes_no_run_longer() -> None:
 
 
 def lateness(result: RunResult) -> list[int]:
-    """By how much each step ends later than without faults, in addition to those before it."""
+    """Return how much later each step ends than without faults, beyond the lateness of the steps before it."""
     late = [end_ns - clean_ns for end_ns, clean_ns in zip(result.values[0], CLEAN.values[0], strict=True)]
     return [now_ns - before_ns for before_ns, now_ns in itertools.pairwise([0, *late])]
 

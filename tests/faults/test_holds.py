@@ -23,7 +23,7 @@ START_NS = 10 * MS
 
 
 def messages(count: int = 3, source: int = 0, target: int = 1, timeout_s: float = 60) -> list[int]:
-    """When each of some messages has come; their senders and receivers start at 10 ms."""
+    """Return when each of some messages has arrived; their senders and receivers start at 10 ms."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     rank = dist.get_rank()
     tensors = [torch.full((SIZE_BYTES // 4,), float(number)) for number in range(count)]
@@ -103,7 +103,7 @@ def test_begin_and_end_of_a_hold_are_reported() -> None:
     ]
 
 
-# -- faults that come and go while the world runs ----------------------------------------------------------------------
+# -- faults that begin and end while the world runs --------------------------------------------------------------------
 
 
 def world_of(*faults: Fault) -> World:

@@ -1,4 +1,4 @@
-"""A machine that loses power, and comes back or does not."""
+"""A machine that loses power, and starts again or does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delays that are drawn for each message: up to so much longer, and the tail. None overtakes another."""
+"""Delays that are drawn for each message: an extra time up to a limit, and a tail. No message overtakes another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLUSTER = build(2, local_latency_ns=LATENCY_NS, local_bandwidth_bytes_per_s=1_00
 
 
 def stream_of(count: int, gap_ns: int) -> list[int]:
-    """Rank 0 sends messages to rank 1, one each `gap_ns` from 10 ms on; when each has arrived."""
+    """Send messages from rank 0 to rank 1, one each `gap_ns` from 10 ms on; returns when each has arrived."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     boxes = [torch.zeros(1) for _ in range(count)]
@@ -49,7 +49,7 @@ def streamed(*faults: Fault, count: int = 60, gap_ns: int = 5 * MS, seed: int = 
 
 
 def lateness(result: RunResult, gap_ns: int = 5 * MS) -> list[int]:
-    """How much later than without a fault each message has arrived."""
+    """Return how much later each message has arrived than without a fault."""
     usual_ns = START_NS + 4 + LATENCY_NS
     return [when - usual_ns - index * gap_ns for index, when in enumerate(result.values[1])]
 

@@ -23,7 +23,7 @@ Arrival = tuple[int, int] | str
 def message_times(
     *faults: Fault, source: int = 0, target: int = 1, timeout_s: float = 1
 ) -> dict[int, int | str | None]:
-    """When a send that starts at 10 ms and its waiting receive end, by rank; or what they fail with."""
+    """Return when a send that starts at 10 ms and its waiting receive end, by rank; or their errors."""
 
     def body() -> int | str | None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))

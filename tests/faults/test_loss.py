@@ -1,4 +1,4 @@
-"""Packets that are lost arrive by a retransmission, and what is behind them waits."""
+"""Lost packets arrive by retransmission, and the data behind them waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.faults.test_jitter import lateness, streamed
 from tests.faults.test_links import LATENCY_NS, SIZE_BYTES, START_NS, message_times
 
 LOSS = LinkLoss(src=0, dst=1, share=0.1, both_ways=False)
-WAITS_NS = (0, 200 * MS, 600 * MS, 1_400 * MS, 3_000 * MS)  # when it is sent: 200 ms later, 400 after that, and so on
+WAITS_NS = (0, 200 * MS, 600 * MS, 1_400 * MS, 3_000 * MS)  # sent again 200 ms later, then 400 ms, and so on
 
 
 def expected_lateness(loss: LinkLoss, count: int, gap_ns: int, until_ns: int | None = None) -> list[int]:
-    """The model, written down again: drawn at each moment at which a message leaves, and none overtakes."""
+    """Return the lateness by an independent model: drawn whenever a message leaves, and no message overtakes."""
     draw = numbers_for(loss, [], seed=0)
     latest, found = 0, []
     for index in range(count):
@@ -61,7 +61,7 @@ def test_a_word_of_a_receiver_can_be_lost_too() -> None:
 
     sent_ns = message_times(loss)[0]
     assert isinstance(sent_ns, int)
-    assert sent_ns > START_NS + 190 * MS  # rank 1 has received since about 0 ms: its word is sent again at 200 ms
+    assert sent_ns > START_NS + 190 * MS  # rank 1's notice of about 0 ms is sent again at 200 ms
 
 
 def test_where_all_is_lost_both_ends_run_out_of_time() -> None:

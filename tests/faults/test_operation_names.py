@@ -1,4 +1,4 @@
-"""A fault's `op` is a name that an event or a program's call has; each of them strikes, and nothing else is taken."""
+"""A fault's `op` is the name of an event or of a program's call; each of them strikes, and other names are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def waited(tensors: list[torch.Tensor]) -> None:
         functional.wait_tensor(tensor)  # type: ignore[no-untyped-call]
 
 
-# What a program does that says it by that name.
+# A program's call for each name.
 OVER_NCCL_ONLY = {"gather_into_tensor", "gather_single"}  # since torch 2.14; tests/c10d/nccl has their calls
 CALLS: dict[str, Callable[[], object]] = {
     "all_gather": lambda: dist.all_gather(both(), vector()),
@@ -122,7 +122,7 @@ def test_every_name_has_a_call_here() -> None:
     assert {operation for name in CALLS for operation in operations_of(name)} <= set(OPERATIONS)
 
 
-# What torch.distributed exports and the program can't be struck at: it is about groups, not within one.
+# Functions of torch.distributed that no fault can strike: they are about groups, not operations in a group.
 ABOUT_GROUPS = {
     "set_timeout",
     "destroy_process_group",

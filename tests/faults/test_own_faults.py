@@ -1,4 +1,4 @@
-"""Faults that users write: from each base, in Python and in scenario files, with problems as those of built-in ones."""
+"""Faults that users write: from each base class, in Python and in scenario files, with the same error reports."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ GLOO = Machine("gloo", 1, 0)
 
 
 class Preempted(RankFault):
-    """Its machine is taken away."""
+    """The rank's machine is taken away."""
 
     notice: str = "go"
     seen: ClassVar[list[tuple[int, int, bool]]] = []
 
     def strike(self, rank: StruckRank) -> None:
-        """SIGTERM, and note whom."""
+        """Send SIGTERM, and record the rank."""
         self.seen.append((rank.rank, rank.life, rank.is_real))
         rank.kill("SIGTERM")
 
     def begins(self) -> str:
-        """The notice."""
+        """Describe the notice."""
         return f"rank {self.rank} hears {self.notice!r}"
 
 
 class Overheating(OperationDelay):
-    """Slower and slower."""
+    """Operations become slower and slower."""
 
     share: float = 0.5
 
     def lateness_ns(self, lasted_ns: int) -> int:
-        """A share of how long it has lasted."""
+        """Return a share of the time that the fault has lasted."""
         return round(lasted_ns * self.share)
 
 
@@ -70,7 +70,7 @@ class FarAway(LinkFault):
     rank: Annotated[int, RANK]
 
     def effect_on(self, src: int, dst: int) -> LinkEffect | None:
-        """Both directions."""
+        """Delay both directions."""
         return LinkEffect(delay_ns=30 * MS) if self.rank in (src, dst) else None
 
 
@@ -78,17 +78,17 @@ class Forgetful(StoreFault):
     """The store is slow for odd ranks."""
 
     def arm(self, stage: Stage) -> None:
-        """From the beginning."""
+        """Begin at once."""
         stage.report()
         stage.delay_requests(self.request_delay_ns)
 
     def request_delay_ns(self, rank: int, now_ns: int) -> int:
-        """Only odd ranks."""
+        """Delay only odd ranks."""
         return (rank % 2) * 7 * MS
 
 
 class Barred(Fault):
-    """No operation of the world's second half happens: from first principles, on the bus."""
+    """No operation happens from a moment on: a fault that uses the bus directly."""
 
     from_ns: int = 0
     ranks: tuple[int, ...] | None = None
@@ -103,7 +103,7 @@ class Barred(Fault):
         stage.call_at(self.from_ns, stage.report)
 
     def problems(self, world: Surroundings) -> Iterator[Problem]:
-        """It has to come before the first day is over."""
+        """Require that it begins on the first day."""
         yield from super().problems(world)
         if world.fine("from_ns") and self.from_ns > 86_400 * 10**9:
             yield "from_ns", "lies beyond the first day"
@@ -143,7 +143,7 @@ def test_a_fault_of_links_lies_on_all_that_it_says() -> None:
     result = simdist.run(program, world_size=3, faults=[FarAway(rank=2)])
 
     assert result.values[1] == plain[1]
-    # The receiver asks, and the sender sends.
+    # The delay counts twice: for the receiver's notice, and for the data.
     assert (plain[2], result.values[2]) == (300_002, 2 * 30 * MS + 300_001)
 
 

@@ -15,12 +15,12 @@ from simdist.faults import Crash, Fault, Hang
 from simdist.result import RunResult
 from tests.faults.programs import MS, ends, events_of, statuses
 
-MONITOR_NS = 100 * MS  # how often torchrun's agent looks
+MONITOR_NS = 100 * MS  # the interval at which torchrun's agent looks
 ROUND_NS = 1_000 * MS  # until the next life begins
 
 
 def sleeper() -> tuple[int, str]:
-    """Sleep for 350 ms; when it began, and in which life."""
+    """Sleep for 350 ms; returns when the rank began, and in which life."""
     begin_ns = time.monotonic_ns()
     time.sleep(0.35)
     return begin_ns, os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -177,7 +177,7 @@ def test_operations_are_counted_anew_in_each_life() -> None:
 
 
 def lives(result: RunResult) -> list[tuple[int, int]]:
-    """When each life began and ended."""
+    """Return when each life began and ended."""
     starts = [0, *(event.time_ns for event in events_of(result, "restart"))]
     return list(zip(starts, [*starts[1:], result.virtual_time_ns + 1], strict=True))
 

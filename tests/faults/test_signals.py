@@ -1,4 +1,4 @@
-"""`Signal`: what a program's handler does, and what happens without one."""
+"""`Signal`: a program's handler gets it; without a handler the signal has its default effect."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.faults.programs import MS, events_of
 CLOSED = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 
 TRIP = 100_000  # ns, to the store and back
-LATE_NS = 1_000_000  # how late a store finds that a wait has run out of time
+LATE_NS = 1_000_000  # a store finds so much later that a wait has timed out
 
 
 def connect(timeout_s: float = 1.0) -> Any:
@@ -31,7 +31,7 @@ def connect(timeout_s: float = 1.0) -> Any:
 
 
 def words(call: Callable[[], object]) -> tuple[str, int]:
-    """What the call returns or fails with, and when it is over."""
+    """Return the result or error of a call, and when it ended."""
     try:
         text = repr(call())
     except Exception as error:
@@ -121,7 +121,7 @@ def test_a_lost_store_ends_waits_and_answers_nobody() -> None:
 
     assert result.values[0] == [
         (f"DistNetworkError: {CLOSED}", 7 * MS),
-        ("None", 7 * MS),  # what is not answered leaves before anybody knows
+        ("None", 7 * MS),  # a request without an answer leaves before the loss is noticed
         ("DistNetworkError: Broken pipe", 7 * MS),
         (
             "DistNetworkError: The client socket has timed out after 200ms while trying to connect to "
@@ -363,7 +363,7 @@ LIFE = "TORCHELASTIC_RESTART_COUNT"
 
 
 def meets_again(backend: str, lateness_s: list[float]) -> tuple[str, int]:
-    """A group of the first life, rank 1 fails, and a group of the second, which ranks come to at these times."""
+    """Make a group in the first life, in which rank 1 fails, and one in the second, for which ranks are late."""
     rank, life = int(os.environ["RANK"]), os.environ[LIFE]
     if life == "1":
         time.sleep(lateness_s[rank])
@@ -374,7 +374,7 @@ def meets_again(backend: str, lateness_s: list[float]) -> tuple[str, int]:
         dist.all_reduce(total)
     except Exception as error:
         took_ms = (time.monotonic_ns() - began_ns) // MS
-        time.sleep(100)  # so that the others see what comes of it
+        time.sleep(100)  # so that the others see the consequences
         return f"{type(error).__name__}: {error}", took_ms
     if life == "0" and rank == 1:
         raise ValueError("once")

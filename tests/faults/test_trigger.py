@@ -1,4 +1,4 @@
-"""The trigger machine by itself: against a model that counts anew each time, and moment by moment."""
+"""The trigger machine alone: compared with a model that counts the whole history each time, and step by step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def numbers(values: Sequence[float]) -> Callable[[], float]:
 
 
 def driven(watches: Watches[str], happened: Sequence[Happening]) -> list[tuple[int, str]]:
-    """What strikes at which of the happenings."""
+    """Return which watches strike, each with the index of the happening."""
     found = []
     for index, (kind, value) in enumerate(happened):
         if kind == "release":
@@ -78,7 +78,7 @@ def source_of(trigger: Trigger) -> str:
 
 
 def is_moment(trigger: Trigger, happened: Sequence[Happening], index: int) -> bool:
-    """True if the trigger could strike at `happened[index]`: all of its conditions, from the whole history."""
+    """True if the trigger could strike at `happened[index]`: checks all of its conditions on the whole history."""
     kind, value = happened[index]
     released = ("release", None) in happened[:index] or not trigger.waits
     if kind != source_of(trigger) or not released:

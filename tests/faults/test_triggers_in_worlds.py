@@ -36,7 +36,7 @@ def polls(count: int = 6) -> list[str]:
 
 
 def sleeps(count: int = 5) -> list[int]:
-    """A millisecond at a time; when each was over."""
+    """Sleep a millisecond at a time; returns when each sleep ended."""
     ends = []
     for index in range(count):
         simdist.step(index)
@@ -73,7 +73,7 @@ def test_every_strikes_again_and_again() -> None:
     fault = Raise(rank=1, op="all_reduce", nth=2, every=3, error="ConnectionError")
     result = simdist.run(polls, world_size=2, args=(6,), faults=[fault])
 
-    # Calls 2, 5 and 8 of the rank, of which each that failed was made again.
+    # Calls 2, 5 and 8 of the rank fail; the program repeats each failed call.
     assert result.values == [[], ["failed 1", "failed 3", "failed 5"]]
     assert result.ok
 
@@ -111,7 +111,7 @@ def test_a_period_ends_where_nothing_else_can_happen(backend: str) -> None:
     else:
         assert statuses(result) == ["raised", "raised"]
         assert result.virtual_time_ns >= 1_800_000 * MS
-        assert max(map(len, struck(result))) == 31  # the last within the millisecond that Gloo is late
+        assert max(map(len, struck(result))) == 31  # the last one within the millisecond by which Gloo is late
 
 
 def test_a_probability_is_drawn_from_the_seed_and_the_faults_own_words() -> None:
@@ -125,7 +125,7 @@ def test_a_probability_is_drawn_from_the_seed_and_the_faults_own_words() -> None
     first = strikes(flaky)
     assert 3 <= len(first) <= 30
     assert strikes(flaky) == first
-    assert strikes(other, flaky) == first  # the others come and go
+    assert strikes(other, flaky) == first  # other faults change nothing
     assert strikes(flaky, seed=1) != first
 
 

@@ -1,4 +1,4 @@
-"""What a verdict does to each effect that is announced: an operation, a request to a store, a step, a point."""
+"""The effect of a verdict on each announced effect: an operation, a request to a store, a step, a point."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ASKED: dict[int, Callable[[Any], Verdict]] = {}  # by number: a fault holds plai
 
 
 class Judged(Fault):
-    """The judge with this number is asked of every event of one type."""
+    """Asks the judge with this number about every event of one type."""
 
     event: str
     judge: int
 
     def arm(self, stage: Stage) -> None:
-        """From the start on."""
+        """Judge from the start on."""
         kind = {each.__name__: each for each in ANNOUNCED}
         stage.judge(kind[self.event], ASKED[self.judge])
         stage.report()
@@ -49,7 +49,7 @@ def judged(event: type, judge: Callable[[Any], Verdict]) -> Judged:
 
 
 def diary(*entries: Callable[[], object]) -> list[tuple[str, int]]:
-    """What each call returns or fails with, and when."""
+    """Return the result or error of each call, and when it ended."""
     found = []
     for entry in entries:
         try:

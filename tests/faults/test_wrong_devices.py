@@ -27,13 +27,13 @@ def _run(body: Callable[..., Any], *faults: Fault, **options: Any) -> RunResult:
 
 
 def _products(count: int = 1) -> list[list[float]]:
-    """Products of two matrices of ones, with 16 elements each."""
+    """Return products of two matrices of ones, with 16 elements each."""
     ones = torch.ones(4, 4, device="cuda")
     return [(ones @ ones).flatten().tolist() for _ in range(count)]
 
 
 def _wrong(products: list[list[float]], wrong: float) -> list[int]:
-    """In which place each product is wrong."""
+    """Return the place at which each product is wrong."""
     assert all(sorted(product) == sorted([4.0] * 15 + [wrong]) for product in products)
     return [product.index(wrong) for product in products]
 

@@ -1,4 +1,4 @@
-"""One rank gets something else out of a collective than the others."""
+"""One rank gets another result of a collective than the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.programs import events_of
 
 
 def _negative(rank: int, op: str = "all_reduce", byte: int = 3, **more: Any) -> WrongResult:
-    """The first float32 that the rank gets changes its sign."""
+    """Return a fault that flips the sign of the first float32 in the rank's result."""
     return WrongResult(rank=rank, op=op, byte=byte, bit=7, **({"nth": 1} | more))
 
 
@@ -39,7 +39,7 @@ def _device(backend: str) -> torch.device:
 
 
 def _gotten(operation: str, backend: str = "gloo") -> Any:
-    """What a rank has after it, where rank 0 gives ones and rank 1 twos."""
+    """Return the result on this rank, if rank 0's input is ones and rank 1's twos."""
     device = _device(backend)
     mine = torch.full((2,), dist.get_rank() + 1.0, device=device)
     got = torch.zeros(4, device=device)
@@ -73,7 +73,7 @@ def _gotten(operation: str, backend: str = "gloo") -> Any:
     return [part.tolist() for part in parts]
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # by torch 2.13
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # torch 2.13 warns
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "sim"])
 @pytest.mark.parametrize(
     ("operation", "rank", "values"),
@@ -218,7 +218,7 @@ def test_the_judge_of_replicas_names_the_rank_that_differs() -> None:
 
 
 class Zeroed(RankFault):
-    """What the rank gets is zero."""
+    """The rank's result becomes zero."""
 
     op: str | None = "all_reduce"
     when: Any = "after"
@@ -228,7 +228,7 @@ class Zeroed(RankFault):
 
 
 class Doubled(Zeroed):
-    """What the rank gets is twice as long, which can't be."""
+    """The rank's result becomes twice as long, which is not allowed."""
 
     def change_result(self, results: Any, draw: Callable[[], float]) -> Any:
         return [torch.cat([each, each]) for each in results]

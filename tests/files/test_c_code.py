@@ -1,4 +1,4 @@
-"""Libraries whose C code writes and syncs for itself: right programs pass, wrong ones are reported."""
+"""Libraries whose own C code writes and syncs: correct programs pass, wrong ones are reported."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_database_without_syncs_is_found_to_lose_its_steps() -> None:
 
 @needs_reach
 def test_what_a_commit_promises_is_kept_and_no_more(tmp_path: Path) -> None:
-    """Without a sync of the folder a journal that was removed may be back, and takes the last commit with it."""
+    """Without a sync of the folder a removed journal may reappear, which undoes the last commit."""
     assert {level: _left_of(tmp_path / level, _sqlite(level), _in_sqlite) for level in ("full", "extra")} == {
         "full": {STEPS, STEPS - 1},
         "extra": {STEPS},
@@ -101,7 +101,7 @@ def test_what_a_commit_promises_is_kept_and_no_more(tmp_path: Path) -> None:
 
 
 def _left_of(folder: Path, program: Callable[[str], Any], count: Callable[[str], int]) -> set[int | None]:
-    """How many steps are there after a crash at the end, in the most suspicious outcomes; -1 if nothing can be read."""
+    """Return the numbers of steps left after a crash at the end, in the most suspicious outcomes; -1 if unreadable."""
     left = set()
     for outcome in range(6):
         place = folder / str(outcome)
@@ -151,7 +151,7 @@ def test_after_the_world_c_code_calls_the_system_again(tmp_path: Path) -> None:
     simdist.run(program, world_size=1, args=(str(tmp_path),), disk=tmp_path).raise_for_failure()
 
     after = {slot: ctypes.c_uint64.from_address(slot.address).value for slot in before}
-    # A slot that nobody had called through gets its function at the first call, which is the loader's doing.
+    # The loader fills a slot with its function at the first call through it.
     assert any(during)
     assert [slot for slot in after if "sqlite" in slot.library and slot.name == "fdatasync"]
     assert all(after[slot] == held for slot, held in before.items() if slot.protected)

@@ -1,4 +1,4 @@
-"""Hosts see a file server's disk each in its own way, as NFS's clients do."""
+"""Each host has its own view of a file server's disk, like NFS's clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(program: Callable[..., Any], disk: Path, *, hosts: int = 2, ranks: int =
 
 
 def half_written(rank: int, folder: Path) -> list[bytes]:
-    """Rank 0 writes, flushes, syncs, closes; what rank 1 reads after each."""
+    """Write, flush, sync and close on rank 0; returns what this rank reads after each."""
     path, seen = folder / "a", []
     file = path.open("wb") if rank == 0 else None
     for step in range(4):
@@ -63,7 +63,7 @@ def half_written(rank: int, folder: Path) -> list[bytes]:
 
 
 def half_written_sizes(rank: int, folder: Path) -> list[tuple[int, bool]]:
-    """Rank 0 writes, and closes; what rank 1 sees of the size, and whether the rest is that of the file."""
+    """Write and close on rank 0; returns the size that this rank sees, and True if the rest of the stat is valid."""
     path, seen = folder / "a", []
     file = path.open("wb", buffering=0) if rank == 0 else None
     for step in range(2):
@@ -146,7 +146,7 @@ def test_a_file_that_is_written_anew_has_its_old_bytes_for_other_hosts(tmp_path:
 
 
 def late(rank: int, folder: Path) -> list[Any]:
-    """Rank 0 makes a file; how each host sees it, at once and later."""
+    """Make a file on rank 0; returns how this host sees it, at once and later."""
 
     def look() -> tuple[bool, list[str], str]:
         try:
@@ -194,7 +194,7 @@ def test_a_host_that_has_not_looked_sees_a_new_name_at_once(tmp_path: Path) -> N
 
 
 def open_and_gone(rank: int, folder: Path) -> Any:
-    """Rank 1 reads a file that rank 0 removes; what is in the folder then, and when it is closed."""
+    """Read a file on rank 1 that rank 0 removes; returns what is in the folder then, and after the close."""
     path = folder / "step1" / "a"
     if rank == 0:
         path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""What processes and hosts that die leave on the disk for those that come after."""
+"""The content of the disk after processes and hosts have died, as later ones see it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _held(folder: Path) -> dict[str, int]:
 
 
 def _save(folder: Path, *, sync: bool = False) -> dict[str, int] | None:
-    """Write a file and rename it; in the second life, what is there."""
+    """Write a file and rename it; returns in the second life what is there."""
     if _life():
         return _held(folder)
     with (folder / "a.tmp").open("wb") as file:

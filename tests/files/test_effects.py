@@ -1,4 +1,4 @@
-"""What a rank does to its disk is seen, done to real files, and recorded."""
+"""Effects of a rank on its disk are announced, applied to real files, and recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that hosts have of their own, beside the one that all see: what they keep, and machines that are replaced."""
+"""Local disks of hosts, in addition to the shared one: what they keep, and machines that are replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 
 
 def keep(shared: Path) -> dict[str, Any]:
-    """Write to both disks in the first life; what is there in the next."""
+    """Write to both disks in the first life; returns what is there in the next."""
     own, rank = Path(os.environ["SIMDIST_LOCAL_DISK"]), os.environ["RANK"]
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         for folder in (own, shared):

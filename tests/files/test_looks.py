@@ -1,4 +1,4 @@
-"""Whose bytes a life has overwritten before anybody looked at them."""
+"""Files that a life overwrites before any program has looked at the old bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that are not synced lie in memory up to a bound, and in a file beyond it."""
+"""Bytes that are not synced are kept in memory up to a limit, and in a file beyond it."""
 
 from __future__ import annotations
 

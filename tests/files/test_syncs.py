@@ -1,7 +1,7 @@
-"""What makes a file durable, whichever call and descriptor asks for it: Linux's open(2), fsync(2), pwritev2(2).
+"""All calls and descriptors that make a file durable: Linux's open(2), fsync(2), pwritev2(2).
 
-Each program is done to a simulated disk whose host then loses power, as often as there are outcomes, and to the
-independent machine of `tests/storage/by_hand.py`: what may be left is the same.
+Each program runs on a simulated disk whose host then loses power, once for each outcome, and on the independent
+machine of `tests/storage/by_hand.py`: the possible outcomes are the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from simdist.result import RunResult
 from simdist.storage import Mount
 from tests.storage.by_hand import BLOCK, Call, Held, possible
 
-SCALE = 4096 // BLOCK  # bytes of a real file for each of the machine's
-MANY = 40  # outcomes that are looked at
+SCALE = 4096 // BLOCK  # bytes of a real file for each byte of the machine's
+MANY = 40  # outcomes that are checked
 RULES = ("ext4", "xfs", "btrfs")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these are calls of Linux")
@@ -71,7 +71,7 @@ def _outcomes(program: Callable[[Path], None], folder: Path, rule: str) -> set[H
         held, _ = _run(program, folder / f"{rule}{outcome}", rule, outcome)
         small = frozenset((name, _small(data)) for name, data in held)
         if small in found:
-            break  # there are no more: the last one comes again
+            break  # no more outcomes: the last one repeats
         found.append(small)
     return set(found)
 
@@ -326,10 +326,10 @@ def test_a_checkpoint_synced_through_a_descriptor_to_read_survives_a_sweep(tmp_p
 
 
 def test_files_of_a_disk_share_no_blocks(tmp_path: Path) -> None:
-    """As on ext4: the answer is about the disk, whatever the request is about."""
+    """As on ext4: the answer depends on the disk, not on the request."""
 
     def clone() -> int | None:
-        with (tmp_path / "b").open("wb") as file, pytest.raises(OSError) as refused:  # noqa: PT011  # its number is looked at
+        with (tmp_path / "b").open("wb") as file, pytest.raises(OSError) as refused:  # noqa: PT011  # the number is checked
             fcntl.ioctl(file, 0x40049409, -1)  # FICLONE
         return refused.value.errno
 

@@ -1,4 +1,4 @@
-"""What ranks write to a simulated disk has the virtual time, before a crash of its host and after it."""
+"""Files that ranks write to a simulated disk have virtual times, before a crash of the host and after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 
 def _at(path: Path) -> tuple[float, float]:
-    """When a file was written, and when it was last changed, since the world began."""
+    """Return when a file was written, and when it was last changed, since the world began."""
     found = os.lstat(path)
     return found.st_mtime - BEGIN_S, found.st_ctime - BEGIN_S
 

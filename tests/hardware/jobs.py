@@ -1,4 +1,4 @@
-"""A job of one rank or more, as the launching side writes it for tests."""
+"""Makes the job of one rank or more, as the launching side writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["job"]
 
 
 def job(out: Path, **changes: Any) -> Job:
-    """A job over Gloo that leaves what it has in a folder."""
+    """Return a job over Gloo that leaves its files in a folder."""
     given: dict[str, Any] = {
         "target": "m:f",
         "folder": ".",

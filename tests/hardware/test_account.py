@@ -1,4 +1,4 @@
-"""What a run is reduced to before it is compared."""
+"""The summary of a run that is compared."""
 
 from __future__ import annotations
 

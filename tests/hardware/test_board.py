@@ -1,4 +1,4 @@
-"""The board of a real run: nobody who says nothing may hold it up."""
+"""The board of a real run: a silent client must not hold it up."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
     board = Board(1, ("127.0.0.1", 0), KEY)
     with socket.create_connection(board.address):
         assert ends(lambda: BoardClient(board.address, KEY).call("end", 0, 0))
-        assert ends(board.close)  # when it did not, an interrupted run hung
+        assert ends(board.close)  # otherwise an interrupted run hangs
 
 
 def test_a_board_closes_while_clients_are_connected_and_ask_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Flight records: read from files in torch's format, laid beside simdist's own record, and handed out."""
+"""Flight records: read from files in torch's format, compared with simdist's own record, and written out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MS = 1_000_000
 
 
 def entry(op: str, number: int, **changes: Any) -> dict[str, Any]:
-    """An entry of NCCL's, as torch 2.13 writes it: a completed collective of four floats on two ranks."""
+    """Return an entry of NCCL as torch 2.13 writes it: a completed collective of four floats on two ranks."""
     return {
         "frames": [{"name": "all_reduce", "filename": "distributed_c10d.py", "line": 3245}],
         "record_id": number - 1,
@@ -72,7 +72,7 @@ def dump(*entries: dict[str, Any]) -> bytes:
 
 
 def issue(op: str, sequence: int, **changes: Any) -> Packed:
-    """The event of the same operation in simdist's journal."""
+    """Return the event of the same operation in simdist's journal."""
     values = {"nbytes": 16, "dtype": "float32", "shape": (4,), "peer": -1, **changes}
     return (10 * (sequence + 1) * MS - 1000, "issue", 0, op, "0", sequence, *values.values(), True, 0)
 
@@ -144,7 +144,7 @@ def test_the_watchdogs_file_serves_a_rank_that_could_not_write_its_own(tmp_path:
 
     assert record is not None
     assert (record.at_end, record.watchdog_wrote, len(record.entries)) == (False, True, 1)
-    assert [path.name for path in tmp_path.glob("rank*")] == ["rank-watchdog-life1-2"]  # what other nodes hand in
+    assert [path.name for path in tmp_path.glob("rank*")] == ["rank-watchdog-life1-2"]  # a name for other nodes' files
     assert read_record(tmp_path, 2, 0, 0) is None
 
 
@@ -389,7 +389,7 @@ def test_an_operation_that_failed_stays_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def report(tmp_path: Path) -> RealReport:
-    """What two NCCL ranks leave: rank 0 returned, rank 1 was killed by its watchdog; and a life before that."""
+    """The files of two NCCL ranks: rank 0 returned, rank 1 was killed by its watchdog; and of an earlier life."""
     for rank, life in ((0, 0), (1, 0), (0, 1), (1, 1)):
         journal = Journal(tmp_path, rank, life)
         journal.note("origin", ORIGIN_NS, time_ns=life * 100 * MS)

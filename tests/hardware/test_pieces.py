@@ -188,7 +188,7 @@ def test_a_simulation_costs_what_the_description_says(tmp_path: Path) -> None:
 def test_no_time_is_scaled_to_none() -> None:
     from simdist.hardware.rank import _scaling
 
-    assert _scaling.scaled(timedelta(seconds=2)) == timedelta(seconds=2)  # no scale is laid on this process
+    assert _scaling.scaled(timedelta(seconds=2)) == timedelta(seconds=2)  # this process has no scale
     assert _scaling.scaled(timedelta(0)) == timedelta(0)
 
 
@@ -201,7 +201,7 @@ def test_nccls_two_ways_of_waiting_exclude_each_other() -> None:
     names = ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
     assert [blocking[name] for name in names] == ["1", "0"]
     assert [watched[name] for name in names] == ["0", "1"]
-    assert watched["TORCH_NCCL_ENABLE_TIMING"] == "1"  # else its flight record has no durations
+    assert watched["TORCH_NCCL_ENABLE_TIMING"] == "1"  # without it the flight record has no durations
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, "nccl"), ("gloo", "nccl"), ("GLOO", "nccl"), ("mpi", "mpi")])

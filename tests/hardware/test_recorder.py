@@ -1,4 +1,4 @@
-"""The recorder of real runs, where torch hands out no work: it needs no process of its own."""
+"""The recorder of real runs, where torch returns no work: the test needs no other process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_call_without_a_work_is_over_when_it_returns(monkeypatch: pytest.Monke
     ended: list[str] = []
     ticket = SimpleNamespace(completed=lambda: ended.append("completed"))
     monkeypatch.setattr(made, "_issue", lambda *_: ticket)
-    monkeypatch.setattr(_recorder, "Work", SimpleNamespace(unbox=lambda _: None))  # as NCCL's without async_op
+    monkeypatch.setattr(_recorder, "Work", SimpleNamespace(unbox=lambda _: None))  # like NCCL without async_op
     returned = [torch.ones(2)], object()
     operator = SimpleNamespace(redispatch=lambda *_: returned)
     keyset = SimpleNamespace(remove=lambda _: None)

@@ -1,4 +1,4 @@
-"""Timeouts are scaled once, no matter who stands between the program and torch."""
+"""Timeouts are scaled once, whatever code is between the program and torch."""
 
 from __future__ import annotations
 

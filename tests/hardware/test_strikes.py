@@ -1,4 +1,4 @@
-"""The real arm without processes: the same calls of a rank are struck alike in a simulation and by `Strikes`."""
+"""The real arm without processes: a simulation and `Strikes` strike at the same calls of a rank."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Happening = tuple[str, Any]
 
 
 class Note(RankFault):
-    """Notes where the program stands when it strikes."""
+    """Records where the program is when it strikes."""
 
     seen: ClassVar[list[tuple[str, int]]] = []
     place: ClassVar[list[int]] = [0]
 
     def strike(self, rank: StruckRank) -> None:
-        """One more note."""
+        """Record the place."""
         self.seen.append((self.name, self.place[0]))
 
 
 class FakeBoard:
-    """Says yes to everything, and remembers what was reported."""
+    """Agrees to everything, and records all calls."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[Any, ...]] = []
@@ -56,7 +56,7 @@ def strikes_of(out: Path, faults: Sequence[Fault], client: Any = None, *, seed: 
 
 
 def on_a_real_rank(out: Path, faults: Sequence[Fault], happened: Sequence[Happening], seed: int) -> list[int]:
-    """Where exceptions came out; what else struck is in `Note.seen`."""
+    """Return the places of exceptions; other strikes are in `Note.seen`."""
     strikes = strikes_of(out, faults, seed=seed)
     raised = []
     for index, (kind, value) in enumerate(happened):
@@ -82,7 +82,7 @@ CALLS: dict[str, Callable[[], object]] = {
 
 
 def simulated(faults: Sequence[Fault], happened: Sequence[Happening], seed: int) -> list[int]:
-    """As `on_a_real_rank`, of a program that does the same things."""
+    """Return the same as `on_a_real_rank`, from a simulated program with the same calls."""
 
     def program() -> list[int]:
         dist.init_process_group("gloo")
@@ -131,7 +131,7 @@ sources = st.one_of(
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[Fault]:
-    """Faults of one rank, of which each may come after another."""
+    """Draw faults of one rank, each of which may depend on another."""
     faults: list[Fault] = []
     for index in range(draw(st.integers(1, 4))):
         after = draw(st.none() | st.sampled_from([fault.name for fault in faults])) if faults else None
@@ -244,7 +244,7 @@ def test_the_board_keeps_the_first_strike_and_lets_others_wait_for_it() -> None:
 
 
 class TellingBoard(FakeBoard):
-    """Says of two faults, one after the other, that they have struck, and then that the run is over."""
+    """Reports two faults, one after the other, as struck, and then the end of the run."""
 
     def call(self, method: str, *arguments: Any) -> Any:
         self.reported.append((method, *arguments))

@@ -1,4 +1,4 @@
-"""Each thing that simdist relies on inside Python, the system and torch is as it expects it, here."""
+"""Every internal of Python, the system and torch on which simdist relies is as expected here."""
 
 from __future__ import annotations
 

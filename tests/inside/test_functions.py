@@ -1,4 +1,4 @@
-"""Functions with two behaviours: what they do while they are redirected, and what is left afterwards."""
+"""Functions with two behaviours: their effect while they are redirected, and their state afterwards."""
 
 import math
 import time

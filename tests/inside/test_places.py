@@ -1,4 +1,4 @@
-"""Texts name the files of torch, Gloo and NCCL as the torch does that is here, and lines by its version."""
+"""Texts name the files of torch, Gloo and NCCL like the installed torch, with the lines of its version."""
 
 from __future__ import annotations
 

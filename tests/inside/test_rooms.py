@@ -1,4 +1,4 @@
-"""Only `simdist.inside` names what is private to torch, reaches into memory by ctypes, or knows lines of C++ files."""
+"""Only `simdist.inside` uses private names of torch, reaches into memory by ctypes, or knows lines of C++ files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.sources import source
 
 ROOT = Path(simdist.__file__).parent
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if "inside" not in path.relative_to(ROOT).parts]
-OURS = ("kernels.cpp", "folds.cpp", "Python.h")  # what simdist compiles, and what it needs
+OURS = ("kernels.cpp", "folds.cpp", "Python.h")  # sources that simdist compiles, and a header that they need
 SOURCE = re.compile(r"\w\.(cpp|cc|cuh?|h|hpp)\b|/pytorch/|third_party")
-ALLOWED = "torch.testing._internal"  # the drop-ins for torch's own test classes have to import these
+ALLOWED = "torch.testing._internal"  # imported by the drop-ins for torch's own test classes
 
 
 def _is_private(name: str) -> bool:
@@ -24,7 +24,7 @@ def _is_private(name: str) -> bool:
 
 
 def _named(path: Path) -> Iterator[str]:
-    """The modules that a file imports, and the attributes of modules of torch that it names."""
+    """Yield the modules that a file imports, and the attributes of torch's modules that it names."""
     here = source(path)
     modules = {each.as_name: each.full for each in here.imports if each.name is not None or "." not in each.module}
     for each in here.imports:
@@ -56,7 +56,7 @@ def test_what_is_private_is_found(tmp_path: Path) -> None:
 
 
 def _source_files(path: Path) -> list[str]:
-    """The texts in which a C++ source is named, docstrings left out."""
+    """Return the texts, without docstrings, that name a C++ source."""
     return [text for text in source(path).texts if SOURCE.search(text) and text not in OURS]
 
 

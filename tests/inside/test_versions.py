@@ -1,4 +1,4 @@
-"""A torch or a Python that is newer than the known ones: one warning, and it is tried."""
+"""A torch or a Python that is newer than the known ones: simdist warns once, and runs."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ __all__ = ["grouped", "line_of", "net", "only_finding", "run"]
 
 
 def net(seed: int = 0) -> nn.Sequential:
-    """A small model, the same on every rank."""
+    """Return a small model, the same on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
 def grouped(body: Callable[[int], None]) -> Callable[[], None]:
-    """A rank's program: `body(rank)` while the default group is there."""
+    """Return a rank's program, which calls `body(rank)` with a default group."""
 
     def program() -> None:
         dist.init_process_group("gloo")
@@ -36,7 +36,7 @@ def grouped(body: Callable[[int], None]) -> Callable[[], None]:
 
 
 def run(body: Callable[[int], None], *judges: str, world_size: int = 3, **settings: Any) -> RunResult:
-    """Run `body(rank)` with a default group under these judges, or all."""
+    """Run `body(rank)` with a default group under these judges, or under all."""
     result = simdist.run(grouped(body), world_size=world_size, judges=judges or True, **settings)
     first = result.first_failure()
     assert first is None, first.stderr
@@ -44,13 +44,13 @@ def run(body: Callable[[int], None], *judges: str, world_size: int = 3, **settin
 
 
 def only_finding(result: RunResult) -> JudgeFinding:
-    """The one thing that was found."""
+    """Return the only finding."""
     (finding,) = result.findings
     return finding
 
 
 def line_of(function: Callable[..., Any], text: str) -> str:
-    """How findings name the line of a function that holds `text`."""
+    """Return how findings name the line of a function that contains `text`."""
     import inspect
     from pathlib import Path
 
@@ -60,5 +60,5 @@ def line_of(function: Callable[..., Any], text: str) -> str:
 
 
 def wrapped(model: nn.Module) -> DistributedDataParallel:
-    """The model in DDP."""
+    """Return the model in DDP."""
     return DistributedDataParallel(model)

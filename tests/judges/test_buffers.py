@@ -1,4 +1,4 @@
-"""A tensor that is changed while a send still holds it is found, on whichever schedule it would do harm."""
+"""A change of a tensor while a send still uses it is found, on every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left over at the end: collectives of one rank alone, works that nobody waited for, lost messages."""
+"""Operations that are left at the end: collectives of one rank, works without a wait, lost messages."""
 
 from __future__ import annotations
 
@@ -227,14 +227,14 @@ def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
                 reads.recv()
             elif waits == "socket":
                 one.recv(1)
-            dist.all_reduce(torch.ones(1), group=other)  # beside
+            dist.all_reduce(torch.ones(1), group=other)  # in the thread
             done.set()
 
         thread = threading.Thread(target=beside)
         thread.start()
         if waits == "join":
             thread.join()
-        dist.all_reduce(torch.ones(1))  # in front
+        dist.all_reduce(torch.ones(1))  # in the main thread
         begin.set()
         items.put(0)
         simple.put(0)
@@ -243,7 +243,7 @@ def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
         writes.send(0)
         other_end.send(b"0")
         if waits not in ("", "join"):
-            time.sleep(1)  # the other one is over long before somebody looks
+            time.sleep(1)  # the other collective is over long before the wait
             done.wait()
             dist.all_reduce(torch.ones(1))
         thread.join()

@@ -1,4 +1,4 @@
-"""What ranks hold alike is copied once; what differs in a bit is distinguished, with the sums of the copy."""
+"""Contents that are equal on ranks are copied once; a difference of one bit is found, with the sums of the copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.judges.programs import net
 
 
 def stepped(seed: int = 0) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
-    """A model after a step of Adam, which keeps tensors and numbers."""
+    """Return parameters after a step of Adam, and the optimizer, which keeps tensors and numbers."""
     torch.manual_seed(seed)
     model = net(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

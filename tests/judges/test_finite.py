@@ -1,4 +1,4 @@
-"""The first value that is no number: the rank that made it is named, not the one that met it first."""
+"""The first value that is not finite: the rank that made it is named, not the one that met it first."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_step_after_a_loss_that_is_no_number_is_found_by_the_loss() -> None:
     def body(rank: int) -> None:
         weight = nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        loss = nn.functional.cross_entropy(weight[None], torch.tensor([-100]))  # of no label
+        loss = nn.functional.cross_entropy(weight[None], torch.tensor([-100]))  # without a label
         torch.autograd.backward([loss])
         optimizer.step()
 

@@ -1,4 +1,4 @@
-"""Whether data sets of several ranks hold the same samples."""
+"""Data sets of several ranks that hold the same samples are recognised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simdist.judges.samples._held_data import hold_the_same
 
 
 class Held(Dataset[Any]):
-    """Four samples, and what it keeps."""
+    """A data set of four samples that also keeps other things."""
 
     def __init__(self, **kept: object) -> None:
         self.__dict__.update(kept)
@@ -32,7 +32,7 @@ def _around_itself() -> Held:
 
 
 class Unsized(Held):
-    """Its own code fails."""
+    """A data set whose own code fails."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -80,7 +80,7 @@ def test_other_contents_are_not(one: Held, other: Held) -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: Held(seed=3),  # it makes its samples when they are read
+        lambda: Held(seed=3),  # makes its samples when they are read
         lambda: Held(label="abcd"),
         lambda: Unsized(data=FOUR),
         lambda: Held(data=torch.eye(4).to_sparse()),

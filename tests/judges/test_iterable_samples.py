@@ -1,4 +1,4 @@
-"""Data sets without indices: each rank and each worker hands out a share of its own, in loops that train."""
+"""Data sets without indices: in loops that train each rank and each worker must yield its own share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Rows = IterableDataset[torch.Tensor]
 
 
 class Everything(Rows):
-    """Twenty-four rows, the same for all."""
+    """Yields twenty-four rows, the same for all."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.full((4,), float(row)) for row in range(24))
 
 
 class ForRanks(Rows):
-    """Every rank has a share, and all workers of a rank the same."""
+    """Each rank yields its own share, and all workers of a rank the same one."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -33,7 +33,7 @@ class ForRanks(Rows):
 
 
 class ForWorkers(Rows):
-    """Every worker of every rank has a share."""
+    """Each worker of each rank yields its own share."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -46,7 +46,7 @@ class ForWorkers(Rows):
 
 
 class Ones(Rows):
-    """Rows that can't be distinguished."""
+    """Yields rows that can't be distinguished."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.ones(4) for _ in range(24))

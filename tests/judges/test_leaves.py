@@ -1,4 +1,4 @@
-"""What is trained without an optimizer, or beside it, is compared before each backward pass."""
+"""Parameters that are trained without an optimizer, or besides it, are compared before each backward pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def descend(parameters: list[nn.Parameter]) -> None:
 
 
 def by_hand(rank: int, *, left_out: int = 0) -> None:
-    """Changes the parameters itself; the gradients of the last ones are not reduced."""
+    """Change the parameters without an optimizer; the gradients of the last ones are not reduced."""
     model = net()
     parameters = list(model.parameters())
     for _ in range(4):
@@ -43,7 +43,7 @@ def by_hand(rank: int, *, left_out: int = 0) -> None:
 
 
 def in_shares(rank: int, *, sent: int = 4) -> None:
-    """Each rank's optimizer has a share of the parameters, and sends it to the others."""
+    """Give each rank's optimizer a share of the parameters, which the rank sends to the others."""
     model = net()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters[rank :: dist.get_world_size()], lr=0.1)
@@ -58,7 +58,7 @@ def in_shares(rank: int, *, sent: int = 4) -> None:
 
 
 def with_masters(rank: int, *, spoiled: bool = False) -> None:
-    """The optimizer has copies with more bits; one rank copies one back that is none of the others'."""
+    """Train copies with more bits; one rank copies one back that differs from those of the others."""
     model = DistributedDataParallel(net())
     parameters = list(model.parameters())
     masters = [nn.Parameter(parameter.detach().double()) for parameter in parameters]
@@ -169,7 +169,7 @@ def test_leaves_are_in_the_order_of_the_graph() -> None:
 
 
 class _Doubled(torch.autograd.Function):
-    """Keeps something of its own under the name that torch's nodes have their leaf under."""
+    """A node that keeps something else under the name of torch's attribute for the leaf."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The modules of a model in DDP are in one mode on all ranks that go backward together."""
+"""The modules of a model in DDP must be in the same mode on all ranks that run backward together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.judges.programs import line_of, net, only_finding, run
 def train(
     rank: int, *, before: Callable[[int, int, nn.Module], None], after: Callable[[int, int, nn.Module], None]
 ) -> None:
-    """Four steps; `before(rank, step, model)` runs before the forward pass, `after` behind the backward pass."""
+    """Train four steps; `before(rank, step, model)` runs before the forward pass, `after` after the backward pass."""
     model = DistributedDataParallel(nn.Sequential(net(), nn.Dropout(0.5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Files and keys that ranks use in no order are found, no matter which was first; what is in order is left alone."""
+"""Files and keys that ranks use without an order are found, whichever was first; ordered uses are not reported."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_broadcast_puts_nothing_after_who_is_not_its_root(tmp_path: Path) -> N
 
 def test_the_early_reader_is_to_blame_whoever_was_first(tmp_path: Path) -> None:
     path = str(tmp_path / "saved.pt")
-    torch.save({}, path)  # of the day before: who is too early reads that
+    torch.save({}, path)  # an old file: a rank that is too early reads it
 
     results = [
         run(partial(saves, path=path, order="none"), "races", seed=seed, policy="random").findings for seed in SEEDS

@@ -1,4 +1,4 @@
-"""Replicas that stay equal are left alone; the first that differs is named, with its rank, step and line."""
+"""Replicas that stay equal are not reported; the first that differs is named, with its rank, step and line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.judges.programs import grouped, line_of, net, only_finding, run
 
 
 def training(model: nn.Module, steps: int) -> Iterator[int]:
-    """Steps of an optimizer, each of them between its gradients and their use."""
+    """Train, and yield in each step between the backward pass and the optimizer's step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
@@ -42,7 +42,7 @@ def average_parameters(model: nn.Module) -> None:
 
 
 def by_hand(rank: int, *, but: Callable[[int, int], bool] = lambda rank, step: False, skips: bool = False) -> None:
-    """Averages gradients itself; at some (rank, step) it does not, or skips the optimizer."""
+    """Average gradients without DDP; at some (rank, step) leave this out, or skip the optimizer."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
@@ -124,7 +124,7 @@ def test_gradients_of_ddp_are_compared_before_they_are_used() -> None:
 
 
 def by_program(rank: int) -> dist.ProcessGroup:
-    """A group that the program has put together itself, and of which torch knows nothing."""
+    """Return a group that the program has made itself, and torch does not know."""
     store: Any = dist.PrefixStore("own", dist.group.WORLD.get_group_store())  # type: ignore[attr-defined, union-attr]
     size, kind = dist.get_world_size(), dist.ProcessGroup.BackendType.GLOO
     group: Any = dist.ProcessGroup(store, rank, size)
@@ -133,7 +133,7 @@ def by_program(rank: int) -> dist.ProcessGroup:
 
 
 class Wrapped(dist.ProcessGroup):
-    """A group of a class of the program's, which passes on what DDP calls."""
+    """A group of the program's own class, which passes DDP's calls on."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
@@ -234,7 +234,7 @@ def test_shards_with_different_bits_are_no_replicas() -> None:
     def body(rank: int) -> None:
         torch.manual_seed(rank)
         shard = nn.Parameter(torch.randn(3))
-        bias = nn.Parameter(torch.zeros(3))  # constants are no sign
+        bias = nn.Parameter(torch.zeros(3))  # equal constants are no evidence
         optimizer = torch.optim.SGD([shard, bias], lr=0.1)
         for _ in range(2):
             shard.grad = torch.full((3,), float(rank))
@@ -315,7 +315,7 @@ def test_weights_that_begin_apart_and_share_their_gradients_are_found() -> None:
 
 
 def packed(rank: int, *, order: Callable[[list[nn.Parameter]], list[nn.Parameter]]) -> None:
-    """Reduces all gradients as one tensor."""
+    """Reduce all gradients as one tensor."""
     model = net()
     for _ in training(model, 3):
         gradients = [each.grad for each in order(list(model.parameters())) if each.grad is not None]
@@ -341,7 +341,7 @@ def test_ranks_that_were_equal_again_may_end_apart() -> None:
         for step in range(8):
             optimizer.zero_grad()
             model(torch.randn(3, 4)).square().sum().backward()
-            if step < 2:  # as ranks do that take local steps only later
+            if step < 2:  # as in programs that take local steps only later
                 average(model)
             optimizer.step()
             if step in (4, 6):

@@ -1,4 +1,4 @@
-"""Each sample once in an epoch, and another order in the next; only in loops that train."""
+"""Each sample must be read once in an epoch, and in another order in the next; only in loops that train."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(rank: int, *, loader: MakeLoader, epochs: int = 2, sets_epoch: bool = 
 
 
 def alone(rank: int, *, loader: MakeLoader) -> None:
-    """Trains, and exchanges nothing."""
+    """Train without communication."""
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for (batch,) in loader(data(), rank):
@@ -99,7 +99,7 @@ def test_samplers_that_all_take_one_share_of_augmented_data_are_found() -> None:
 
 
 class Noisy(Dataset[tuple[torch.Tensor]]):
-    """Adds noise of the rank's own to samples; `extra` is something else that it keeps."""
+    """Adds the rank's own noise to samples; `extra` is another object that it keeps."""
 
     def __init__(self, samples: torch.Tensor, rank: int, extra: object = None) -> None:
         self.samples = samples
@@ -179,7 +179,7 @@ def test_samplers_with_other_seeds_overlap() -> None:
 
 
 class Blocks(Sampler[int]):
-    """A share of the samples as a block; `overlap` samples too many at its begin."""
+    """A share of the samples as a block, with `overlap` samples too many at its begin."""
 
     def __init__(self, rank: int, overlap: int = 0) -> None:
         self.begin, self.end = max(0, rank * 16 - overlap), min(SIZE, (rank + 1) * 16)

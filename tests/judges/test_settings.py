@@ -1,4 +1,4 @@
-"""How judges are turned on, and where what they find appears."""
+"""How judges are turned on, and where their findings appear."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spoilt(rank: int) -> None:
 
 
 class TooMany(Judge):
-    """At most one step."""
+    """Allows at most one step."""
 
     name = "too-many"
 

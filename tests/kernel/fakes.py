@@ -1,4 +1,4 @@
-"""Fakes for the kernel's tests: something to wait for, and a world of tasks that write what they do."""
+"""Fakes for the kernel's tests: a wait, and a world of tasks that log what they do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Script", "Waiting", "finish"]
 
 @dataclass(eq=False)
 class Waiting:
-    """A wait for whatever `tasks` do."""
+    """A wait for `tasks`."""
 
     text: str = "something"
     tasks: Sequence[Task] = ()
@@ -26,7 +26,7 @@ class Waiting:
 
 
 class Script:
-    """Tasks of one simulation, and a log of `(now_ns, entry)`."""
+    """The tasks of one simulation, and a log of `(now_ns, entry)`."""
 
     def __init__(self, simulation: Simulation | None = None) -> None:
         self.simulation = Simulation() if simulation is None else simulation
@@ -44,7 +44,7 @@ class Script:
         return self.tasks[name]
 
     def sleepers(self, **spans_ns: int) -> None:
-        """Tasks that sleep for a span and then note their name."""
+        """Spawn tasks that sleep for a span and then log their name."""
 
         def sleeper(name: str, span_ns: int) -> None:
             self.simulation.sleep(span_ns)

@@ -101,7 +101,7 @@ def test_listeners_are_called_in_their_order_and_for_exactly_their_type() -> Non
     assert reported == [("first", Sent(3)), ("second", Sent(3))]
     assert bus.hears(Sent)
     assert not bus.hears(SentTwice)
-    assert not bus.active  # who only listens judges nothing
+    assert not bus.active  # a listener judges nothing
 
 
 def test_who_has_stopped_listening_is_called_no_more() -> None:

@@ -14,7 +14,7 @@ MINUTES_NS = 60 * 1_000_000_000
 def waits(
     script: Script, name: str, text: str, *others: str, after_ns: int = 0, deadline_ns: int | None = None
 ) -> None:
-    """A task that works for a while and then waits for others."""
+    """Spawn a task that works for a while and then waits for others."""
 
     def body() -> None:
         script.simulation.sleep(after_ns)

@@ -42,7 +42,7 @@ def numbered(count: int) -> list[tuple[Any, ...]]:
 
 @given(st.lists(records, max_size=20))
 def test_equal_streams_have_equal_digests(entries: list[tuple[Any, ...]]) -> None:
-    # Equal in content; none of the objects is the same, and nothing is interned.
+    # Equal content, but different objects, and nothing is interned.
     others = [tuple("".join(list(v)) if isinstance(v, str) else v for v in entry) for entry in entries]
 
     assert log_of(*entries).digest() == log_of(*others).digest()

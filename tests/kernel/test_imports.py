@@ -5,7 +5,7 @@ import sys
 
 
 def modules_after(statement: str, *, blocked: tuple[str, ...] = ()) -> set[str]:
-    """The modules that a fresh interpreter has after `statement`, with the import of some refused."""
+    """Return the modules of a fresh interpreter after `statement`, with some imports refused."""
     code = "\n".join(
         [
             "import sys",

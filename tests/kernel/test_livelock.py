@@ -1,4 +1,4 @@
-"""Tasks that only sleep, or ask in vain, for ever."""
+"""Tasks that sleep, or poll without success, forever."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_events_are_progress_unless_they_say_that_someone_asked() -> None:
 
 
 def polled(simulation: Simulation, *, every_ns: int = 1, times: int) -> None:
-    """A loop that counts; the others must not see to it that it ends early."""
+    """Loop `times` times; other tasks must not make it end early."""
     for _ in range(times):
         simulation.sleep(every_ns)
 
 
 def ended_ns(*bodies: Callable[[Simulation], None], idle_turns: int = 1_000) -> int:
-    """When a world of these tasks ends; a livelock is a negative time."""
+    """Return when a world of these tasks ends, negative for a livelock."""
     simulation = Simulation(idle_turns=idle_turns)
     for index, body in enumerate(bodies):
         simulation.spawn(partial(body, simulation), f"task {index}")

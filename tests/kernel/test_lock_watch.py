@@ -1,4 +1,4 @@
-"""Tasks that keep the GIL: nothing in the process can report them but C. So they run in one of their own."""
+"""Tasks that keep the GIL: only C code in the process can report them, so they run in separate processes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def run(body: str, repeat_s: int) -> subprocess.CompletedProcess[str]:
 
 
 def caught() -> int:
-    """The signals that the process has handlers for, as bits."""
+    """Return the signals for which the process has handlers, as bits."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt")]
     return int(line.split()[1], 16)
 
 
 def timers() -> str:
-    """The timers that the kernel keeps for the process."""
+    """Return the timers that the operating system keeps for the process."""
     path = Path("/proc/self/timers")
     return path.read_text() if path.exists() else ""
 

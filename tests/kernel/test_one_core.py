@@ -24,7 +24,7 @@ def placed() -> Placed:
 
 @contextmanager
 def all_cores_claimed() -> Iterator[None]:
-    """As if other simulations ran on every core; real ones have them for a moment, and then another."""
+    """Claim every core, as other simulations do; waits for a core that a real simulation has for a moment."""
     patience = threading.Event()
     with ExitStack() as stack:
         for core in os.sched_getaffinity(0):
@@ -115,10 +115,10 @@ def test_the_core_on_which_the_thread_runs_is_the_first_choice(monkeypatch: pyte
 
 
 def own_claims() -> list[str]:
-    """The cores that this process has claimed, as the kernel lists them; other processes may claim any meanwhile."""
+    """Return the cores that this process has claimed, as the system lists them; others may claim cores meanwhile."""
     ours = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the one that iterdir itself had open
+        with suppress(OSError):  # the descriptor of iterdir itself
             ours.add(str(entry.readlink()))
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     names = [words[7] for words in lines if len(words) > 7 and f"socket:[{words[6]}]" in ours]

@@ -13,7 +13,7 @@ TASKS = ("a", "b", "c", "d", "e", "f")
 
 
 def order(policy: Policy) -> list[str]:
-    """In which order six tasks take three turns each at one instant."""
+    """Return the order in which six tasks take three turns each at one instant."""
     script = Script(Simulation(policy=policy))
 
     def body(name: str) -> None:

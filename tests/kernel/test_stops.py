@@ -1,4 +1,4 @@
-"""A world that is run in parts: stops are exact, and leave no mark."""
+"""A world that runs in parts: stops are exact, and leave no trace."""
 
 from __future__ import annotations
 

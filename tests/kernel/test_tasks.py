@@ -96,7 +96,7 @@ def test_parks_after_an_expired_one_have_no_deadline() -> None:
 
 
 class Limit:
-    """Something with a deadline."""
+    """A wait with a deadline."""
 
     def __init__(self, script: Script, deadline_ns: int) -> None:
         self.deadline_ns: int | None = deadline_ns
@@ -324,7 +324,7 @@ def test_a_thread_may_be_there_before_the_first_turn() -> None:
     def first() -> None:
         other = simulation.spawn(lambda: idents.append(_thread.get_ident()), "other")
         idents.append(simulation.begin(other))
-        assert len(idents) == 1  # it has not run yet
+        assert len(idents) == 1  # the task has not run yet
         simulation.sleep(1)
 
     simulation.spawn(first, "first")

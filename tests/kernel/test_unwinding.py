@@ -1,4 +1,4 @@
-"""What is left in the interpreter when a task had to be made to end."""
+"""The state of the interpreter after a task was forced to end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(calls.count("call"))
     ],
 )
 def test_a_profiler_works_after_a_task_was_made_to_end(again: str, traced: str) -> None:
-    # In CPython 3.11 it hung at the first call. In a process of its own: such a hang can't be interrupted.
+    # In CPython 3.11 the profiler hung at the first call. Such a hang can't be interrupted, so it has its own process.
     command = [sys.executable, "-c", STUBBORN.format(again=again, traced=traced)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -64,7 +64,7 @@ def test_a_profiler_works_after_a_task_was_made_to_end(again: str, traced: str) 
 
 
 def test_a_callback_of_the_collector_is_not_struck() -> None:
-    # What is raised in there is lost, and printed: on a busy machine a collection may still be under way.
+    # An exception raised in the callback is lost, and printed. On a busy machine a collection may still be under way.
     entered, leaves, seen = threading.Event(), threading.Event(), []
 
     def reported(phase: str, info: dict[str, int]) -> None:

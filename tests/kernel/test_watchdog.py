@@ -19,7 +19,7 @@ from tests.kernel.fakes import Script, Waiting
 
 @contextmanager
 def taken_lock() -> Iterator[_thread.LockType]:
-    """A real lock that nobody gives back before the end of the block."""
+    """A real lock that is not released before the end of the block."""
     lock = _thread.allocate_lock()
     lock.acquire()
     yield lock
@@ -155,7 +155,7 @@ def test_a_task_that_only_computes_is_no_stall(monkeypatch: pytest.MonkeyPatch) 
 
 def swallow_in_one_loop(effect: Callable[[], None]) -> None:
     while True:
-        try:  # noqa: SIM105  # as programs do it
+        try:  # noqa: SIM105  # as programs do
             effect()
         except BaseException:
             pass
@@ -205,7 +205,7 @@ def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow:
 
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Callable[..., None]) -> None:
-    simulation = Simulation(stall_s=0.02)  # ten times that for one that computes
+    simulation = Simulation(stall_s=0.02)  # ten times longer for a task that computes
     simulation.spawn(lambda: swallow(lambda: None), "spins")
     with pytest.raises(StallError):
         simulation.run()
@@ -221,7 +221,7 @@ def test_a_task_s_processor_time_is_its_thread_s_none_when_that_is_gone() -> Non
     before = processor_seconds(task)
 
     simulation.run()
-    task.native_ident = 2**23  # more than the system ever numbers
+    task.native_ident = 2**23  # more than any id of the system
     gone = processor_seconds(task)
 
     assert 0 < times[0] <= times[1] <= times[2]
@@ -253,7 +253,7 @@ def test_progress_reports_time_and_events_while_the_world_runs() -> None:
 
 
 class Interrupt(KeyboardInterrupt):
-    """As Ctrl-C raises it in the host's thread."""
+    """Raised like Ctrl-C in the host's thread."""
 
 
 def interrupts(now_ns: int, events: int) -> None:
@@ -266,7 +266,7 @@ def sleeps(simulation: Simulation) -> None:
 
 
 def wakes(simulation: Simulation) -> None:
-    """Never leaves its instant."""
+    """Never leave the instant."""
     while True:
         for task in simulation.tasks:
             simulation.wake(task)

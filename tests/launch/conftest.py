@@ -1,4 +1,4 @@
-"""What tests of `simdist launch` share."""
+"""Shared by the tests of `simdist launch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simdist.cli import main
 
 @pytest.fixture
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_looks: None) -> Callable[..., Result]:
-    """Writes the script, and runs the command in its folder."""
+    """A function that writes the script, and runs the command in its folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(text: str, *words: str, before: tuple[str, ...] = (), script: str = "script.py") -> Result:

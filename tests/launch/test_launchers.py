@@ -1,4 +1,4 @@
-"""Scripts written for other launchers than torchrun find what these set."""
+"""Scripts written for launchers other than torchrun find the variables that these set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import Result
 
 Launched = Callable[..., Result]
 
-# As such scripts begin: whatever launcher it was, the variables that torch needs are worked out.
+# The beginning of these scripts: it derives the variables that torch needs from those of any launcher.
 SCRIPT = """
 import argparse, os, sys
 import torch, torch.distributed as dist

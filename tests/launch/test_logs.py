@@ -1,4 +1,4 @@
-"""Log files of workers: where torchrun puts them, with what it writes there."""
+"""Log files of workers: in the same places and with the same content as torchrun's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from click.testing import Result
 
 Launched = Callable[..., Result]
 
-# One write a line: real processes share their output, and Python may not buffer.
+# One write for each line: real processes share their output, and Python may not buffer.
 SPEAKS = """
 import os, sys
 rank = os.environ["RANK"]
@@ -39,7 +39,7 @@ WORDS = ("--nproc-per-node=2", "--rdzv-id=job", "--log-dir=logs")
 
 
 def files(folder: Path) -> dict[str, list[str]]:
-    """By path below the run's folder: the lines, in an order, for workers write to one file at once."""
+    """Return the sorted lines by path below the run's folder; sorted, since workers write to a file in parallel."""
     (run,) = (folder / "logs").iterdir()
     found = [path for path in sorted(run.rglob("*")) if path.is_file()]
     return {str(path.relative_to(run)): sorted(path.read_text().splitlines()) for path in found}

@@ -1,4 +1,4 @@
-"""A script that fails twice and then succeeds: what its workers find and leave in each life is what torchrun gives."""
+"""A script that fails twice and then succeeds: its workers see and leave the same in each life as under torchrun."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WORDS = ("--nproc-per-node=2", "--max-restarts=2", "--rdzv-id=job", "--log-dir=l
 
 
 def found_in(folder: Path) -> dict[str, Any]:
-    """By path below the run's folder: what workers printed and what the last of them that failed reported."""
+    """Return by path below the run's folder the workers' output and the report of the last one that failed."""
     (run,) = (folder / "logs").iterdir()
     found: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):

@@ -1,4 +1,4 @@
-"""The extension, built for the tests where it is not there."""
+"""The native extension, which is built for the tests if it is missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simdist.native._build import EXTENSION, build_extension
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> ModuleType | None:
-    """The extension of this source; None where it can't be built."""
+    """The extension built from this source; None if it can't be built."""
     if _folds.module is not None:
         return _folds.module
     if why_not_buildable():
         return None
     shared = tmp_path_factory.getbasetemp().parent
-    path = shared / f"{source_number()}{EXTENSION}"  # without workers, other sessions' lies there too
-    with (shared / "native.lock").open("w") as lock:  # several processes of tests may come here at once
+    path = shared / f"{source_number()}{EXTENSION}"  # without workers, other sessions use it, too
+    with (shared / "native.lock").open("w") as lock:  # several test processes may be here at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             build_extension(path)

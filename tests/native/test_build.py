@@ -1,4 +1,4 @@
-"""The extension: built by installations, taken if it is there, of this source and wanted."""
+"""The extension: installations build it; it is used if it exists, is of this source, and is not turned off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simdist.errors import UnsupportedError
 from simdist.native import VARIABLE, _build, _folds, source_number, why_not_buildable
 from tools import native as tool
 
-COMPILES = '#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n'  # the last word is where to put it
+COMPILES = '#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n'  # the last word is the output path
 REFUSES = "#!/bin/sh\necho 'folds.cpp:3: error: no such thing' >&2\nexit 1\n"
 
 
@@ -28,7 +28,7 @@ def put_compiler(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def build_data() -> dict[str, Any]:
-    """As hatchling begins with it."""
+    """Return hatchling's initial value."""
     return {"force_include": {}, "pure_python": True}
 
 
@@ -118,7 +118,7 @@ def test_what_is_built_knows_its_source(native: ModuleType) -> None:
 
 
 def test_no_constant_is_returned_by_a_macro_that_may_not_count_it() -> None:
-    # Built with the headers of Python 3.13, it ended Python 3.11: "deallocating True or False".
+    # An extension built with the headers of Python 3.13 crashed Python 3.11: "deallocating True or False".
     folder = Path(_build.__file__).parent
     texts = {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".cpp", ".inc")}
 
@@ -146,7 +146,7 @@ def test_what_is_built_of_another_source_is_not_taken(native: ModuleType, monkey
 
     monkeypatch.setattr(_folds, "source_number", lambda: native.SOURCE + 1)
     other = _folds._loaded()
-    monkeypatch.setattr(_folds, "source_number", lambda: 0)  # installed without it
+    monkeypatch.setattr(_folds, "source_number", lambda: 0)  # as if installed without the source
     none = _folds._loaded()
 
     assert other == (None, "they are built of another source")

@@ -1,4 +1,4 @@
-"""The native folds against those in Python, bit for bit."""
+"""The native folds compared with those in Python, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ lengths = st.one_of(st.integers(0, 70), st.sampled_from([127, 1000, 1023, 2047, 
 
 
 def drawn(seed: Sequence[int], length: int, dtype: torch.dtype, values: str, offset: int = 0) -> Tensor:
-    """A tensor that begins `offset` elements behind the begin of its memory."""
+    """Return a tensor that begins `offset` elements after the begin of its memory."""
     chance = np.random.default_rng(seed)
-    count = length + offset + 1  # torch views no empty memory as other elements
+    count = length + offset + 1  # torch can't view empty memory as another type
     size = dtype.itemsize
     if values == "bits" or not dtype.is_floating_point:
         memory = torch.from_numpy(chance.integers(0, 256, count * size, dtype=np.uint8))
         whole = memory.view(WORDS[size]).view(dtype)
     else:
         whole = torch.from_numpy(chance.normal(size=count) * 10.0 ** chance.integers(-3, 3, count)).to(dtype)
-        if values == "few":  # equal ones, and zeros of both signs
+        if values == "few":  # equal values, and zeros of both signs
             whole = torch.from_numpy(chance.choice([0.0, -0.0, 1.0, -1.0], count)).to(dtype)
         elif values == "odd":
             odd = chance.random(count) < 2 / max(2, length)
@@ -58,7 +58,7 @@ def bits(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def assert_same(fold: Callable[[list[Tensor]], Sequence[Tensor]], make: Callable[[], list[Tensor]]) -> None:
-    """What a fold leaves in all tensors is the same with the extension and without."""
+    """Require that a fold leaves the same in all tensors with the extension and without."""
     native = make()
     left = [*fold(native), *native]
     with mock.patch.object(_folds, "module", None):
@@ -162,7 +162,7 @@ def test_a_reduce_over_gloo_leaves_the_same_bits_with_all_ranks(
         gloo.reduce(tensors, reduction, root % ranks)
         return []
 
-    with mock.patch.object(_costs, "MAX_SEGMENT", largest):  # small ones make ranks own many, and so run over
+    with mock.patch.object(_costs, "MAX_SEGMENT", largest):  # small segments give ranks many, and so overlap
         assert_same(fold, lambda: [drawn((5, rank), length, dtype, values) for rank in range(ranks)])
 
 
@@ -201,7 +201,7 @@ def test_numbers_without_a_nan_are_all_done_natively(native: ModuleType, dtype: 
 
     done = [ring(name, tensors, step=-1, chunk=1000) for name in ("sum", "product", "min", "max")]
 
-    no_halves = dtype is torch.float16 and done == [0] * 4  # where the processor does not convert them
+    no_halves = dtype is torch.float16 and done == [0] * 4  # if the processor can't convert them
     assert no_halves or done == [3000] * 4
 
 
@@ -220,7 +220,7 @@ def test_tensors_are_copied_as_they_are(native: ModuleType, length: int) -> None
     sources = [drawn((8, index), length, dtype, "bits", 1) for index, dtype in enumerate((*FLOATS, torch.int8))]
     targets = [torch.zeros_like(source) for source in sources]
 
-    assert copy_each([*targets, *targets[:1]], [*sources, *targets[:1]])  # one onto itself
+    assert copy_each([*targets, *targets[:1]], [*sources, *targets[:1]])  # one copied onto itself
     assert bits(targets) == bits(sources)
 
 

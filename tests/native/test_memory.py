@@ -1,4 +1,4 @@
-"""What judges read of memory, and what generators hold there, with the extension and without it."""
+"""Memory that judges read, and the state of generators, with the extension and without it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ODD = (float("inf"), -float("inf"), float("nan"), -float("nan"))
 
 @pytest.fixture(params=["native", "python"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the extension, and without it."""
+    """Run the test with the extension, and without it."""
     if request.param == "native":
         request.getfixturevalue("native")
     else:
@@ -200,11 +200,11 @@ def test_types_that_the_extension_does_not_know_are_looked_at_without_it(dtype: 
 
     assert place_not_finite([one]) == NOT_LOOKED
     assert first_not_finite([one]) is None
-    assert (first_not_finite([one, odd]) == 1) is dtype.is_floating_point  # of complex numbers nothing is said
+    assert (first_not_finite([one, odd]) == 1) is dtype.is_floating_point  # complex numbers are not checked
 
 
 class Odd(Tensor):
-    """A tensor that may have operators of its own."""
+    """A tensor class that may have its own operators."""
 
 
 @pytest.mark.usefixtures("either")

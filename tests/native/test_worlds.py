@@ -59,7 +59,7 @@ def everything(backend: str) -> list[int]:
             note(gathered)
             dist.all_to_all_single(gathered, whole)
             note(gathered)
-            own = whole[rank * size : (rank + 1) * size]  # a part of what is reduced
+            own = whole[rank * size : (rank + 1) * size]  # a part of the reduced tensor
             dist.reduce_scatter_tensor(own, whole, dist.ReduceOp.AVG if dtype.is_floating_point else dist.ReduceOp.SUM)
             note(whole)
             if not dtype.is_floating_point:

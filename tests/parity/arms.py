@@ -33,7 +33,7 @@ __all__ = [
 def simulated(
     body: Callable[..., Any], world_size: int, *, args: Sequence[Any] = (), faults: Sequence[Any] = ()
 ) -> list[RealOutcome]:
-    """Run the body in a simulated world and return each rank's outcome in the words of the real arm.
+    """Run the body in a simulated world and return each rank's outcome in the same words as the real arm.
 
     Rank 0 hosts the store in both arms.
     """
@@ -62,7 +62,7 @@ class Case:
 
 
 class Realities:
-    """What each of many cases does on real Gloo, some worlds at a time, since they spend their time asleep."""
+    """The outcomes of many cases on real Gloo; runs some worlds at a time, since they mostly sleep."""
 
     def __init__(self, cases: Sequence[Case], at_once: int = 4) -> None:
         self._waiting = {case.name: case for case in cases}
@@ -70,7 +70,7 @@ class Realities:
         self._at_once = at_once
 
     def of(self, case: Case) -> list[RealOutcome]:
-        """The outcomes of a case; the first question about a case runs it together with the ones that follow it."""
+        """Return the outcomes of a case; the first call for a case runs it together with the cases that follow it."""
         if case.name not in self._outcomes:
             names = list(self._waiting)
             first = names.index(case.name)
@@ -78,7 +78,7 @@ class Realities:
         return self._outcomes[case.name]
 
     def again(self, case: Case) -> list[RealOutcome]:
-        """The outcomes of another run, this time without any other world beside it."""
+        """Return the outcomes of another run, without any other world at the same time."""
         self._run([case])
         return self._outcomes[case.name]
 
@@ -90,9 +90,9 @@ class Realities:
 
 
 def template(message: str) -> str:
-    """A message without what differs between builds and runs: source locations, addresses, times of a logger.
+    """Remove from a message what differs between builds and runs: source locations, addresses, times of a logger.
 
-    Milliseconds are rounded to 50: what is left of a timeout is a little less than the timeout on real processes.
+    Milliseconds are rounded to 50: on real processes the rest of a timeout is a little less than the timeout.
     """
     message = re.sub(r"\[(/|enforce fail at )[^\]]*\.cc:\d+\] ", "", message)
     message = re.sub(r"\[rank\d+\]:\[[A-Z]\d{4} [\d:. ]+ [\w.]+:\d+\] ", "", message)
@@ -105,7 +105,7 @@ def template(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call of a body: how it ended ("ok" or the exception's type), with which text, and when."""
+    """One call of a body: its outcome ("ok" or the exception's type), its text, and when it ended."""
 
     name: str
     outcome: str
@@ -118,7 +118,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Log:
-    """What a rank saw, call by call. `seconds` count from the barrier at the start of the world."""
+    """The calls of a rank. `seconds` count from the barrier at the start of the world."""
 
     entries: list[Entry] = field(default_factory=list)
     zero: float = 0.0
@@ -131,7 +131,7 @@ class Log:
         return cls(zero=time.monotonic())
 
     def call(self, name: str, call: Callable[[], object], show: Callable[[Any], str] = lambda value: "") -> Any:
-        """Call and record; an exception is recorded and None comes back."""
+        """Call a function and record the outcome; returns None after an exception."""
         try:
             value = call()
         except Exception as error:
@@ -141,19 +141,19 @@ class Log:
         return value
 
     def since_the_one_before(self, index: int) -> float:
-        """Seconds from the end of the call before, or from the start, to the end of this one."""
+        """Return the seconds from the end of the call before, or from the start, to the end of this one."""
         return self.entries[index].seconds - (self.entries[index - 1].seconds if index else 0.0)
 
     def sleep_until(self, seconds: float) -> None:
-        """Sleep until so long after the start."""
+        """Sleep until `seconds` after the start."""
         time.sleep(max(0.0, self.zero + seconds - time.monotonic()))
 
     def _add(self, name: str, outcome: str, text: str) -> None:
         self.entries.append(Entry(name, outcome, text, time.monotonic() - self.zero))
 
 
-# A rank that closed its connections after its own timeout and one whose peer did so first report different halves of
-# one event; which half a rank sees is a race between processes.
+# A rank that closed its connections after its own timeout, and one whose peer did so first, report the same event
+# differently; which of the two a rank reports is a race between processes.
 _BROKEN = (
     "Application timeout caused pair closure",
     "Connection closed by peer",
@@ -162,7 +162,7 @@ _BROKEN = (
 )
 
 
-# How far apart the moments of a call may be: a tenth, or what it takes a machine with other work to run a process.
+# The allowed distance of a call's moments: a tenth, or the time in which a busy machine gets to run a process.
 _RELATIVE, _ABSOLUTE_S = 0.1, 0.05
 _RUNS = 5
 
@@ -171,10 +171,10 @@ def assert_same_story(case: Case, realities: Realities) -> None:
     """Run a case in both arms and compare rank by rank: status, exit code, and each call's outcome, text and moment.
 
     An entry whose name ends in "~" need not have the same text as long as both say that the connection is broken or
-    timed out. Real processes on a busy machine have bad moments: a rendezvous that takes longer than the timeout, a
-    connection reset instead of closed, a process that waits for its turn. So the simulation is compared with up to five
-    runs. It must match one of them in what happened; and the moment of a call with the earliest of those that do, for
-    what disturbs a process can only make it late.
+    timed out. Real processes on a busy machine can fail: a rendezvous takes longer than the timeout, a connection is
+    reset instead of closed, a process waits for the processor. So the simulation is compared with up to five runs. It
+    must have the same outcomes as one of them. The moment of a call must match the earliest of the runs with these
+    outcomes, because disturbances only make a process late.
     """
     simulation = simulated(case.body, case.world_size)
     runs = [realities.of(case)]
@@ -184,7 +184,7 @@ def assert_same_story(case: Case, realities: Realities) -> None:
 
 
 def story_test(cases: Sequence[Case]) -> Callable[[Case], None]:
-    """The test of a module that each of its cases ends alike in both arms."""
+    """Return the test of a module that each of its cases ends alike in both arms."""
     realities = Realities(cases)
 
     @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
@@ -195,7 +195,7 @@ def story_test(cases: Sequence[Case]) -> Callable[[Case], None]:
 
 
 def differences_between(simulation: Sequence[RealOutcome], runs: Sequence[Sequence[RealOutcome]]) -> list[str]:
-    """One text for each rank's outcome or call that is not the same in the simulation and in the real runs."""
+    """Return a text for each rank's outcome or call that differs between the simulation and the real runs."""
     different = [_different_stories(simulation, reality) for reality in runs]
     alike = [reality for reality, differences in zip(runs, different, strict=True) if not differences]
     return _different_moments(simulation, alike) if alike else different[-1]
@@ -239,7 +239,7 @@ def _different_moments(simulation: Sequence[RealOutcome], runs: Sequence[Sequenc
             continue
         logs = [run[rank].value for run in runs]
         for index, mine in enumerate(ours.value.entries):
-            # What many calls in a row take of a machine adds up, so the time since the call before may do as well.
+            # The machine's time for many calls in a row adds up, so the time since the call before may match instead.
             moments = [log.entries[index].seconds for log in logs]
             spans = [log.since_the_one_before(index) for log in logs]
             if not _close(mine.seconds, min(moments)) and not _close(

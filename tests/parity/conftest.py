@@ -1,4 +1,4 @@
-"""Every test here starts real processes: all of them are `real`."""
+"""Every test here starts real processes, so all of them are marked `real`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is below this folder."""
+    """Mark the tests below this folder."""
     item.add_marker("real")

@@ -1,4 +1,4 @@
-"""A process that aborts because more came than it has room for, and what its peers read from the connections."""
+"""A process that aborts because it received more than fits, and what its peers read from the connections."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tests.real_gloo import RealOutcome, run_real
 
 
 def reduces_less(who: int) -> None:
-    """Rank `who` all-reduces 10 floats, the others 1,000."""
+    """All-reduce 10 floats on rank `who`, 1,000 on the others."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
     dist.all_reduce(torch.ones(10 if dist.get_rank() == who else 1000))
 
 
 def ends(outcomes: list[RealOutcome]) -> list[str]:
-    """How each rank ended, in a word."""
+    """Return how each rank ended, in a word."""
     return [
         next((word for word in ("reset", "closed by peer") if word in (each.message or "")), each.status)
         for each in outcomes
     ]
 
 
-# A rank that sent too much reads a reset: its bytes were never read. With three ranks the two survivors report
-# different stories in every real run, whichever connection fails first.
+# A rank that sent too much reads a reset: its bytes were never read. With three ranks the reports of the two survivors
+# differ from run to run, by which connection fails first.
 STORIES = {(2, 1): ["reset", "killed"], (4, 2): ["closed by peer", "closed by peer", "killed", "reset"]}
 
 
@@ -37,7 +37,7 @@ def test_the_sender_of_unread_bytes_reads_a_reset(ranks: int, who: int) -> None:
 
 
 def calls_longer(how: str) -> None:
-    """Rank 0 calls with 1,000 floats, the others with 10."""
+    """Call with 1,000 floats on rank 0, with 10 on the others."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(10 if rank else 1000)
@@ -56,7 +56,7 @@ def calls_longer(how: str) -> None:
         dist.reduce(tensor, 0)
 
 
-# The bytes of the message that is too long, and of its receiver: a collective moves parts of a tensor.
+# The bytes of the message that is too long, and of its receive: a collective moves parts of a tensor.
 SIZES = {
     ("send", 2): (4000, 40),
     ("all_reduce", 2): (1000, 12),
@@ -68,7 +68,7 @@ SIZES = {
 
 
 def last_words(how: str, ranks: int) -> str:
-    """What the rank that aborts writes."""
+    """Return the last lines of the rank that aborts."""
     sent, room = SIZES[how, ranks]
     return f"op.preamble.length <= op.nbytes. {sent} vs {room}. Received data size doesn't match expected size."
 

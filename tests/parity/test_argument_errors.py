@@ -1,4 +1,4 @@
-"""Wrong arguments: real Gloo's refusals, word for word. No call here leaves its rank, so one world holds them all."""
+"""Wrong arguments: real Gloo's refusals, word for word. No call here sends anything, so one world runs them all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPS = dist.ReduceOp
 
 
 def calls(me: int) -> dict[str, Callable[[], object]]:
-    """What each of two ranks tries; `me` is the caller's rank."""
+    """Return the calls of each of two ranks; `me` is the caller's rank."""
     other = 1 - me
     return {
         "send to self": lambda: dist.send(ones(), me),
@@ -93,7 +93,7 @@ def calls(me: int) -> dict[str, Callable[[], object]]:
         "new_group too large": lambda: dist.new_group([0, 1, 2]),
         "new_group twice the same": lambda: dist.new_group([0, 0]),
         "new_group with a stranger": lambda: dist.new_group([0, 5]),
-        # These two talk first: each rank sums, then the division fails.
+        # These two communicate first: each rank sums, then the division fails.
         "all_reduce AVG int64": lambda: dist.all_reduce(ones(dtype=INT64), OPS.AVG),
         "all_reduce AVG bool": lambda: dist.all_reduce(ones(dtype=torch.bool), OPS.AVG),
         "init_process_group twice": lambda: dist.init_process_group("gloo"),

@@ -30,7 +30,7 @@ def body(world_size: int, titles: frozenset[str]) -> list[Any]:
 
 @cache
 def reality(world_size: int) -> list[dict[str, Any]]:
-    """One real world runs everything, since its processes cost more than the work."""
+    """Run everything in one real world, since its processes cost more than the work."""
     titles = [case.title for case in bits_cases(world_size)]
     outcomes = run_real(body, world_size, args=(world_size, frozenset(titles)))
     assert [outcome.status for outcome in outcomes] == ["returned"] * world_size, outcomes

@@ -1,4 +1,4 @@
-"""Errors of the callbacks of futures on real processes over Gloo."""
+"""Errors in callbacks of futures on real processes over Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to use DDP: gradients, parameters and losses bit for bit those of real Gloo."""
+"""The modes of DDP: gradients, parameters and losses equal those of real Gloo bit for bit."""
 
 # No `from __future__ import annotations`: DDP compares the annotations of a hook with the types themselves.
 
@@ -25,7 +25,7 @@ Outcome = dict[str, str]
 
 
 class Net(nn.Module):
-    """Two branches, one of which a step may leave out, over a shared trunk with a buffer."""
+    """Two branches, one of which a step may leave out, on a shared trunk with a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def hook_that_chains() -> Outcome:
 
 
 def hook_with_two_collectives() -> Outcome:
-    """The first collective's callback issues a second one and waits for it."""
+    """Train with a hook whose first collective's callback issues a second one and waits for it."""
 
     def hook(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -231,7 +231,7 @@ def zero_redundancy() -> Outcome:
 
 
 def averaged_models() -> Outcome:
-    """Local SGD: no gradients are reduced, parameters are averaged now and then."""
+    """Train with local SGD: no gradients are reduced, parameters are averaged now and then."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
     model = ddp()

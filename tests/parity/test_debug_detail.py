@@ -39,7 +39,7 @@ def set_level(name: str) -> None:
 
 
 def checked(act: Callable[[Log, int], object], timeout_s: float = 1.0, end_s: float = END_S) -> Callable[[], Log]:
-    """A body whose default group is made under DETAIL; each rank does `act` and lives to the end."""
+    """Return a body whose default group is made under DETAIL; each rank does `act` and lives to the end."""
 
     def body() -> Log:
         set_level("DETAIL")
@@ -242,7 +242,7 @@ def made_by_hand(log: Log, rank: int) -> None:
     log.call("kind", lambda: isinstance(group, c10d._ProcessGroupWrapper), str)
     log.call("differ", lambda: group.allreduce([ones(4 + rank)]).wait())
     log.call("same", lambda: group.allreduce([ones()]).wait(), str)
-    log.call("missing", lambda: group.barrier().wait() if rank else time.sleep(1.2))  # and nobody drops the group
+    log.call("missing", lambda: group.barrier().wait() if rank else time.sleep(1.2))  # and no rank drops the group
 
 
 def models_that_differ(log: Log, rank: int) -> None:
@@ -312,7 +312,7 @@ def test_ddp_names_unused_parameters_as_the_level_says() -> None:
 
 
 class TwoLayers(torch.nn.Module):
-    """Of which the second is never used."""
+    """Two layers, of which the second is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,6 +320,6 @@ class TwoLayers(torch.nn.Module):
         self.second = torch.nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Only the first layer."""
+        """Apply only the first layer."""
         result: torch.Tensor = self.first(x)
         return result

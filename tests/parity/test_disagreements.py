@@ -1,6 +1,6 @@
-"""Ranks that do not agree on what they call: what Gloo makes of it, wrong sums and aborts included.
+"""Ranks that do not agree on what they call: Gloo's results, including wrong sums and aborts.
 
-One body, two arms. Compared are how each rank ends, the error it sees, and what is left in its tensor.
+One body, two arms. The tests compare how each rank ends, the error it sees, and the final content of its tensor.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def main(name: str) -> tuple[str, list[float]]:
     else:
         seen = "ok"
     left = tensor.tolist()
-    time.sleep(2)  # nobody leaves while others wait
+    time.sleep(2)  # no rank leaves while others wait
     return seen, left
 
 
@@ -143,7 +143,7 @@ def _ends(outcomes: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def test_another_type_kills_the_neighbour_below() -> None:
-    # Who else sees what is a race on real processes (facts of torch 2.13): compared is the one that dies.
+    # What other ranks see is a race on real processes (facts of torch 2.13), so only the rank that dies is compared.
     def doubles_on_rank_0() -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=1))
         dist.all_reduce(filled(dist.get_rank(), dtype=torch.float64 if dist.get_rank() == 0 else torch.float32))

@@ -22,8 +22,8 @@ from tests.real_gloo import run_real
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning")
 
 TIMEOUT_S = 0.6
-CALL_S = 0.2  # the system takes its time to close the connections of a dead process: it frees its memory first
-END_S = 1.0  # every rank that lives on does so until here, so that no exit is mistaken for a crash
+CALL_S = 0.2  # the system is slow to close the connections of a dead process: it frees its memory first
+END_S = 1.0  # every surviving rank lives until here, so that no exit is mistaken for a crash
 
 
 def ones(count: int = 4) -> torch.Tensor:
@@ -31,7 +31,7 @@ def ones(count: int = 4) -> torch.Tensor:
 
 
 def die(log: Log, at_s: float = 0.05) -> None:
-    """SIGKILL, a moment after the barrier: by then all that was sent has been read, and peers see a clean end."""
+    """Send SIGKILL a moment after the barrier: all sent data has been read by then, so peers see a clean end."""
     log.sleep_until(at_s)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -66,7 +66,7 @@ COLLECTIVES: dict[str, Callable[[], object]] = {
 
 
 def absent(name: str, rank: int, dead: bool) -> Log:
-    """One rank is missing from a collective: alive elsewhere, or dead before it begins."""
+    """Call a collective from which one rank is missing: it is alive elsewhere, or dead before."""
     log = Log.of_world(TIMEOUT_S)
     if dist.get_rank() == rank:
         if dead:
@@ -94,7 +94,7 @@ DEAD = [
     *((name, 3, 1) for name in COLLECTIVES),
     *((name, 3, 0) for name in ("broadcast", "gather", "scatter", "reduce")),
     *((name, 4, 1) for name in ("broadcast", "barrier", "reduce", "all_gather")),
-    # not rank 2 of 4: whether the root's first send leaves before the second fails is a race between processes
+    # not rank 2 of 4: it is a race between processes whether the root's first send leaves before the second fails
     *(("broadcast", 4, rank) for rank in (0, 3)),
     ("all_reduce~", 4, 1),
     ("all_reduce of 1000~", 5, 1),

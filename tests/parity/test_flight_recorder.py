@@ -1,4 +1,4 @@
-"""The flight recorder: what a rank's dump says of each of its operations. One body, two arms."""
+"""The flight recorder: the entries of a rank's dump for its operations. One body, two arms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 dist: Any = torch.distributed  # the stubs do not export every name
 c10d: Any = torch.distributed.distributed_c10d
 _c: Any = torch._C._distributed_c10d
-VARYING = ("time_created_ns", "thread_id", "thread_name", "frames")  # a process is named after what started it
+VARYING = ("time_created_ns", "thread_id", "thread_name", "frames")  # a process's name depends on its starter
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -35,7 +35,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def start(size: str | None, level: str = "OFF") -> tuple[int, int]:
-    """Join the world; the rank and the world's size."""
+    """Join the world; returns the rank and the world's size."""
     if size is not None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = size
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
@@ -45,11 +45,11 @@ def start(size: str | None, level: str = "OFF") -> tuple[int, int]:
 
 
 def dump(**options: bool) -> dict[str, Any]:
-    """The dump without what differs between runs; real works are retired a moment after they are done."""
+    """Return the dump without what differs between runs; waits, since real works are retired after they are done."""
     time.sleep(0.1)
     found: dict[str, Any] = pickle.loads(_c._dump_fr_trace(**options))
     for status in found.get("pg_status", {}).values():
-        # The last to be retired, not the highest: with two threads at work that is a race after some ten operations.
+        # This is the last retired one, not the highest: with two threads that is a race after some ten operations.
         if status["last_completed_collective"] > 10:
             del status["last_completed_collective"]
     for entry in found.get("entries", ()):

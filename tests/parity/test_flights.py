@@ -1,4 +1,4 @@
-"""Flight records of real Gloo runs: torch's own recorder beside simdist's, and dumps that torch's analyser reads."""
+"""Flight records of real Gloo runs: torch's own recorder compared with simdist's, and dumps for torch's analyser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[RealReport, Path]:
-    """A run with every kind of collective, and the folder that it left."""
+    """A run with every kind of collective, and its folder."""
     folder = tmp_path_factory.mktemp("kept")
     report = replay(load(str(ROOT / "scenarios" / "all_operations.toml")), keep=folder)
     assert report is not None
@@ -89,7 +89,7 @@ def test_torchs_analyser_reads_a_real_run(scenario: str, expected: list[str], tm
     result = CliRunner().invoke(main, words)
 
     assert result.exit_code in (0, 1), result.output  # which rank a real mismatch ends first is a race
-    assert "flight records" not in result.output  # nothing is wrong with any
+    assert "flight records" not in result.output  # no record has a problem
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"nccl_trace_rank_{rank}" for rank in range(3)]
     said = analysed(tmp_path)
     assert said[0] == expected[0]

@@ -1,4 +1,4 @@
-"""Real runs whose starter is killed leave nothing. `tools/kill_runs.py` kills them by the hundred."""
+"""Real runs whose starter is killed leave nothing behind. `tools/kill_runs.py` kills hundreds of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simdist.hardware._keeper import Keeper, descendants
 from simdist.hardware.links._namespaces import why_no_namespaces
 from tools.kill_runs import kill, real_run
 
-# Orphans of orphans: each one's parent is gone at once, in sessions of their own.
+# Orphans of orphans: each process loses its parent at once, and has its own session.
 DOUBLE_FORK = """
 import os, sys, time
 if os.fork():
@@ -69,7 +69,7 @@ def test_what_was_left_would_be_found() -> None:
 
 
 def orphan_under(keeper: Keeper, said: Path) -> int:
-    """A process under the keeper whose parent has ended."""
+    """Start a process under the keeper whose parent ends; returns its pid."""
     with said.open("wb") as stream:
         keeper.start([sys.executable, "-c", DOUBLE_FORK], stdout=stream.fileno())
     deadline = time.monotonic() + 30

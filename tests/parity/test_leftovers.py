@@ -1,7 +1,7 @@
-"""What a collective that fails leaves in large tensors: the parts that had come by then, bit for bit.
+"""The content of large tensors after a failed collective: the parts that had arrived by then, bit for bit.
 
-Real Gloo leaves the same in every run (seen at 2 to 16 MiB on three and four ranks): a rank that is missing stops the
-ring at the same segment each time.
+Real Gloo leaves the same in every run (seen at 2 to 16 MiB on three and four ranks): a missing rank stops the ring at
+the same segment each time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def without_one(name: str, count: int) -> tuple[str, str]:
-    """What a rank was answered, and a digest of what it has left."""
+    """Return a rank's error, and a digest of its tensors afterwards."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=1))
     tensor = torch.arange(count, dtype=torch.float32) % 1000 + 1000 * dist.get_rank()
     dist.barrier()
@@ -41,7 +41,7 @@ def without_one(name: str, count: int) -> tuple[str, str]:
             CALLS[name](tensor)
         except RuntimeError as error:
             reported = type(error).__name__
-    time.sleep(1.5)  # nobody leaves while others wait
+    time.sleep(1.5)  # no rank leaves while others wait
     return reported, hashlib.md5(tensor.numpy().tobytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""A scenario with link faults on real processes, whole. What a killed one leaves is in `test_kills.py`.
+"""Whole scenarios with link faults on real processes; `test_kills.py` has those that are killed.
 
 Link faults need root, network namespaces and TUN devices; the reason for a skip says which of them is missing.
 """
@@ -61,6 +61,6 @@ def test_large_messages_over_a_slow_link_take_as_long_as_in_the_simulation() -> 
     assert report is not None
     assert report.status == "parity", [point for point in report.points if not point.ok]
     assert report.not_replayed == ()
-    for timing in report.timings:  # of 1 MB a ring sends 1.5 MB over each link, three times, beside 0.75 s of compute
+    for timing in report.timings:  # for 1 MB a ring sends 1.5 MB over each link, three times, plus 0.75 s of compute
         assert 2.8 < timing.simulated_s < 3.1
         assert all(2.6 < real_s < 5.0 for real_s in timing.real_s)  # a busy machine is slower

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.distributed:FutureWarning
 dist: Any = torch.distributed  # the stubs do not export every name
 
 TIMEOUT_S = 0.6
-END_S = 1.0  # every rank that lives on does so until here, so that no exit is mistaken for a crash
+END_S = 1.0  # every surviving rank lives until here, so that no exit is mistaken for a crash
 
 
 def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -38,7 +38,7 @@ def parts(count: int) -> list[torch.Tensor]:
 def each(
     *calls: Callable[[Log], object] | None, timeout_s: float = TIMEOUT_S, end_s: float = END_S
 ) -> Callable[[], Log]:
-    """A body in which rank i does what `calls[i]` says, if anything, and lives to the end."""
+    """Return a body in which rank i calls `calls[i]`, if it is not None, and lives to the end."""
 
     def body() -> Log:
         log = Log.of_world(timeout_s)
@@ -85,7 +85,7 @@ def fail() -> None:
 
 
 def in_a_group(members: list[int], timeout_s: float, end: Callable[[Log], object] | None = None) -> Callable[[], Log]:
-    """All make the group; rank 1 then does `end` and nothing else, the others sum in the group and in the world."""
+    """Return a body: all make the group; rank 1 then only calls `end`, the others sum in the group and the world."""
 
     def body() -> Log:
         log = Log.of_world(TIMEOUT_S)
@@ -127,7 +127,7 @@ def two_in_flight(log: Log) -> None:
 
 
 def wait_shortly(size: int, limit_s: float, then: Callable[[Log, Any], object]) -> Callable[[Log], object]:
-    """Wait for an all_reduce of so many bytes for less than it takes; then leave, or wait for it again."""
+    """Return a call that waits too briefly for an all_reduce of `size`; then leaves, or waits for it again."""
 
     def act(log: Log) -> None:
         log.sleep_until(0.1)
@@ -298,12 +298,12 @@ def test_a_process_that_goes_while_data_is_under_way_resets_the_connection() -> 
         return [entry.text for entry in outcomes[1].value.entries]
 
     simulation = reported(simulated(body, 2))
-    # Not when: how long 64 MiB take is the machine's business.
+    # The moment is not compared: the time of 64 MiB depends on the machine.
     assert any(reported(run_real(body, 2)) == simulation for _ in range(5))
     assert simulation[0].startswith("Read error [host]:port: Connection reset by peer")
 
 
-# What three ranks do when rank 0's tensor is another than theirs: wrong sums, timeouts, and processes that abort.
+# Three ranks, where rank 0's tensor differs from the others': wrong sums, timeouts, and processes that abort.
 MISMATCHES: dict[str, tuple[torch.dtype, int, Callable[[torch.Tensor], object]]] = {
     "all_reduce of 6 and 4 elements": (torch.float32, 6, lambda tensor: dist.all_reduce(tensor)),
     "all_reduce of two dtypes": (torch.float64, 4, lambda tensor: dist.all_reduce(tensor)),

@@ -9,7 +9,7 @@ import pytest
 
 from tools.suite import SUITES, run_arm, run_suites, with_changed_import
 
-PARTS = 3  # at a time: most of the time goes by in timeouts
+PARTS = 3  # parts that run at the same time: they mostly wait for timeouts
 
 
 def test_every_test_of_a_suite_ends_alike() -> None:

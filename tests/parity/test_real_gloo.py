@@ -1,4 +1,4 @@
-"""The reference arm itself: every way for a process to end is reported, and nothing hangs or stays behind."""
+"""The reference arm itself: it reports every way for a process to end, and nothing hangs or is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder of a real run changes nothing about how torch's operators run."""
+"""The recorder of a real run does not change how torch's operators run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Scenarios on real processes, beside their simulation; and simulations that are wrong on purpose.
+"""Scenarios on real processes, compared with their simulation, and with simulations that are wrong on purpose.
 
-Each scenario runs for real once; the rest compares with what that run left.
+Each scenario has one real run; all tests compare with the result of that run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def real(name: str) -> tuple[Plan, Account]:
-    """What the scenario came to for real; a busy machine gets a second and a third chance."""
+    """Return the result of the scenario's real run; a busy machine gets a second and a third attempt."""
     plan = load(str(ROOT / "scenarios" / f"{name}.toml"))
     simulated = run_scenario(plan, record_results=True)
     report = account = None
@@ -52,7 +52,7 @@ def real(name: str) -> tuple[Plan, Account]:
 
 
 def differences(name: str) -> set[str]:
-    """The kinds of points in which the simulation, as it is now, differs from the real run."""
+    """Return the kinds of points in which the present simulation differs from the real run."""
     plan, account = real(name)
     report = run_scenario(plan, record_results=True)
     return {point.name for point in compare(account_of(report.result, report.state), account) if not point.ok}
@@ -64,7 +64,7 @@ def test_ranks_that_seed_nothing_draw_the_same_in_both_arms() -> None:
 
 @dataclass(frozen=True)
 class Flip:
-    """One thing that a wrong personality does otherwise, and which points must show it."""
+    """A wrong behaviour of a backend's simulation, and the points that must show it."""
 
     scenario: str
     flip: Callable[[pytest.MonkeyPatch], None]
@@ -138,7 +138,7 @@ def test_two_agents_on_one_machine_replay_a_scenario_of_two_hosts(tmp_path: Path
     assert len({rank["value"]["parameters"] for rank in summary["ranks"]}) == 1
     simulated = run_scenario(load(str(ROOT / "scenarios" / "two_hosts.toml"))).result
     assert summary["ranks"][3]["value"] == simulated.ranks[3].value
-    # What torch recorded on the other node has come along: only that has code lines.
+    # The records of the other node's torch are here, too: only they have code lines.
     assert [(each["rank"], each["compared"] > 0) for each in summary["flight_records"]] == [(r, True) for r in range(4)]
     last = pickle.loads((dumps / "nccl_trace_rank_3").read_bytes())["entries"][-1]
     assert last["frames"]

@@ -1,7 +1,7 @@
-"""Stores against a model: generated programs give a dict with waiters, simulated stores and real ones the same results.
+"""Stores and a model: generated programs have the same results on a dict with waiters, simulated and real stores.
 
-A program is a list of calls by two or three ranks, one after the other; a call that waits lets the program go on. The
-real arm has a thread for each rank, in this process: what a store does to its clients does not depend on processes.
+A program is a list of calls by two or three ranks, one after the other; the program goes on when a call waits. The real
+arm has a thread for each rank, in this process: a store's effects on its clients do not depend on processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ dist: Any = torch.distributed  # the stubs do not export the stores
 
 KINDS = ("tcp", "prefix", "file", "hash")
 BRIEFLY = timedelta(seconds=0.03)
-GRACE_S = 0.03  # after which a real call that should wait does
+GRACE_S = 0.03  # after this time a real call that should wait is waiting
 STUCK_S = 10.0
 
 Step = tuple[Any, ...]  # the name of a call and its arguments
@@ -68,7 +68,7 @@ PROGRAMS = st.lists(st.tuples(st.integers(0, 2), STEPS), min_size=3, max_size=25
 
 @dataclass(slots=True)
 class Waiter:
-    """A call that waits: what it lacks, and what it gives back once it lacks nothing."""
+    """A call that waits: the names that it lacks, and a function that returns its result once it lacks none."""
 
     step: int
     lacking: list[str]
@@ -77,7 +77,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Planned:
-    """A call that is made, whether it waits then, and which ranks' calls come to their end by it."""
+    """A call, with a flag if it waits, and the ranks whose calls it ends."""
 
     rank: int
     step: Step
@@ -96,10 +96,10 @@ class Model:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     results: list[list[Any]] = field(default_factory=list)
     plan: list[Planned] = field(default_factory=list)
-    touched: list[str] = field(default_factory=list)  # keys that a step has dealt with and not set
+    touched: list[str] = field(default_factory=list)  # keys that a step has used but not set
 
     def run(self, program: Sequence[tuple[int, Step]]) -> None:
-        """Play the program, without the calls that cannot be made: by a rank that waits, or that nobody would end."""
+        """Run the program, without impossible calls: those of a rank that waits, and those that would never end."""
         self.results = [[] for _ in self.names]
         for rank, step in program:
             if rank >= len(self.names) or rank in self.waiters or not self._possible(step):
@@ -107,7 +107,7 @@ class Model:
             lacking, finish = self._lacking(rank, step)
             waits = bool(lacking)
             if waits and self.kind == "hash":
-                continue  # every rank has a HashStore of its own
+                continue  # every rank has its own HashStore
             if waits and any(
                 set(lacking) & set(other.lacking) & {self.names[rank] + "q"} for other in self.waiters.values()
             ):
@@ -120,11 +120,11 @@ class Model:
             self.plan.append(Planned(rank, step, waits, self._released()))
 
     def lacking(self) -> list[str]:
-        """What must be set at the end so that nobody waits any more."""
+        """Return the names that must be set at the end so that no call waits."""
         return sorted({name for waiter in self.waiters.values() for name in waiter.lacking})
 
     def end(self) -> None:
-        """Everything that is lacking is set or pushed by the host."""
+        """Set or push everything that is lacking, as the host does."""
         for name in self.lacking():
             if name.endswith("q"):
                 self.queues.setdefault(name, []).append(b"end")
@@ -135,7 +135,7 @@ class Model:
     def _possible(self, step: Step) -> bool:
         name = step[0]
         if self.kind == "file":
-            # A FileStore waits in whole seconds, has no queues, and appends by way of get and set.
+            # A FileStore waits in whole seconds, has no queues, and appends by get and set.
             return not name.startswith("queue") and name not in ("wait_briefly", "append", "multi_set", "multi_get")
         return True
 
@@ -191,17 +191,17 @@ class Model:
                 return len(self.queues.get(full, []))
             case "num_keys":
                 counted = sum(self.kind != "hash" or key.startswith(prefix) for key in data)
-                return counted + (self.kind == "file")  # in which clients announce themselves by a key
+                return counted + (self.kind == "file")  # its clients announce themselves by a key
         return None
 
     def _released(self) -> list[int]:
-        """End the calls of those who lack nothing any more."""
+        """End the calls that lack nothing any more; returns their ranks."""
         over = []
-        # A TCPStore's server lets go of who waits for a key that a compare_set has dealt with, set or not.
+        # A TCPStore's server releases the waits for a key that a compare_set has used, even if it was not set.
         touched, self.touched = self.touched if self.kind in ("tcp", "prefix") else [], []
         for rank, waiter in list(self.waiters.items()):
             gone = [name for name in waiter.lacking if name in self.data or self.queues.get(name) or name in touched]
-            # A TCPStore's server counts down the keys that a client waits for, and does not look back.
+            # A TCPStore's server counts down the keys that a client waits for, and does not check them again.
             if self.kind in ("tcp", "prefix"):
                 waiter.lacking = [name for name in waiter.lacking if name not in gone]
                 ended = not waiter.lacking
@@ -218,8 +218,8 @@ class Model:
 
 
 def clients(kind: str, make: Callable[[], Any], ranks: int) -> list[tuple[str, Callable[[], Any]]]:
-    """For each rank the prefix of its client, with which the model names keys, and what makes it."""
-    if kind == "hash":  # one for each rank, so that the names of one mean nothing to another
+    """Return for each rank its client's prefix, which the model puts before keys, and a function that makes it."""
+    if kind == "hash":  # one for each rank, so that no rank sees another's names
         return [(f"{rank}: ", make) for rank in range(ranks)]
     if kind != "prefix":
         return [("", make)] * ranks
@@ -232,7 +232,7 @@ def clients(kind: str, make: Callable[[], Any], ranks: int) -> list[tuple[str, C
 
 
 def call(store: Any, step: Step) -> Any:
-    """Make one call: its value, or the type and text of what it raised."""
+    """Make one call; returns its value, or the type and text of its error."""
     name, *arguments = step
     calls: dict[str, Callable[[], Any]] = {
         "wait_briefly": lambda: store.wait(arguments[0], BRIEFLY),
@@ -254,7 +254,7 @@ def give(store: Any, names: Sequence[str]) -> None:
 
 
 def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str], ranks: int) -> list[list[Any]]:
-    """Each call is made at a second of its own; the last rank is the host, and ends what still waits."""
+    """Make each call at a second of its own; the last rank is the host, and ends the calls that still wait."""
 
     def body() -> list[Any]:
         rank = int(os.environ["RANK"])
@@ -277,7 +277,7 @@ def simulated_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str]
         results = []
         for second, planned in enumerate(plan, start=1):
             if planned.rank == rank:
-                time.sleep(second - time.monotonic())  # which starts at 0
+                time.sleep(second - time.monotonic())  # the clock starts at 0
                 results.append(call(store, planned.step))
         return results
 
@@ -315,7 +315,7 @@ class Caller:
 
 @contextmanager
 def real_stores(kind: str, ranks: int) -> Iterator[tuple[list[Any], Any]]:
-    """A client for each rank, and the host's."""
+    """A client for each rank, and the host's client."""
     if kind == "hash":
         yield [dist.HashStore() for _ in range(ranks)], dist.HashStore()
     elif kind == "file":
@@ -334,7 +334,7 @@ def real_stores(kind: str, ranks: int) -> Iterator[tuple[list[Any], Any]]:
 
 
 def real_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str], ranks: int) -> list[list[Any]]:
-    """One call after the other; after each, those that it releases come to their end first."""
+    """Make one call after the other; after each, the calls that it releases end first."""
     with real_stores(kind, ranks) as (stores, host):
         callers = [Caller(store) for store in stores]
         waiting = set()
@@ -357,7 +357,7 @@ def real_results(kind: str, plan: Sequence[Planned], lacking: Sequence[str], ran
 
 
 def as_planned(results: list[list[Any]]) -> list[list[Any]]:
-    """Without the texts of exceptions, of which the model knows only the types."""
+    """Remove the texts of exceptions: the model knows only their types."""
     return [[value.split(":")[0] if isinstance(value, str) else value for value in reported] for reported in results]
 
 
@@ -368,7 +368,7 @@ def check(kind: str, program: Sequence[tuple[int, Step]], ranks: int) -> None:
     model.end()
 
     ours = simulated_results(kind, plan, lacking, ranks)
-    for _ in range(3):  # a busy machine may hold a real thread up for longer than any grace
+    for _ in range(3):  # a busy machine may delay a real thread by more than `GRACE_S`
         theirs = real_results(kind, plan, lacking, ranks)
         if theirs == ours:
             break

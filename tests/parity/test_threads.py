@@ -1,4 +1,4 @@
-"""Programs with threads compute on simulated ranks what they compute on real Gloo."""
+"""Programs with threads compute the same on simulated ranks as on real Gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real_gloo import run_real
 
 
 def collectives_of_threads(rank: int) -> list[Any]:
-    """Three threads, each with a group and a generator of its own work."""
+    """Run three threads, each with its own group and random generator."""
     groups = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(3)]
     found: list[Any] = [None] * 3
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def prefetched(count: int) -> Iterator[torch.Tensor]:
-    """Batches that a thread makes ahead."""
+    """Yield batches that a thread makes ahead."""
     line: queue.Queue[torch.Tensor | None] = queue.Queue(2)
 
     def fill() -> None:
@@ -61,7 +61,7 @@ def prefetched(count: int) -> Iterator[torch.Tensor]:
 
 
 def training_with_threads(rank: int) -> list[Any]:
-    """DDP over batches of a prefetching thread, losses summed up by a pool, backward in a thread at the end."""
+    """Train with DDP: batches from a prefetching thread, losses summed by a pool, backward in a thread at the end."""
     torch.manual_seed(1)
     model = nn.parallel.DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

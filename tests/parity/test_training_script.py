@@ -1,4 +1,4 @@
-"""A training script written for torchrun runs unmodified and leaves the very parameters that real Gloo leaves."""
+"""A training script written for torchrun runs unmodified, and ends with the same parameters as on real Gloo."""
 
 from __future__ import annotations
 

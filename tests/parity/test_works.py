@@ -1,4 +1,4 @@
-"""When a work is completed, and what it fails with: sends and receives, refused calls, all-to-alls. Two arms."""
+"""When a work completes, and its errors: sends and receives, refused calls, all-to-alls. Two arms."""
 
 from __future__ import annotations
 

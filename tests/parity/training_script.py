@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def evaluate(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """The accuracy over the whole test set, every rank looking at its share."""
+    """Return the accuracy over the whole test set; every rank evaluates its share."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model.eval()
     with torch.no_grad():
@@ -31,7 +31,7 @@ def evaluate(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> f
 
 
 def main(directory: str, epochs: int = 2) -> dict[str, Any]:
-    """Train, save, load again, and hand back what a test wants to compare."""
+    """Train, save, load again, and return what a test compares."""
     dist.init_process_group("gloo")
     # The model must be gone before its group: real Gloo's may otherwise hang when it is destroyed (torch 2.13).
     outcome = train_and_save(directory, epochs)
@@ -40,13 +40,13 @@ def main(directory: str, epochs: int = 2) -> dict[str, Any]:
 
 
 def train_and_save(directory: str, epochs: int) -> dict[str, Any]:
-    """The training proper."""
+    """Do the training."""
     rank = int(os.environ["RANK"])
     torch.manual_seed(1234)
     random.seed(1234 + rank)
     rng = np.random.default_rng(1234 + rank)
 
-    from sklearn.datasets import load_digits  # takes seconds to import, and most who import this file do not run it
+    from sklearn.datasets import load_digits  # takes seconds to import, and most importers of this file do not run it
 
     digits = load_digits()
     inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
