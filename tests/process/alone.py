@@ -1,4 +1,4 @@
-"""A program on a rank that has nobody beside it."""
+"""A program in a world of one rank."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["alone"]
 
 
 def alone(body: Callable[[], Any], **settings: Any) -> RankResult:
-    """How the only rank of a world ends."""
+    """Return how the only rank of a world ends."""
     return simdist.run(body, world_size=1, **settings).ranks[0]

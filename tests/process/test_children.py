@@ -1,4 +1,4 @@
-"""Programs that a rank starts: they get what is the rank's, and what would leave the simulation is refused."""
+"""Programs that a rank starts: they get the rank's state, and calls that would leave the simulation are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from simdist.process import original
 from tests.c10d.worlds import values
 
 SECOND = 1_000_000_000
-LATE_NS = 100_000  # how late a wait ends that runs out of time
+LATE_NS = 100_000  # a wait that times out ends so much later
 LATE_S = LATE_NS / 1e9
 ECHO = 'echo "$RANK of $WORLD_SIZE, $MINE"'
 
@@ -273,7 +273,7 @@ def test_a_marker_says_how_long_programs_take() -> None:
 
 
 def _run_by_torch(*words: Any, **named: Any) -> None:
-    """As code of torch would, such as what asks for a compiler."""
+    """Start a program from code of torch, such as its search for a compiler."""
     code = compile("run(*words, **named)", str(Path(torch.__file__).parent / "compiler.py"), "exec")
     exec(code, {"run": subprocess.run, "words": words, "named": named})
 
@@ -344,7 +344,7 @@ def test_programs_without_a_time_can_be_ended_by_pid_and_group() -> None:
         os.killpg(os.getpgid(third.pid), signal.SIGKILL)
         fourth: Any = SubprocessHandler(
             "sleep", ("1000",), {}, None, None, 0, None
-        )  # as torch's elastic starts workers
+        )  # as torch's elastic agent starts workers
         fourth.close()
         return [first.wait(), second.wait(timeout=1), third.wait(), fourth.proc.wait()]
 
@@ -367,7 +367,7 @@ def test_a_program_ignores_the_signals_that_its_rank_ignores() -> None:
 
 @pytest.fixture
 def in_background() -> Iterator[None]:
-    """As a shell begins a job behind `&`."""
+    """Ignore SIGINT, like a shell's background job."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)

@@ -90,7 +90,7 @@ def _divides_by_no_time() -> tuple[int, int, float, float]:
 def _divides_by_no_time_of_the_calendar() -> tuple[float, bool, int, float]:
     began, ended = time.time(), time.time()
     time.sleep(0.25)
-    return began, 0.9e6 < 1 / (ended - began) < 1.1e6, time.time_ns(), time.time()  # as floats of this size know it
+    return began, 0.9e6 < 1 / (ended - began) < 1.1e6, time.time_ns(), time.time()  # as precise as floats of this size
 
 
 def _looks_often() -> tuple[list[int], float]:
@@ -114,7 +114,7 @@ def test_a_programs_calendar_is_ahead_of_virtual_time_by_at_most_1_ms() -> None:
     looks, span = simdist.run(_looks_often, world_size=1, isolate=True).values[0]
 
     assert looks == [min(number, 1000) * 1000 for number in range(2000)]
-    assert span == pytest.approx(0.500002, abs=1e-6)  # never less than the sleep, however far ahead it was
+    assert span == pytest.approx(0.500002, abs=1e-6)  # never less than the sleep, however far the clock was ahead
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_duration_that_is_measured_is_never_nothing(name: str) -> None:
 
 
 def looked(clock: Callable[[], float], wait: Callable[[float], Any], seconds: float, offset_s: float) -> float:
-    """What a program measures that looks at a clock around a wait, some time after it began."""
+    """Return the duration of a wait by a clock, some time after the program's begin."""
     time.sleep(offset_s)
     began = clock()
     wait(seconds)

@@ -62,7 +62,7 @@ def test_a_world_that_fails_puts_it_back() -> None:
 def test_what_was_there_before_a_world_with_devices_is_frozen_meanwhile() -> None:
     inside = values(gc.get_freeze_count, world_size=2)
 
-    assert min(inside) > 10_000  # or a look for garbage would go through all of torch
+    assert min(inside) > 10_000  # else a collection would visit all of torch
     assert not host_froze()
 
 
@@ -72,7 +72,7 @@ def test_garbage_between_worlds_with_devices_is_found_by_pythons_own_rule() -> N
             self.me, self.more = self, [[None] for _ in range(size)]
 
     gc.collect()
-    size = len(gc.get_objects()) // 8  # Python looks at everything when a quarter has grown old since the last time
+    size = len(gc.get_objects()) // 8  # Python collects everything once a quarter of it is new since the last time
     left: weakref.WeakSet[Garbage] = weakref.WeakSet()
     for _ in range(4):
         garbage = Garbage(size)
@@ -170,7 +170,7 @@ def test_file_stores_close_in_rounds_whenever_the_host_would_look() -> None:
 
 @pytest.fixture(params=[100, 1_000_000])
 def threshold(request: pytest.FixtureRequest) -> Iterator[int]:
-    """After how many objects the host's collector looks."""
+    """The host's threshold of the garbage collector, in objects."""
     before = gc.get_threshold()
     gc.set_threshold(request.param, 10, 10)
     yield request.param
@@ -189,7 +189,7 @@ def test_pipes_to_children_close_in_rounds_whenever_the_host_would_look(threshol
 def test_sockets_close_in_rounds_whenever_the_host_would_look() -> None:
     (after_s,) = simdist.run(_leaves_a_socket_in_garbage, world_size=1, stall_s=10).values
 
-    assert after_s == pytest.approx(1, abs=0.01)  # at the program's own look, and no sooner
+    assert after_s == pytest.approx(1, abs=0.01)  # at the program's own collection, and not before
 
 
 def test_callbacks_of_the_host_are_not_called_on_ranks() -> None:

@@ -1,4 +1,4 @@
-"""A rank that was killed changes no file while its thread is unwound, and what stands in its buffers is lost."""
+"""A killed rank changes no file while its thread is unwound, and the content of its buffers is lost."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_open_when_a_rank_ends_has_all(tmp_path: Path, mode: str,
         dist.init_process_group("gloo")
         log = tmp_path / str(dist.get_rank())
         if dist.get_rank():
-            time.sleep(1)  # the other has ended
+            time.sleep(1)  # the other rank has ended
             return (tmp_path / "0").read_text()
         atexit.register(lambda: held[0].write("!" if mode == "w" else b"!"))
         held.append(log.open(mode))

@@ -1,4 +1,4 @@
-"""DataLoader with workers: the batches, seeds and texts that real workers give."""
+"""DataLoader with workers: the batches, seeds and texts are those of real workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_CORE = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Drawing(Dataset[Any]):
-    """Each item has what its worker draws, and how many it has had."""
+    """Items with the numbers that the worker draws, and its number of items so far."""
 
     def __init__(self) -> None:
         self.data = torch.arange(12.0)
@@ -72,7 +72,7 @@ def raise_error() -> None:
 
 
 def leave() -> None:
-    time.sleep(0.2)  # its loader waits for the batch by then, and learns by the signal that the child has ended
+    time.sleep(0.2)  # the loader waits for the batch by then, and learns of the child's end by the signal
     os._exit(3)
 
 
@@ -87,7 +87,7 @@ def seed_again(worker: int) -> None:
 
 def set_it(module: str, name: str, worker: int, answers: Any) -> None:
     setattr(importlib.import_module(module), name, worker > 0)  # as workers of torchdata's StatefulDataLoader begin
-    time.sleep(1)  # others have the baton meanwhile
+    time.sleep(1)  # other processes run meanwhile
     answers.put((worker, vars(sys.modules[module])[name]))
 
 
@@ -131,7 +131,7 @@ def failure(method: str, action: Callable[[], None]) -> tuple[str, str, str]:
     )
 
 
-BATCHES = {  # digests of what real workers gave
+BATCHES = {  # digests of real workers' batches
     "": "4115f57f",
     "persistent_workers": "a0df5378",
     "prefetch_factor": "4115f57f",

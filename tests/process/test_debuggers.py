@@ -24,7 +24,7 @@ from simdist.process import current_process
 
 
 class Command:
-    """What a person asks for."""
+    """A person's request to the debugger."""
 
     def __init__(self, ask: Callable[[], object]) -> None:
         self.ask = ask
@@ -35,7 +35,7 @@ class Command:
 
 
 class PyDB:
-    """The methods of pydevd's class that are replaced, with what they are for."""
+    """The methods of pydevd's class that simdist replaces, with their purpose."""
 
     def __init__(self) -> None:
         self.commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class PyDB:
     def do_wait_suspend(self) -> float:
         self.seen.append(sorted(thread.name for thread in threading.enumerate()))
         began = time.monotonic()
-        self.waited.wait(0.01)  # for the person
+        self.waited.wait(0.01)  # waits for the person
         while not self.commands.empty():
             self.commands.get().do_it(self)
         return time.monotonic() - began
@@ -115,7 +115,7 @@ def test_a_stopped_rank_keeps_the_others_and_the_clock_where_they_are(debugger: 
 
 
 def test_a_debugger_that_is_the_program_itself_stops_ranks(debugger: PyDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So PyCharm starts it: its class is that of `__main__`, and the module `pydevd` has another one of the name."""
+    """As PyCharm starts it: its class is in `__main__`, and the module `pydevd` has another class of that name."""
     monkeypatch.setattr(sys.modules["pydevd"], "PyDB", type("PyDB", (), dict(vars(PyDB))))
     order: list[str] = []
 
@@ -159,7 +159,7 @@ def test_others_run_if_a_person_asks_for_what_needs_them(debugger: PyDB) -> None
     assert asked.answers == [None]
     assert order == ["0 arrives", "1 arrives", "1 leaves", "0 leaves"]
     assert result.ranks[1].value == 1
-    assert "Connection closed by peer" in str(result.ranks[0].exception)  # nobody is left to meet its own
+    assert "Connection closed by peer" in str(result.ranks[0].exception)  # no rank is left for its own all_reduce
 
 
 def test_what_is_asked_outside_of_ranks_is_worked_out_there(debugger: PyDB) -> None:

@@ -37,12 +37,12 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Name:
-    """Where something is that a program may take early; how it is called; and what it gives on a rank."""
+    """A name that a program may take early: where it is, how it is called, and its result on a rank."""
 
     expression: str
     call: str = "{}()"
-    value: Callable[[int], Any] | None = None  # by rank, after the sleep; None: it is chance
-    method: bool = False  # of a class: each look makes another object
+    value: Callable[[int], Any] | None = None  # by rank, after the sleep; None: random
+    method: bool = False  # a method of a class: each access makes another object
 
 
 BEGIN_S = 1_767_225_600  # since 1970; a world begins with the year 2026
@@ -52,7 +52,7 @@ LOCAL = datetime.fromtimestamp(NOW_S)
 NAMES = [
     *(Name(f"time.{name}", value=lambda rank: SLEPT_S) for name in ("monotonic", "process_time", "thread_time")),
     Name("time.monotonic_ns", value=lambda rank: 1_500_000_000),
-    # Each further look shows a nanosecond more.
+    # Each further reading shows a nanosecond more.
     Name("time.perf_counter", "round({}(), 6)", lambda rank: SLEPT_S),
     Name("time.perf_counter_ns", "round({}(), -3)", lambda rank: 1_500_000_000),
     Name("time.time", value=lambda rank: NOW_S),
@@ -82,7 +82,7 @@ NAMES = [
     Name("numpy.random.SeedSequence", "{}().entropy"),
     Name("tempfile.mktemp"),
 ]
-# How a module takes it: what stands at its top, and by what its functions call it.
+# The ways to take it: the code at the top of a module, and the expression by which its functions call it.
 WAYS = {
     "from import": ("{early}", "taken"),
     "alias": ("taken = {it}", "taken"),
@@ -105,7 +105,7 @@ taken = st.tuples(st.sampled_from(NAMES), st.sampled_from(sorted(WAYS)))
 
 
 def written(name: Name, way: str) -> tuple[str, str]:
-    """The source of a module that takes the name, and the call of it."""
+    """Return the source of a module that takes the name, and the call of it."""
     top, access = WAYS[way]
     module, _, last = name.expression.rpartition(".")
     plain = not name.method and module in ("time", "os", "uuid", "secrets", "random", "tempfile", "numpy.random")
@@ -114,7 +114,7 @@ def written(name: Name, way: str) -> tuple[str, str]:
 
 
 class Loaded:
-    """Modules of a user, there until the block ends."""
+    """A user's modules, which exist until the block ends."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -143,7 +143,7 @@ def loaded() -> Iterator[Loaded]:
 
 
 def asked(modules: list[types.ModuleType], seed: int = 0) -> list[list[Any]]:
-    """What every rank gets from them, after a sleep."""
+    """Return what every rank gets from the modules, after a sleep."""
 
     def body() -> list[Any]:
         time.sleep(SLEPT_S)
@@ -157,7 +157,7 @@ def asked(modules: list[types.ModuleType], seed: int = 0) -> list[list[Any]]:
 def test_no_program_finds_a_real_clock_pid_or_entropy(chosen: list[tuple[Name, str]], used_before: bool) -> None:
     with Loaded() as loaded:
         modules = [loaded.load(*written(name, way)) for name, way in chosen]
-        if used_before:  # a world, and the module in the real world
+        if used_before:  # by a world, and outside of worlds
             asked([])
             for module in modules:
                 module.ask()
@@ -263,7 +263,7 @@ def test_a_world_leaves_the_functions_as_they_were() -> None:
     assert (uuid.uuid1.__code__, threading.Thread.start.__code__) == codes
     assert time.time.__self__ is time  # type: ignore[attr-defined]
     assert time.time() > 1e9
-    gc.collect()  # it goes through what the functions refer to
+    gc.collect()  # visits the objects that the functions refer to
 
 
 def test_the_original_stays_within_reach() -> None:

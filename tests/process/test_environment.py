@@ -31,7 +31,7 @@ TORCHRUN = (
 
 
 def c_environment(name: str) -> bytes | None:
-    """What C code of the host finds."""
+    """Return a variable as C code of the host finds it."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     found: bytes | None = getenv(name.encode())

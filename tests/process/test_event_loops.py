@@ -19,7 +19,7 @@ import pytest
 
 import simdist
 
-LATE_S = 100e-6  # how late a wait ends that runs out of time, and an event loop waits for all
+LATE_S = 100e-6  # a wait that times out ends so much later, and so does every wait of an event loop
 
 
 def test_an_event_loop_sleeps_in_virtual_time() -> None:
@@ -48,7 +48,7 @@ def test_each_process_counts_its_own_tasks() -> None:
     def both() -> list[list[str]]:
         return [asyncio.run(main()), asyncio.run(main())]
 
-    again = 6 if sys.version_info >= (3, 13) else 7  # where a name is given, 3.13 counts no other
+    again = 6 if sys.version_info >= (3, 13) else 7  # 3.13 does not count tasks with a given name
     expected = [["Task-1", "Task-2", "mine"], [f"Task-{again}", f"Task-{again + 1}", "mine"]]  # as in a fresh process
     assert simdist.run(both, world_size=2).values == simdist.run(both, world_size=2).values == [expected, expected]
 

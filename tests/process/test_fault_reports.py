@@ -17,7 +17,7 @@ import simdist
 from tests.c10d.worlds import values
 
 SIGNAL = signal.SIGUSR1
-unregister: Any = faulthandler.unregister  # the stubs know no answer
+unregister: Any = faulthandler.unregister  # the stubs have no result
 
 
 def test_no_thread_of_faulthandler_outlives_a_rank(tmp_path: Path) -> None:

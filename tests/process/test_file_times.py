@@ -1,4 +1,4 @@
-"""What ranks write has the virtual time, for all of them; what the host has written has its own."""
+"""Files that ranks write have virtual times, for all ranks; files of the host keep their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN_S = 1_767_225_600  # the first second of 2026, since 1970
 
 
 def at(path: Path | str) -> tuple[float, float]:
-    """When a file was written, and when it was last changed, since the world began."""
+    """Return when a file was written, and when it was last changed, since the world began."""
     found = os.stat(path)
     return found.st_mtime - BEGIN_S, found.st_ctime - BEGIN_S
 

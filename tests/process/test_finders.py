@@ -1,4 +1,4 @@
-"""Finders in `sys.meta_path` that libraries add as they are imported, once for all ranks."""
+"""Finders in `sys.meta_path` that libraries add when they are imported, once for all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ library: Any = networkx
 
 
 class Finder:
-    """Stands in for a library's, such as that of the package `importlib_metadata`."""
+    """Stands in for a library's finder, such as that of the package `importlib_metadata`."""
 
     @staticmethod
     def find_spec(*_: Any) -> None:
@@ -28,7 +28,7 @@ Finder.__module__ = "networkx"
 
 
 def imports_a_library() -> tuple[bool, bool]:
-    """What rank 0 imports first is there for all; its own finder is not."""
+    """Import a library on rank 0, which adds its finder for all ranks, and add a finder of rank 0's own."""
     if os.environ["RANK"] == "0":
         sys.modules["networkx.late"] = ModuleType("networkx.late")
         sys.meta_path.append(library.Finder)
@@ -38,7 +38,7 @@ def imports_a_library() -> tuple[bool, bool]:
 
 
 class Own:
-    """A finder of the program's."""
+    """A finder of the program."""
 
     @staticmethod
     def find_spec(*_: Any) -> None:

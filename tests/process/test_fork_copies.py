@@ -1,4 +1,4 @@
-"""A forked child has the program's globals, classes and closures for itself, as they were when it was forked."""
+"""A forked child has its own copies of the program's globals, classes and closures, as they were at the fork."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOCK = threading.Lock()
 class Config:
     rate = 1
     table = TABLE
-    seen: list[int] = []  # noqa: RUF012  # that all instances share it is the point
+    seen: list[int] = []  # noqa: RUF012  # all instances share it on purpose
 
     @classmethod
     def raise_rate(cls) -> None:
@@ -39,7 +39,7 @@ class Config:
 
 
 class Settings:
-    """Of which there is one."""
+    """A class with one instance."""
 
     def __init__(self) -> None:
         self.depth = 1
@@ -63,7 +63,7 @@ def registered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @registered
 def note(call: int, missing: Any = _MISSING, noticed: list[int] = NOTICED) -> None:
-    global COUNT  # what a child does with it is the point
+    global COUNT  # the test is about a child's assignments to it
     assert missing is _MISSING
     assert noticed is NOTICED
     assert Config.table is TABLE
@@ -103,7 +103,7 @@ def child_and_parent() -> list[Any]:
     children = [context.Process(target=in_child, args=(answers,)) for _ in range(2)]
     for child in children:
         child.start()
-    COUNT = 20  # later than the fork
+    COUNT = 20  # after the fork
     found = [answers.get() for _ in children]
     for child in children:
         child.join()
@@ -171,7 +171,7 @@ def finalizers() -> list[Any]:
         dropped.clear()
 
     process = context.Process(target=child, args=(Closing("handed", ended),))
-    process.start()  # and drops what it has handed over
+    process.start()  # and drops its arguments
     process.join()
     found = []
     while not ended.empty():
@@ -310,7 +310,7 @@ def test_what_a_parent_sets_on_a_library_after_its_child_did_stays() -> None:
 
     try:
         assert simdist.run(body, world_size=1).values == [["parent's"]]
-        assert vars(json)["dialect"] == "parent's"  # ranks share modules there, with the host too
+        assert vars(json)["dialect"] == "parent's"  # ranks share modules here, also with the host
     finally:
         vars(json).pop("dialect", None)
 
@@ -336,7 +336,7 @@ def test_a_child_that_is_killed_or_left_finalizes_nothing() -> None:
         def __del__(self) -> None:
             next(ended)
 
-    ended = (number for number in itertools.count())  # which processes share
+    ended = (number for number in itertools.count())  # processes share it
     held = [Noting()]
     context = mp.get_context("fork")
 
@@ -361,7 +361,7 @@ def test_a_child_that_is_killed_or_left_finalizes_nothing() -> None:
 
 
 class Deprecated:
-    """Says so whenever it is asked for an attribute, as `torch.distributed.reduce_op` does."""
+    """Warns whenever an attribute is read, as `torch.distributed.reduce_op` does."""
 
     __slots__ = ("__dict__", "place")
 

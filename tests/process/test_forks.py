@@ -1,4 +1,4 @@
-"""Processes that the host program forks while a world runs: they have none of its threads."""
+"""Processes that the host program forks while a world runs: they have none of the world's threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def state() -> list[Any]:
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """What `call` returns in a forked process."""
+    """Return the result of `call` in a forked process."""
     answers, answer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -50,7 +50,7 @@ def in_child(call: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def world() -> Callable[[Callable[[], Any]], tuple[Any, list[Any]]]:
-    """Runs a world, and a call on another thread while a rank of it has the baton."""
+    """A function that runs a world, and a call on another thread while one of its ranks runs."""
 
     def run(call: Callable[[], Any]) -> tuple[Any, list[Any]]:
         begun, ended, found = threading.Event(), threading.Event(), []

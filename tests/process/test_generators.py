@@ -54,12 +54,12 @@ def shuffled(shuffle: Callable[[list[int]], None]) -> list[int]:
 
 def seed_all(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # what user code does
+    np.random.seed(seed)  # as user code does
     torch.manual_seed(seed)
 
 
 def drawn_by(rank: int, names: Sequence[str], between: Callable[[], object]) -> list[Any]:
-    """Seed with the rank, then draw, and do something between the draws."""
+    """Seed with the rank, then draw, and call `between` between the draws."""
     seed_all(rank)
     found = []
     for name in names:
@@ -69,7 +69,7 @@ def drawn_by(rank: int, names: Sequence[str], between: Callable[[], object]) -> 
 
 
 def alone(rank: int, names: Sequence[str]) -> list[Any]:
-    """The draws of a rank with nobody else in the world."""
+    """Return the draws of a rank in a world of its own."""
     (values,) = simdist.run(drawn_by, world_size=1, args=(rank, names, lambda: None)).values
     return list(values)
 

@@ -1,4 +1,4 @@
-"""A rank's host has the name and the address that the cluster gives it; everybody else sees the real machine."""
+"""A rank sees the name and address that the cluster gives its host; all other code sees the real machine."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_names_that_the_cluster_does_not_have_are_the_systems_affair() -> None:
 
 
 def serve_under_names() -> Any:
-    """A server on each host, at the same port where these have several addresses; ranks ask that of the other."""
+    """Run a server on each host, at the same port if they have several addresses; ranks ask the other host's."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     host, serves = socket.gethostname(), rank % 2 == 0
@@ -198,7 +198,7 @@ def test_datagrams_are_sent_by_name() -> None:
 
 
 def stores() -> list[bool]:
-    """Each rank finds the server by another name of the same host."""
+    """Connect to the server by another name of the same host on each rank."""
     rank = int(os.environ["RANK"])
     opened: Any = dist
     TCPStore = opened.TCPStore  # the stubs leave it out

@@ -1,4 +1,4 @@
-"""What the package `process` rests on."""
+"""The imports of the package `process`."""
 
 from __future__ import annotations
 

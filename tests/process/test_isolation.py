@@ -1,4 +1,4 @@
-"""Each rank imports the user's modules for itself: what it leaves in them is its own, and gone with the world."""
+"""Each rank imports the user's modules for itself: its changes of them are its own, and gone after the world."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ HELPER = """
     def cached():
         return os.environ["RANK"]
 """
-# An import that parks: all ranks have to be inside it at the same time.
+# An import that parks: all ranks must be inside it at the same time.
 LATE = """
     import os
     import torch.distributed as dist
@@ -180,7 +180,7 @@ NAME = "isolated_program"
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[ModuleType]:
-    """A package of a user's, imported by the host."""
+    """A user's package, imported by the host."""
     folder = tmp_path / NAME
     folder.mkdir()
     files = {"__init__": "", "main": PROGRAM, "helper": HELPER, "late": LATE}
@@ -199,8 +199,8 @@ def run(function: Callable[..., Any], **settings: Any) -> RunResult:
     return simdist.run(function, world_size=2, **({"isolate": True} | settings))
 
 
-# What two processes that import for themselves return; the ranks of a world that shares modules return something else
-# where `shared` says so.
+# The results of two processes that import for themselves. The second value is True if the ranks of a world that shares
+# modules return something else.
 CASES: dict[str, tuple[list[Any], bool]] = {
     "count": ([2, 2], True),
     "group_in_a_global": ([2.0, 2.0], True),
@@ -475,7 +475,7 @@ def test_modules_that_an_extension_makes_are_there_for_all(interpreters: Interpr
 
 
 def without_its_path() -> tuple[bool, bool]:
-    """Rank 1 deletes the lists that say where modules come from; both then wait for each other."""
+    """Delete the lists of places and finders of modules on rank 1; both ranks then wait for each other."""
     dist.init_process_group("gloo")
     if dist.get_rank() == 1:
         del sys.path, sys.meta_path, sys.path_hooks
@@ -485,7 +485,7 @@ def without_its_path() -> tuple[bool, bool]:
 
 
 def test_a_rank_that_deletes_its_path_takes_nothing_from_others() -> None:
-    """Nor from the host: the rank goes on without, as a process does until it imports something new."""
+    """The host keeps it, too. The rank goes on without, as a process does until it imports something new."""
     before = list(sys.path)
     assert run(without_its_path).values == [(False, True), (True, False)]
     assert sys.path == before

@@ -1,4 +1,4 @@
-"""joblib on ranks: its workers are simulated children, and give what loky's give."""
+"""joblib on ranks: its workers are simulated children, with the same results as loky's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parallel() -> Any:
 
 
 def test_ranks_call_functions_in_parallel() -> None:
-    refused = failure_of(lambda: math.sqrt(-1))  # in the words of this Python
+    refused = failure_of(lambda: math.sqrt(-1))  # the text of this Python
     before, loky = open_files(), sys.modules["joblib._parallel_backends"].get_memmapping_executor
 
     result = simdist.run(parallel, world_size=2)
@@ -52,5 +52,5 @@ def test_real_workers_do_so() -> None:
     try:
         assert simdist.run(parallel, world_size=1).values == [parallel()]
     finally:
-        joblib.externals.loky.get_reusable_executor().shutdown()  # they would wait for more
+        joblib.externals.loky.get_reusable_executor().shutdown()  # its workers would wait for more work
     assert multiprocessing.active_children() == []

@@ -141,7 +141,7 @@ def test_os_exit_leaves_at_once(code: int, exit_code: int) -> None:
     result = simdist.run(body, world_size=1)
 
     assert ends(result) == [("exited", exit_code, 0)]
-    # The thread is unwound at the end of the world: nothing of it counts, but a Python `finally` is run.
+    # The thread is unwound at the end of the world: it has no effects, but its `finally` blocks run.
     assert log == ["caught", "finally"]
 
 
@@ -281,7 +281,7 @@ def test_atexit_functions_run_last_first_however_a_rank_leaves(
 
 
 def loads_compiled_code(function: Callable[[], object]) -> None:
-    """Calls `function` as importlib calls what a module of compiled code does when it is loaded."""
+    """Call `function` as importlib calls the loader of a module of compiled code."""
     call: Any = vars(importlib)["_bootstrap"]._call_with_frames_removed
     call(lambda spec: function(), types.SimpleNamespace(name="json.compiled"))
 
@@ -359,7 +359,7 @@ def test_a_killed_rank_runs_no_atexit_function() -> None:
     assert log == []
 
 
-# -- what a rank may not start --------------------------------------------------------------------------------------
+# -- programs that a rank may not start -----------------------------------------------------------------------------
 
 
 def test_a_fork_is_refused() -> None:

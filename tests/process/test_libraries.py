@@ -199,7 +199,7 @@ def test_what_a_rank_leaves_in_shared_memory_goes_with_its_world() -> None:
         shared_memory.SharedMemory(name)
 
 
-# -- libraries that keep what is a rank's, where ranks share modules --------------------------------------------------
+# -- libraries that keep a rank's state, while ranks share modules ----------------------------------------------------
 
 
 def with_accelerate() -> tuple[int, int, float]:

@@ -1,4 +1,4 @@
-"""A child has for itself what it writes into the dictionaries, lists and sets of installed libraries."""
+"""The changes of a child to dictionaries, lists and sets of installed libraries are its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ library: Any = networkx
 class Registry:
     """Stands in for a class of a library."""
 
-    entries: dict[str, str] = {}  # noqa: RUF012  # one for all
+    entries: dict[str, str] = {}  # noqa: RUF012  # one table for all
 
 
 Registry.__module__ = "networkx"

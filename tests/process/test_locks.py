@@ -1,4 +1,4 @@
-"""Locks, and what Python builds on them, wait in virtual time for a rank's threads and are the originals for others."""
+"""Locks, and Python's classes on top of them, wait in virtual time on a rank's threads; others get the originals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.beside import wait_for_host
 from tests.process.alone import alone
 
 RANK = "RANK"
-LATE_S = 100e-6  # how late a wait ends that runs out of time
+LATE_S = 100e-6  # a wait that times out ends so much later
 LOCK, RLOCK = threading.Lock(), threading.RLock()
 CONDITION = threading.Condition()
 TAKE, GIVE = LOCK.acquire, LOCK.release
@@ -129,7 +129,7 @@ def test_a_lock_goes_to_those_who_wait_in_their_order() -> None:
             thread.join()
         return log
 
-    # Also to one who has to wait for those who take it again at once.
+    # A waiting thread gets the lock, even if others take it again at once.
     assert alone(body).value == [(0, 0.0), (1, 1.0), (2, 2.0), (0, 3.0), (1, 4.0), (2, 5.0)]
 
 
@@ -147,7 +147,7 @@ def test_a_lock_that_is_waited_for_is_nobody_elses_meanwhile() -> None:
     assert alone(body).value == [False, True, [], [(True, 1.0)], True]
 
 
-# -- against a model ------------------------------------------------------------------------------------------------
+# -- compared with a model ------------------------------------------------------------------------------------------
 
 _MS = st.integers(0, 5)
 _PLANS = st.lists(st.lists(st.tuples(_MS, st.integers(0, 1), _MS), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -162,7 +162,7 @@ _PLANS = st.lists(st.lists(st.tuples(_MS, st.integers(0, 1), _MS), min_size=1, m
 def test_locks_exclude_and_serve_first_come_first(
     plans: list[list[tuple[int, int, int]]], kind: Callable[[], Any], slots: int, seed: int | None
 ) -> None:
-    """A lock is a server with a queue, and a semaphore one of several servers; here are their laws."""
+    """Check the laws of queues: a lock is one server with a queue, a semaphore several servers."""
     places = max(1, slots)
 
     def body() -> list[list[tuple[int, int, int]]]:
@@ -191,7 +191,7 @@ def test_locks_exclude_and_serve_first_come_first(
             inside = [use for use in uses if use[1] <= got < use[2]]
             assert len(inside) <= places
             assert asked <= got <= left
-            if asked < got:  # it had to wait: all places were taken until just then
+            if asked < got:  # it waited, so all places were taken until then
                 assert got in [use[2] for use in uses]
         for first, second in pairwise(sorted(uses, key=lambda use: use[1])):
             assert first[0] <= second[0] or first[1] == second[1]

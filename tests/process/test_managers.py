@@ -1,6 +1,6 @@
-"""Managers and listeners of `multiprocessing` on ranks: what ordinary programs do with them.
+"""Managers and listeners of `multiprocessing` on ranks, as ordinary programs use them.
 
-Without simdist the programs run on real processes: the `real` test holds both to one answer.
+Without simdist the programs run on real processes: the `real` test requires the same result of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.process.test_multiprocessing import failure_of, open_files
 
 
 class Board:
-    """Something that a manager serves."""
+    """An object that a manager serves."""
 
     def __init__(self) -> None:
         self._scores: dict[str, int] = {}
@@ -37,7 +37,7 @@ class Board:
 
 
 class Boards(managers.BaseManager):
-    """A manager of the program's own."""
+    """The program's own manager."""
 
 
 Boards.register("Board", Board)
@@ -73,7 +73,7 @@ def add(pair: tuple[Any, int]) -> int:
 
 def serves_pools(method: str) -> Any:
     context: Any = multiprocessing.get_context(method)
-    manager = context.Manager()  # never shut down by hand
+    manager = context.Manager()  # never shut down explicitly
     space = manager.Namespace()
     space.base = 10
     with context.Pool(2) as pool:
@@ -191,9 +191,9 @@ def test_a_queue_on_a_thread_of_the_rank_is_served() -> None:
 
 def test_a_temporary_folder_of_the_programs_own_stays(tmp_path: Path) -> None:
     def body() -> str:
-        multiprocessing.Lock()  # from here on the rank has a process object of its own
+        multiprocessing.Lock()  # from now on the rank has its own process object
         process: Any = multiprocessing.current_process()
-        process._config["tempdir"] = str(tmp_path)  # as programs do for which the usual path is too long
+        process._config["tempdir"] = str(tmp_path)  # as in programs for which the usual path is too long
         with multiprocessing.Manager() as manager:
             return str(Path(str(manager.address)).parent)
 
@@ -213,5 +213,5 @@ def test_a_manager_that_was_killed_leaves_no_temporary_folder() -> None:
 
     address, existed = simdist.run(body, world_size=1).ranks[0].stdout.split()
 
-    assert existed == "True"  # as on Linux, where it stays
+    assert existed == "True"  # as on Linux, where the folder stays
     assert not Path(address).parent.exists()

@@ -1,4 +1,4 @@
-"""Pools of the package `multiprocess`, on which `num_proc` of Hugging Face's datasets rests."""
+"""Pools of the package `multiprocess`, which `num_proc` of Hugging Face's datasets uses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ cloudpickle: Any = pytest.importorskip("cloudpickle")  # scikit-learn's joblib n
 
 
 class BaseContext:
-    """Stands in for the package's, which may not be installed."""
+    """Stands in for the package's class, which may not be installed."""
 
     def Pool(self, *_: Any) -> str:
-        """What its own would fork."""
+        """Stand in for a pool that forks."""
         return "its own"
 
     def get_start_method(self) -> str:
-        """As on Linux."""
+        """Return the method on Linux."""
         return "fork"
 
 

@@ -1,6 +1,6 @@
-"""Processes that a rank starts with `multiprocessing`: each has what real ones have, and none is one.
+"""Processes that a rank starts with `multiprocessing`: they behave like real ones, but none of them is real.
 
-The bodies are ordinary programs. Without simdist they run on real processes: the `real` test holds both to one answer.
+The bodies are ordinary programs. Without simdist they run on real processes: the `real` test requires the same results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_files() -> int:
 
 
 def failure_of(call: Callable[[], Any]) -> tuple[str, str]:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011  # whatever it is, it is compared
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  # any error: it is compared
         call()
     return type(caught.value).__name__, re.sub(r"pid(\(s\))? \d+(, \d+)*", "pid N", str(caught.value))
 
@@ -171,7 +171,7 @@ def put_back(end: Any) -> None:
 
 
 def a_pipe_that_its_maker_drops(method: str) -> Any:
-    """The child has the only other end, so that the pipe ends with the child."""
+    """Leave the other end only to the child, so that the pipe ends with the child."""
     context: Any = multiprocessing.get_context(method)
     own, other = context.Pipe()
     child = context.Process(target=put_back, args=(other,), daemon=True)
@@ -197,7 +197,7 @@ PROGRAMS: dict[Callable[[str], Any], Callable[[str], Any]] = {
     queues: lambda method: (
         ([1.0, 1.0], 5, f"{PREFIXES[method]}-1", False),
         0,
-        [float(method != "fork")] * 2,  # what is pickled moves to shared memory
+        [float(method != "fork")] * 2,  # pickled tensors move to shared memory
         f"{PREFIXES[method]}-1",
     ),
     events_and_pipes: lambda method: ((("got", [1, 2]), True), ("EOFError", "")),
@@ -230,11 +230,11 @@ def test_processes_of_a_rank_do_what_real_ones_do(program: Callable[[str], Any],
 def test_real_processes_do_that(program: Callable[[str], Any], method: str) -> None:
     found = real_answer(program, method, tuple(PROGRAMS))
 
-    names = re.compile(r"Process-[\d:]+")  # the runner's own number is in front
+    names = re.compile(r"Process-[\d:]+")  # the runner's own number comes first
     assert names.sub("", repr(found)) == names.sub("", repr(PROGRAMS[program](method)))
 
 
-# -- what a child is -------------------------------------------------------------------------------------------------
+# -- the properties of a child ---------------------------------------------------------------------------------------
 
 
 def test_a_child_has_its_own_pid_environment_handlers_and_cause_of_chance() -> None:
@@ -325,7 +325,7 @@ def test_a_daemon_ends_with_its_parent_and_others_are_waited_for() -> None:
     result = simdist.run(body, world_size=1)
 
     assert result.ranks[0].exit_code == 0
-    assert result.virtual_time_ns == 5_001_000_001  # each look whether a child is there takes a nanosecond
+    assert result.virtual_time_ns == 5_001_000_001  # each check for living children takes a nanosecond
 
 
 def test_an_orphan_sees_that_its_parent_is_gone() -> None:
@@ -433,7 +433,7 @@ def test_nothing_is_left_behind() -> None:
         os._exit(3)
 
     simdist.run(body, world_size=2)
-    gc.collect()  # of the tests before
+    gc.collect()  # garbage of earlier tests
     before = open_files(), vars(multiprocessing.process)["_current_process"], multiprocessing.active_children()
     simdist.run(body, world_size=2)
 
@@ -459,7 +459,7 @@ def test_a_checkpoint_is_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
     result = simdist.run(save_by_a_process, world_size=2, args=(str(tmp_path),))
 
     assert result.values == [[1.0, 3.0]] * 2
-    gc.collect()  # what is left of the processes is quiet
+    gc.collect()  # the garbage of the processes prints nothing
 
 
 def test_a_value_that_is_the_first_of_its_kind_is_freed_without_a_word() -> None:

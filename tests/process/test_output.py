@@ -222,7 +222,7 @@ def test_another_thread_of_the_host_writes_to_the_hosts_streams(capsys: pytest.C
 
 
 class Watching(Exception):
-    """What goes wrong in the program that watches a world."""
+    """An error in the program that watches a world."""
 
 
 @pytest.mark.parametrize("failing", ["stdout", "stderr"])
@@ -236,7 +236,7 @@ def test_what_echo_raises_comes_out_of_the_run_and_ends_the_world(failing: str) 
         try:
             print("said", file=sys.stdout if failing == "stdout" else sys.stderr)
         except BaseException:
-            time.sleep(1)  # even a rank that catches everything does nothing more
+            time.sleep(1)  # even a rank that catches everything ends here
             reached.append(rank)
         reached.append(rank)
 
@@ -281,7 +281,7 @@ def test_what_progress_raises_comes_out_of_the_run() -> None:
 
 @contextlib.contextmanager
 def _laid_over(path: Path, fd: int) -> Iterator[None]:
-    """As programs do it that want the output of C code and of their children, too."""
+    """Redirect a descriptor to a file, as in programs that also want the output of C code and of children."""
     saved = os.dup(fd)
     with path.open("w") as file:
         os.dup2(file.fileno(), fd)
@@ -298,7 +298,7 @@ def test_what_a_rank_lays_over_its_standard_output_is_its_own(tmp_path: Path) ->
         print("begin")
         with _laid_over(tmp_path / f"outer{rank}", 1):
             print("inside")
-            time.sleep(0.001)  # the other rank has its own by now
+            time.sleep(0.001)  # the other rank has its own file by now
             with _laid_over(tmp_path / f"inner{rank}", sys.stdout.fileno()):
                 print("deep")
             os.write(1, b"raw\n")
@@ -328,7 +328,7 @@ def test_what_a_rank_lays_over_its_standard_output_is_its_own(tmp_path: Path) ->
 
 
 def test_pytest_moves_the_hosts_streams_from_a_rank_too(tmp_path: Path) -> None:
-    """As it does at a breakpoint."""
+    """As pytest does at a breakpoint."""
     pytests: dict[str, Any] = {"__name__": "_pytest.capture", "os": os}
     exec("def move(source, number):\n    os.dup2(source, number)", pytests)
     saved = os.dup(2)
@@ -389,7 +389,7 @@ def test_a_child_has_what_its_parent_laid_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_files_of_killed_ranks_are_not_reported_by_others(monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
-    """Python 3.14 reports a file whose finalizer fails; whichever rank collects it is asked."""
+    """Python 3.14 reports a file whose finalizer fails, on the rank that collects it."""
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     of_a_file = types.SimpleNamespace(err_msg="Exception ignored while finalizing file <a file>")

@@ -1,4 +1,4 @@
-"""What the same functions install time and again is done from memory, while the same things stand there."""
+"""Repeated installations of the same replacements use a recorded plan, as long as they find the same originals."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_where_something_else_stands_functions_are_called_and_put_back() -> None
     assert Owner.method is method
 
 
-# -- what replaces a function takes its arguments by the names that they have ------------------------------------------
+# -- replacements take arguments by the names of the originals ---------------------------------------------------------
 
 
 def _replaced() -> list[tuple[str, Any, Any]]:
-    """All that is replaced now: its name, where it is found or the function, and what stands in its place."""
+    """Return all present replacements: name, owner or original function, and the replacement."""
     found: list[tuple[str, Any, Any]] = []
     for patches in Patches.living:
         for owner, name, how, replacement, _ in patches.rows():
@@ -98,7 +98,7 @@ def _replaced() -> list[tuple[str, Any, Any]]:
 
 
 def _names(function: Any) -> list[str] | None:
-    """The parameters that can be given by name; None if that is unknown, or anything goes."""
+    """Return the parameters that can be given by name; None if they are unknown, or any name is accepted."""
     function = getattr(function, "__func__", function)
     try:
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
@@ -132,7 +132,7 @@ def test_functions_of_the_library_are_called_by_keywords(tmp_path: Path) -> None
     logger = logging.getLogger("called by keywords")
 
     def body() -> list[Any]:
-        os.symlink(src="a", dst=tmp_path / "b", target_is_directory=False)  # noqa: PTH211  # by keywords is the point
+        os.symlink(src="a", dst=tmp_path / "b", target_is_directory=False)  # noqa: PTH211  # tests keywords
         before = signal.signal(signalnum=signal.SIGUSR1, handler=signal.SIG_IGN)
         logger.setLevel(level=10)
         logger.addHandler(hdlr=logging.NullHandler())

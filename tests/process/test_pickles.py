@@ -1,4 +1,4 @@
-"""What a rank pickles loads anywhere, without simdist; and dates are what they are outside."""
+"""Pickles of a rank load anywhere, without simdist; and dates have the same types as outside."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HOUR_S = HOUR.replace(tzinfo=datetime.UTC).timestamp()
 
 
 class Stamp(datetime.datetime):
-    """As pandas and others derive their own."""
+    """A subclass, such as pandas and others have."""
 
 
 def moments() -> list[Any]:
-    """Every way to ask for the date."""
+    """Return the date in every way."""
     sleep_s(3600)
     return [
         datetime.datetime.now(),
@@ -106,7 +106,7 @@ def test_tensors_pickle_to_the_same_bytes_wherever_their_memory_is() -> None:
     kept: list[torch.Tensor] = []
 
     def body() -> tuple[bytes, bytes]:
-        kept.extend(torch.zeros(2) for _ in range(7))  # so that the next run finds other places
+        kept.extend(torch.zeros(2) for _ in range(7))  # so that the next run gets other addresses
         shared = torch.arange(6.0)
         held = {"bias": shared[:2], "weight": shared, "other": torch.ones(3, dtype=torch.int64)}
         buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Loops that only ask after another thread, or a descriptor: time passes in them, and they end."""
+"""Loops that only poll another thread, or a descriptor: time passes in them, and they end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import simdist
 
 
 def after(call: Callable[..., object], *args: object) -> threading.Thread:
-    """A thread that calls after 20 ms."""
+    """Start a thread that calls the function after 20 ms."""
 
     def body() -> None:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Settings in modules that few programs import: each rank's own, or named."""
+"""Settings in modules that few programs import: each rank has its own, or the result names them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.c10d.worlds import values
 
 
 def limits() -> list[object]:
-    """What a rank sees of its limits, and what a child that it forks has."""
+    """Return a rank's view of its limits, and that of a child that it forks."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
     found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
     bad: Any = ((300, 200), (100, 300), (100,))
@@ -105,7 +105,7 @@ def test_a_world_leaves_the_first_look_at_types_of_files_to_the_host(monkeypatch
 @pytest.mark.filterwarnings("ignore:.*olicy.* is deprecated:DeprecationWarning")  # from Python 3.14 on
 def test_a_rank_has_the_policy_for_loops_that_it_has_set() -> None:
     class Policy(asyncio.DefaultEventLoopPolicy):
-        """A program's own."""
+        """A program's own policy."""
 
     def loops() -> str:
         dist.init_process_group("gloo")
@@ -180,7 +180,7 @@ def test_a_variable_of_a_library_that_a_function_sets_is_the_rank_s_own() -> Non
 
 
 def test_a_setting_that_a_program_writes_itself_stays_its_own() -> None:
-    """Under isolation, where all attributes of modules that a program sets are its own: this one once, not twice."""
+    """Under isolation a program owns all attributes of modules that it sets; this one must not be kept twice."""
 
     def program() -> bool:
         dist.init_process_group("gloo")

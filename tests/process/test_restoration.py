@@ -24,7 +24,7 @@ from tests.host_state import host_state
 
 
 def disturbs() -> None:
-    """Change whatever a rank may change, and take a little time."""
+    """Change everything that a rank may change, and take a little time."""
     rank = int(os.environ["RANK"])
     os.environ["DISTURBED"] = "1"
     sys.argv.append("disturbed")
@@ -84,7 +84,7 @@ def taken_lock() -> Iterator[None]:
     LOCK.acquire()
     PIPE[:] = os.pipe()
     yield
-    os.write(PIPE[1], b"xxxx")  # a thread that still reads comes back
+    os.write(PIPE[1], b"xxxx")  # wakes a thread that still reads
     time.sleep(0.05)
     for number in PIPE:
         os.close(number)
@@ -126,7 +126,7 @@ def test_a_world_that_stalls_leaves_no_trace(body: Callable[[], None], taken_loc
 
     assert after == before
     assert (sleep, time_ns) == ours
-    either = body is waits_for_a_lock_of_the_host  # of the two that wait for it
+    either = body is waits_for_a_lock_of_the_host  # either of the two ranks that wait for the lock
     assert caught.value.task.startswith(("rank 0 (virtual time 0.00", "rank 1 (virtual time 0.00")[: 1 + either])
 
 

@@ -1,4 +1,4 @@
-"""What a rank leaves in what all ranks share: its own, undone, or named; never silent."""
+"""A rank's changes of shared state are kept apart, undone, or named; none is unnoticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.c10d.worlds import values
 from tests.process import ways_to_leave_state
 from tests.process.ways_to_leave_state import NAMED, WAYS, leave
 
-# State that any world keeps apart or puts back, also where ranks share modules.
+# State that every world keeps apart or restores, even if ranks share modules.
 OF_THE_PROCESS = [
     name
     for name in WAYS

@@ -1,4 +1,4 @@
-"""Masks of signals, and threads that wait for signals: what a rank finds is what a process finds."""
+"""Masks of signals, and threads that wait for signals: a rank sees the same as a process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept_until_unblocked() -> Any:
 
 
 def a_thread_that_handles() -> Any:
-    """The main thread works on, and one waits for what comes."""
+    """Wait for signals in a thread, while the main thread goes on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [TERM, HUP, USR1])
     seen: list[Any] = []
 
@@ -79,7 +79,7 @@ def why_it_came() -> Any:
 
 
 def handled_meanwhile() -> Any:
-    """A handler runs while the main thread waits for something else; what has one and is waited for is not handled."""
+    """Run a handler while the main thread waits for another signal, whose own handler does not run."""
     seen: list[int] = []
     for number in (USR1, USR2):
         signal.signal(number, lambda number, _: seen.append(int(number)))
@@ -190,7 +190,7 @@ def test_ranks_block_and_wait_for_signals(body: Callable[[], Any]) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_so_do_processes(body: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("OMP", "OPENBLAS"):  # whose threads block no signal
+    for library in ("OMP", "OPENBLAS"):  # their threads block no signal
         monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
     context = mp.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)

@@ -1,4 +1,4 @@
-"""Signals that a rank handles: when its handler runs, and what it goes on with."""
+"""Signals that a rank handles: when its handler runs, and how it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets between tasks of a world block in virtual time; what comes from outside is waited for really, and named."""
+"""Sockets between tasks of a world block in virtual time; waits for data from outside are real, and are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import simdist
 
-LATE_S = 100e-6  # how late a wait ends that runs out of time
+LATE_S = 100e-6  # a wait that times out ends so much later
 
 pytestmark = pytest.mark.usefixtures("internet_sockets")
 
@@ -39,11 +39,11 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def served() -> Any:
-    """A server on a thread answers clients on others, all at once; more than a buffer holds goes to and fro."""
+    """Serve clients on several threads at once, with more data than a buffer holds in both directions."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -90,7 +90,7 @@ def datagrams() -> Any:
 
 
 def event_loop() -> Any:
-    """A client that blocks, and a server that does not."""
+    """Connect a client that blocks with a server that does not."""
     ports: list[int] = []
     ready = threading.Event()
 
@@ -117,7 +117,7 @@ def event_loop() -> Any:
     return found
 
 
-# Made for this test, and of no use for anything else: a key, and the certificate of "localhost" that it signed itself.
+# Made for this test, and useless for anything else: a key, and the certificate of "localhost" that is signed with it.
 _CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg/lE07VsYCGe7IE4+
@@ -139,7 +139,7 @@ Tb0=
 
 
 def encrypted() -> Any:
-    """A server and its client wait for each other within the handshake, for data and for room."""
+    """Let a server and its client wait for each other in the handshake, for data, and for room in a buffer."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(_CERTIFICATE)
@@ -168,7 +168,7 @@ def encrypted() -> Any:
     return size
 
 
-# What each finds, and the seconds that it takes.
+# The result of each, and the seconds that it takes.
 BODIES: dict[Callable[[], Any], tuple[Any, float]] = {
     served: ([1, 4_000_000, 10], 1 + 2 * LATE_S),
     waits: ((b"late", b""), 4 + 2 * LATE_S),
@@ -288,7 +288,7 @@ def test_a_socket_that_goes_is_closed_for_who_reads_from_the_other_end(polls: bo
         reader.start()
         began = time.monotonic()
         time.sleep(2)
-        del there  # nobody has closed it
+        del there  # it was not closed
         reader.join()
         here.close()
         return found[0][0], found[0][1] - began

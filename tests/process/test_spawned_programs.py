@@ -1,4 +1,4 @@
-"""A rank's program as `__main__`, and what processes that are spawned have of it."""
+"""A rank's program as `__main__`, and what spawned processes see of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.warm import Interpreters
 
 
 class Settings:
-    """What a script hands to the processes that it spawns."""
+    """An object that a script passes to the processes that it spawns."""
 
     def __init__(self) -> None:
         self.kind = Kind.SMALL
@@ -109,7 +109,7 @@ STARTS = {
 
 
 def printed_by(interpreters: Interpreters, folder: Path, program: str, *arguments: str) -> str:
-    """What a program prints that lies in a folder with what it imports."""
+    """Return the output of a program in a folder with the modules that it imports."""
     file = folder / "program.py"
     file.write_text(f"import sys\nsys.path.insert(0, {str(folder)!r})\n{program}")
     done = interpreters.run([sys.executable, str(file), *arguments], cwd=folder)

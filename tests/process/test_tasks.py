@@ -1,4 +1,4 @@
-"""A process is a tree of tasks: they share what is the process's own, and end with it."""
+"""A process is a tree of tasks: they share its state, and end with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def me() -> SimProcess:
 
 
 def beside(function: Callable[[], Any], name: str = "beside") -> Any:
-    """Begin a second task of the rank; threads come later, the process can have them already."""
+    """Begin a second task of the rank, without a thread of the program."""
     return me().spawn(function, name)
 
 

@@ -1,4 +1,4 @@
-"""How threads end, and what ends with them: pools, the rank, other threads."""
+"""How threads end, and what else ends with them: pools, the rank, other threads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_workers_of_a_pool_that_nobody_shut_end_with_their_rank() -> None:
 
     def body() -> Any:
         pool = ThreadPoolExecutor(2)
-        pools.append(pool)  # so that it lives on
+        pools.append(pool)  # keeps it alive
         if os.environ[RANK] == "1":
             time.sleep(10)
         return pool.submit(lambda: time.monotonic()).result()
@@ -59,7 +59,7 @@ def test_the_workers_of_a_pool_that_nobody_shut_end_with_their_rank() -> None:
 
     assert [rank.status for rank in result.ranks] == ["returned", "returned"]
     assert result.values == [0.0, 10.0]
-    with ThreadPoolExecutor(1) as pool:  # the host's own go on
+    with ThreadPoolExecutor(1) as pool:  # the host's own pools go on
         assert pool.submit(int).result() == 0
 
 

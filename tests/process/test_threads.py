@@ -1,4 +1,4 @@
-"""Threads of a rank: they are tasks of its process, and begin, wait and end as threads do."""
+"""Threads of a rank: they are tasks of its process, and begin, wait and end like threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.host_state import host_state
 from tests.process.alone import alone
 
 RANK = "RANK"
-LATE_S = 100e-6  # how late a wait ends that runs out of time
+LATE_S = 100e-6  # a wait that times out ends so much later
 
 
 # -- beginning and waiting ------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_pool_of_multiprocessing_that_has_threads_works_too() -> None:
     assert alone(body).value == [[2, 4, 6], 4.0]
 
 
-# -- who is there ---------------------------------------------------------------------------------------------------
+# -- which threads there are ----------------------------------------------------------------------------------------
 
 
 def test_each_rank_has_a_main_thread_and_numbers_of_its_own() -> None:
@@ -397,7 +397,7 @@ def test_a_wait_that_ends_by_itself_is_part_of_no_deadlock() -> None:
         if dist.get_rank() == 1:
             thread = threading.Thread(target=beside)
             thread.start()
-            threading.Event().wait(5)  # then it does what rank 0 waits for
+            threading.Event().wait(5)  # then it makes the call that rank 0 waits for
         dist.all_reduce(value, group=first)
         if dist.get_rank() == 0:
             dist.all_reduce(value.clone(), group=second)
@@ -469,7 +469,7 @@ def test_the_random_policy_finds_a_race_between_two_threads() -> None:
             go.wait()
             with lock:
                 there = "key" in cache
-            if not there:  # the other may be just here, too
+            if not there:  # the other thread may be here at the same time
                 made.append(1)
                 with lock:
                     cache["key"] = 1

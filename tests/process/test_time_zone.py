@@ -1,4 +1,4 @@
-"""A time zone that a rank has set is its own, from the moment that it calls `time.tzset`."""
+"""A time zone that a rank sets is its own, from its call of `time.tzset` on."""
 
 from __future__ import annotations
 

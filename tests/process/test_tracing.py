@@ -1,4 +1,4 @@
-"""What traces threads of the host traces ranks too: coverage, debuggers, profilers."""
+"""Tools that trace threads of the host also trace ranks: coverage, debuggers, profilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warning filters are a rank's own."""
+"""Each rank has its own warning filters."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def warns_of_its_place() -> None:
 
 
 def shown_by_ranks(body: Callable[[], None], world_size: int = 2) -> list[str]:
-    """What ranks show, all in one list; pytest's own list of warnings is kept out."""
+    """Return the warnings that ranks show, all in one list, without pytest's own handling of warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         simdist.run(body, world_size=world_size).raise_for_failure()
@@ -159,7 +159,7 @@ def test_warnings_of_the_host_are_no_matter_to_ranks_nor_theirs_to_it() -> None:
         warns_of_its_place()
 
     result.raise_for_failure()
-    assert [str(each.message) for each in caught] == ["of one place"] * 4  # the host twice, and each rank
+    assert [str(each.message) for each in caught] == ["of one place"] * 4  # two of the host, and one of each rank
 
 
 def test_a_rank_that_changes_its_filters_is_warned_again_others_are_not() -> None:
@@ -199,7 +199,7 @@ def test_a_forked_child_knows_what_its_parent_was_warned_of() -> None:
 
 
 def lines_of(body: Callable[[], None], *, judges: bool = False) -> list[tuple[str, int]]:
-    """File and line, from the body's first line on, of what one rank is warned of."""
+    """Return file and line, counted from the body's first line, of one rank's warnings."""
 
     def catches() -> list[tuple[str, int]]:
         with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""Which room of simdist.process imports which."""
+"""Which room of simdist.process may import which."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.sources import source
 
 HOME = Path(simdist.process.__file__).parent
 ROOMS = ("", "stdlib", "threads", "adapters", "modules", "children")  # each may import those before it
-# What a world replaces is listed above all rooms; the package's face hands names on.
+# The list of all replacements is above all rooms; the package's `__init__` re-exports names.
 ABOVE = {"__init__", "_installed", "_following"}
 
 
 def files() -> dict[str, Path]:
-    """All modules, by what stands behind `simdist.process.` in their names."""
+    """Return all modules, by the part of their names after `simdist.process.`."""
     found = sorted(path for path in HOME.rglob("*.py") if path.name != "__init__.py")
     return {".".join(path.relative_to(HOME).with_suffix("").parts): path for path in found}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of the package that a file imports, in functions too; not those for the type checker."""
+    """Yield the modules of the package that a file imports, in functions too, but not for the type checker."""
     known = files()
     for each in source(path).imports:
         if not each.typing:

@@ -1,7 +1,7 @@
-"""Ways in which a program leaves something behind in what all code of a process shares.
+"""Ways in which a program leaves something behind in state that all code of a process shares.
 
-`WAYS` has for each what does it, and what is there of it afterwards. On a rank of its own modules this module is the
-rank's, so nothing here may compare functions of two of its copies: `Left` and `left` are looked for by name.
+`WAYS` has for each a function that does it, and one that returns what is there. On a rank with its own modules this
+module is a copy, so nothing here may compare functions of two copies: `Left` and `left` are found by their names.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ Way = tuple[Callable[[], object], Callable[[], object]]
 
 
 class Left:
-    """What is put somewhere, and finds nothing."""
+    """A class that is left somewhere; as a finder it finds nothing."""
 
     find_spec = classmethod(lambda *_: None)
 
 
 def left(*_: Any, **__: Any) -> Any:
-    """What is put in the place of a function."""
+    """Replace a function, and do nothing."""
 
 
 def _is_left(thing: Any) -> bool:
@@ -224,7 +224,7 @@ WAYS: dict[str, Way] = {
     ),
 }
 
-# What all ranks see, and what the run's result names.
+# Changes that all ranks see, and that the run's result names.
 NAMED: dict[str, tuple[Way, str]] = {
     "callback of the collector": (
         (lambda: gc.callbacks.append(left), lambda: any(map(_is_left, gc.callbacks))),
@@ -257,7 +257,7 @@ NAMED: dict[str, tuple[Way, str]] = {
 
 
 def leave(name: str) -> tuple[object, object]:
-    """On rank 0 do it; on every rank, what is there before and afterwards."""
+    """Do it on rank 0; returns on every rank what is there before and afterwards."""
     do, look = WAYS[name] if name in WAYS else NAMED[name][0]
     dist.init_process_group("gloo")
     before = look()
@@ -269,7 +269,7 @@ def leave(name: str) -> tuple[object, object]:
 
 
 def turns() -> list[str]:
-    """Ranks 0 and 1 set the same attribute, and all look at it in turns."""
+    """Set the same attribute on ranks 0 and 1; all ranks then read it in turns."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     shared: Any = string
@@ -283,7 +283,7 @@ def turns() -> list[str]:
 
 
 def turns_of_a_child(started: Callable[[], None]) -> list[str]:
-    """A rank and its forked child look in turns at what the rank has set, the rank with a mock at hand."""
+    """Let a rank and its forked child read in turns an attribute that the rank has set; the rank has a mock."""
     shared: Any = string
     shared.left = "set by the rank"
     mocks = [unittest.mock.MagicMock()]
@@ -307,7 +307,7 @@ def turns_of_a_child(started: Callable[[], None]) -> list[str]:
 
 
 def refused() -> list[str]:
-    """The texts with which Python refuses to set or delete attributes."""
+    """Return the texts with which Python refuses to set or delete attributes."""
     known: Any = types.SimpleNamespace(int=int, string=string, left=Left)
     texts = []
     acts: tuple[Callable[[], object], ...] = (
@@ -324,7 +324,7 @@ def refused() -> list[str]:
 
 
 def folder_of_a_child() -> str:
-    """Rank 0 goes elsewhere; where a child of each rank finds itself."""
+    """Change rank 0's working folder; returns the working folder of a child of each rank."""
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         os.chdir("/usr")

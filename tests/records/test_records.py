@@ -32,7 +32,7 @@ few = settings(max_examples=15)  # for each class
 
 
 def samples(made: type[Record]) -> st.SearchStrategy[Record]:
-    """Records of a class, with values of the types that its fields are annotated with."""
+    """Draw records of a class, with values of its fields' types."""
     kinds_of = {}
     for each in dataclasses.fields(made):
         text = str(each.type)
@@ -105,7 +105,7 @@ def test_what_a_record_holds_is_what_files_may_hold(made: type[Record], data: st
 
 @pytest.mark.parametrize("kind", kinds())
 def test_the_table_of_the_trace_package_has_every_field(kind: str) -> None:
-    """It says what users find in `Event.data`, in more words than a name."""
+    """The table describes to users the fields of `Event.data`."""
     rows = [line.split("|")[1:3] for line in str(trace.__doc__).splitlines() if line.startswith("| ")]
     (reported,) = [words for names, words in rows if kind in names.strip().split(", ")]
 
@@ -120,7 +120,7 @@ def test_what_is_no_record_is_not_unpacked() -> None:
 
 
 def test_no_layer_names_a_kind_of_record_where_it_makes_one() -> None:
-    """What goes to the bus comes from the functions here, whose fields have names."""
+    """Records for the bus come from the functions of this package, whose fields have names."""
     makers = {name for name in records.__all__ if name.islower()}
     found, around = set(), set()
     for path in Path(str(simdist.__file__)).parent.rglob("*.py"):
@@ -137,4 +137,4 @@ def test_no_layer_names_a_kind_of_record_where_it_makes_one() -> None:
         "specs",
         "unpacked",
     }
-    assert around == set()  # what goes to the log alone is heard of by nobody
+    assert around == set()  # no listener gets a record that goes only to the log

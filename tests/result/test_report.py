@@ -1,4 +1,4 @@
-"""The report of a run that failed: the same everywhere, and it names what no exception can."""
+"""The report of a failed run: it is the same everywhere, and names facts that no exception has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result by itself."""
+"""The display of a result in a notebook."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ constant = 3
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a scenario file beside a small workload, `job:work`, and returns its path."""
+    """A function that writes a scenario file next to a small workload, `job:work`, and returns its path."""
     (tmp_path / "job.py").write_text(WORKLOAD)
 
     def write(text: str, *, workload: str = '[workload]\ntarget = "job:work"\n', name: str = "file.toml") -> str:

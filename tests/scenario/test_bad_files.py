@@ -207,7 +207,7 @@ def test_a_bad_fault_is_reported_by_its_place_and_the_files_keys(write: Write, f
                 ".at: 'soon' is no duration; write '3ms', '1.5s', '250us', '30min', '2h'",
             ),
         ),
-        # A class that is not there may have any key, and an error of it may be anything.
+        # A class that can't be imported may have any key and any errors of its own: none are reported.
         (
             'kind = "nowhere:Storm"\nrank = 9\nsetp = 1',
             (
@@ -215,7 +215,7 @@ def test_a_bad_fault_is_reported_by_its_place_and_the_files_keys(write: Write, f
                 ".rank: rank 9 is outside the world of 4 ranks",
             ),
         ),
-        # What is wrong with `error` differs among the kinds that have it.
+        # The problem with `error` differs among the kinds that have this key, so it is not reported.
         ('kind = "rais"\nerror = "EFOO"', (".kind: unknown fault 'rais'; did you mean 'raise'?",)),
     ],
 )
@@ -238,7 +238,7 @@ def test_what_is_wrong_whatever_the_kind_is_reported_beside_a_bad_kind(
                 ".life: 3 never comes: with max_restarts = 0 the last life is 0",
             ),
         ),
-        # The unknown key may stand for the operation that `when` needs, and for the trigger.
+        # The unknown key may be meant as the operation that `when` needs, and as the trigger.
         ('kind = "crash"\nrank = 1\nopp = "barrier"\nwhen = "during"', (".opp: unknown key; did you mean 'op'?",)),
         (
             'kind = "crash"\nrank = 1\nsignal = 3',

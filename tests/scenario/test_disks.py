@@ -1,4 +1,4 @@
-"""A scenario with a disk at "{tmp}", and what it may expect of restarts."""
+"""A scenario with a disk at "{tmp}", and its expectations about restarts."""
 
 from __future__ import annotations
 

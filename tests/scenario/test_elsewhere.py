@@ -34,7 +34,7 @@ def test_the_digest_does_not_depend_on_the_folder_of_the_program(tmp_path: Path)
         (folder / "file.toml").write_text(FILE)
         report = run_scenario(load(str(folder / "file.toml")))
         assert report.result is not None
-        assert str(folder / "work.py") in report.result.ranks[0].stderr  # which shows where it is
+        assert str(folder / "work.py") in report.result.ranks[0].stderr  # the error shows the folder
         digests.append(report.result.digest)
 
     assert digests[0] == digests[1]

@@ -1,4 +1,4 @@
-"""Programs written as users of libraries write them: they run unmodified, and with the values of real processes."""
+"""Programs as users of libraries write them: they run unmodified, with the values of real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIBRARIES = {
     "with_lightning": "lightning",
     "with_trainer": "transformers",
 }
-SMALLER = {  # what the files say takes longer, and shows no more
+SMALLER = {  # the files' own settings take longer, and show no more
     "cuda_2d": ["workload.kwargs.steps=2", "workload.kwargs.layers=1"],
     "cuda_fsdp2": ["world_size=2", "workload.kwargs.steps=2"],
     "cuda_language_model": ["workload.kwargs.steps=4"],
@@ -42,20 +42,20 @@ def _needs(file: Path) -> None:
         pytest.skip(f"{library} is not installed: pip install -e '.[programs]'")
 
 
-@pytest.mark.filterwarnings("ignore")  # the libraries' own
+@pytest.mark.filterwarnings("ignore")  # the libraries' own warnings
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_program_runs_unmodified_and_twice_the_same(
     file: Path, compiled_kernels: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _needs(file)
-    # Torch's test tools, which other tests import, forbid this process to set such flags as programs set.
+    # Torch's test tools, which other tests import, forbid this process to set flags that programs set.
     variables: Any = torch.backends.disable_global_flags.__globals__
     monkeypatch.setitem(variables, "__allow_nonbracketed_mutation_flag", True)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where names are free, whatever else runs or was left
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a folder without files of other runs
     runs = []
     for form in ("python", "compiled" if compiled_kernels is not None else "python"):  # of virtual devices' kernels
         monkeypatch.setenv("SIMDIST_DEVICE_KERNELS", form)
-        # Where no other test runs the same one, for some send their folder's path to each other.
+        # A folder that no other test uses, but the same for both runs: some ranks send each other its path.
         runs.append(run_scenario(load(str(file), overrides=SMALLER.get(file.stem, ())), folder=str(tmp_path)))
 
     first, second = runs
@@ -67,7 +67,7 @@ def test_the_program_runs_unmodified_and_twice_the_same(
 
 
 def _differing(one: RunResult, other: RunResult) -> tuple[Event, Event] | None:
-    """The first events that are not the same."""
+    """Return the first two events that differ."""
     pairs = zip(one.events, other.events, strict=False)
     return next((pair for pair in pairs if repr(pair[0]) != repr(pair[1])), None)
 
@@ -103,5 +103,5 @@ def test_real_processes_end_with_the_same_values(file: Path, tmp_path: Path) -> 
 
 
 def values_of(file: Path) -> list[Any]:
-    """What each rank returned, from a report as JSON."""
+    """Return each rank's value, from a report as JSON."""
     return [rank["value"] for rank in json.loads(file.read_text())["ranks"]]

@@ -1,4 +1,4 @@
-"""The expectations of training in a scenario file."""
+"""The expectations for trainings in a scenario file."""
 
 from __future__ import annotations
 

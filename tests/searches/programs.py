@@ -1,4 +1,4 @@
-"""Programs whose result, or whose life, depends on the schedule."""
+"""Programs whose result, or survival, depends on the schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ stores: Any = dist  # torch's stubs leave them out
 
 
 def lost_update(wait_ms: int = 1) -> int:
-    """Read and write back a counter, each rank after the one before it, if nobody is late."""
+    """Read and write back a counter, each rank after the one before it, if no rank is late."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = stores.TCPStore("127.0.0.1", 29600, size, is_master=rank == 0)
     store.add("count", 0)
@@ -31,7 +31,7 @@ def lost_update(wait_ms: int = 1) -> int:
     store.wait([f"done {each}" for each in range(size)])
     found = int(store.get("count"))
     store.set(f"read {rank}", "")
-    if rank == 0:  # the store ends with it
+    if rank == 0:  # the store ends with rank 0
         store.wait([f"read {each}" for each in range(size)])
     if found != size:
         raise ValueError(f"{found} of {size} updates")
@@ -39,7 +39,7 @@ def lost_update(wait_ms: int = 1) -> int:
 
 
 def first_come() -> list[int] | None:
-    """Rank 0 receives from anyone, in the order of arrival."""
+    """Receive on rank 0 from any rank, in the order of arrival."""
     dist.init_process_group("gloo")
     if dist.get_rank():
         dist.send(torch.tensor([float(dist.get_rank())]), 0)
@@ -53,7 +53,7 @@ def first_come() -> list[int] | None:
 
 
 def check_then_act() -> list[int]:
-    """Two threads take from a queue, and look first whether anything is there."""
+    """Let two threads check that a queue is not empty, and then take from it."""
     items: queue.Queue[int] = queue.Queue()
     taken: list[int] = []
 
@@ -70,7 +70,7 @@ def check_then_act() -> list[int]:
 
 
 def all_together() -> float:
-    """The same under every schedule."""
+    """Compute the same under every schedule."""
     dist.init_process_group("gloo")
     total = torch.tensor([float(dist.get_rank())])
     for _ in range(3):
@@ -79,7 +79,7 @@ def all_together() -> float:
 
 
 def wrong_sum() -> float:
-    """A value that `simdist.always` objects to."""
+    """Compute a value for which `simdist.always` fails."""
     import simdist
 
     total = all_together()
@@ -89,7 +89,7 @@ def wrong_sum() -> float:
 
 
 def in_place(folder: str, steps: int = 3) -> list[float]:
-    """A checkpoint that is written over the one before it."""
+    """Write each checkpoint over the one before it."""
     import simdist
 
     dist.init_process_group("gloo")
@@ -110,7 +110,7 @@ def in_place(folder: str, steps: int = 3) -> list[float]:
 
 
 def gives_up() -> int:
-    """An error of communication that is taken for a result."""
+    """Treat an error of communication as a result."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     try:
@@ -122,7 +122,7 @@ def gives_up() -> int:
 
 
 def unlucky(bad: int = 7) -> float:
-    """One of twenty seeds has rank 1 raise an error."""
+    """Raise an error on rank 1 with one of twenty seeds."""
     dist.init_process_group("gloo")
     drawn = random.randrange(20)
     if drawn == bad and dist.get_rank() == 1:
@@ -133,7 +133,7 @@ def unlucky(bad: int = 7) -> float:
 
 
 def crashes_python(way: str) -> None:
-    """One of twenty seeds ends the whole process."""
+    """End the whole process with one of twenty seeds."""
     dist.init_process_group("gloo")
     if random.randrange(20) == 7:
         if way == "segfault":
@@ -142,22 +142,22 @@ def crashes_python(way: str) -> None:
 
 
 def never_above_two(result: RunResult) -> str | None:
-    """A check: no total of two ranks is above 1.8."""
+    """Check that no total of two ranks is above 1.8."""
     return "above 1.8" if result.ranks[0].value > 1.8 else None
 
 
 def asserts(result: RunResult) -> None:
-    """The same as an assertion."""
+    """Check the same by an assertion."""
     assert result.ranks[0].value <= 1.8, "above 1.8"
 
 
 def asserts_without_a_text(result: RunResult) -> None:
-    """The same without a text."""
+    """Check the same by an assertion without a text."""
     assert result.ranks[0].value <= 1.8
 
 
 def begins_again() -> None:
-    """Begin again after a restart with what rank 0 hands out; who can't get it goes on all the same."""
+    """Begin again after a restart with rank 0's state; assert that each rank can get it."""
     dist.init_process_group("gloo")
     state = torch.zeros(1)
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
@@ -172,7 +172,7 @@ def begins_again() -> None:
 
 
 def falls_out(steps: int) -> None:
-    """The rank in the middle raises in the second step."""
+    """Raise on the rank in the middle, in the second step."""
     dist.init_process_group("gloo")
     for step in range(steps):
         if step == 1 and dist.get_rank() == dist.get_world_size() // 2:

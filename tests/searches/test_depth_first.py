@@ -1,4 +1,4 @@
-"""The search over all orders has every outcome that brute force has, in far fewer runs."""
+"""The search over all orders finds every outcome that brute force finds, in far fewer runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ stores: Any = dist  # torch's stubs leave them out
 
 
 def lost_between_two() -> int:
-    """Each rank reads a counter and writes it back."""
+    """Read a counter on each rank and write it back."""
     store = stores.FileStore("/tmp/counter", -1)
     found: int = store.add("count", 0)
     store.set("count", str(found + 1))
@@ -38,7 +38,7 @@ def lost_between_two() -> int:
 
 
 def lock_beside_a_store() -> list[str]:
-    """Two threads of rank 0 take a lock; rank 1 has nothing to do with them."""
+    """Take a lock in two threads of rank 0; rank 1 uses a store meanwhile, independently."""
     if os.environ["RANK"] == "1":
         store = stores.FileStore("/tmp/beside", -1)
         store.set("a", "")
@@ -61,12 +61,12 @@ def lock_beside_a_store() -> list[str]:
 
 
 def last_writer(folder: str) -> None:
-    """Each rank writes the same file."""
+    """Write the same file on each rank."""
     Path(folder, "last").write_text(os.environ["RANK"])
 
 
 def searched(function: Callable[[], Any], world_size: int, *, reduced: bool) -> tuple[set[str], int]:
-    """The outcomes of a program, and how many runs it took to have them."""
+    """Return the outcomes of a program, and the number of runs that found them."""
     orders, outcomes, runs = DepthFirst(reduced=reduced), set(), 0
     while True:
         orders.begin()
@@ -230,7 +230,7 @@ def test_a_systematic_search_has_no_seed() -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """Stands for a rank's."""
+    """Stands in for a rank's process."""
 
     rank: int
 
@@ -240,7 +240,7 @@ class Process:
 
 
 Script = list[tuple[str, str]]
-"""What a task does between turns: "read", "write", "wait" for what another writes, "sleep", or "end" all others."""
+"""The actions of a task between turns: "read", "write", "wait" for another's write, "sleep", or "end" all others."""
 
 
 def outcomes_of(scripts: list[Script], *, reduced: bool) -> tuple[set[Any], int]:
@@ -255,7 +255,7 @@ def outcomes_of(scripts: list[Script], *, reduced: bool) -> tuple[set[Any], int]
 
 
 def played(scripts: list[Script], orders: DepthFirst) -> Any:
-    """One run: what each task has seen, and what every variable holds at the end."""
+    """Do one run; returns what each task has seen, and the final value of every variable."""
     simulation = Simulation(policy=make_policy(orders.policy, 0))
     touch = simulation.policy.touch
     assert touch is not None

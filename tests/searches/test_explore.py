@@ -130,7 +130,7 @@ def asks_again_and_again() -> int:
 
 
 def test_a_run_that_asks_for_a_starved_rank_has_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simdist.programs._attempt._EVENTS", 300)  # so that it takes no minute
+    monkeypatch.setattr("simdist.programs._attempt._EVENTS", 300)  # else it would take a minute
 
     report = simdist.explore(asks_again_and_again, world_size=2, runs=30, one_outcome=True)
 

@@ -1,4 +1,4 @@
-"""A search over faults passes over what a fault explains, and makes the rest small."""
+"""A search over faults skips failures that a fault explains, and makes the others small."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], said: s
 
 def test_what_a_fault_has_besides_is_left_out_even_if_two_fields_need_it() -> None:
     def fails(_: Program, attempt: Attempt) -> bool:
-        """It takes the jitter, and a share of a tail only beside its length."""
+        """Fail if the fault has the jitter; a tail needs both its share and its length."""
         (fault,) = attempt.faults or (None,)
         if not isinstance(fault, SlowRank):
             return False

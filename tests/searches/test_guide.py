@@ -1,4 +1,4 @@
-"""Plans that reach something new lead to others, the same with any number of workers."""
+"""Plans that reach something new lead to further plans, which do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def guide() -> Guide:
 
 
 def reached(number: int) -> frozenset[Reached]:
-    """What the run of a plan might come to: every third one something new."""
+    """Return what the run of a plan might reach: every third plan something new."""
     return frozenset({Reached("all_reduce", "crash", f"called afterwards {number // 3}")})
 
 
 def generation(drawn: Guide, first: int) -> list[Attempt]:
-    """The plans of a generation, all of them drawn before the first one is run."""
+    """Return the plans of a generation, all of them drawn before the first one runs."""
     plans = [drawn.plan(number) for number in range(first, first + GENERATION)]
     for number in range(first, first + GENERATION):
         drawn.learn(number, reached(number))

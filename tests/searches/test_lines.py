@@ -1,4 +1,4 @@
-"""Lines of the program that run after a fault count as something new that a plan reached."""
+"""New lines of the program that run after a fault count as something new that a plan reached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_a_thread() -> int:
 
 
 def lines_of(function: Callable[..., object], *texts: str) -> set[str]:
-    """Where lines with these texts stand."""
+    """Return the places of the lines with these texts."""
     code = function.__code__
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
     within = range(code.co_firstlineno, max(line for _, _, line in code.co_lines() if line) + 1)

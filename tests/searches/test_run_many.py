@@ -1,4 +1,4 @@
-"""Many runs come to the same, in the same order, with any number of workers."""
+"""Many runs have the same results, in the same order, with any number of workers."""
 
 from __future__ import annotations
 

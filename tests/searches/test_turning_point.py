@@ -1,4 +1,4 @@
-"""The moment at which a failure became inevitable."""
+"""The turning point: the decision at which a failure became inevitable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _passes() -> None: ...
 
 
 def _drawn(passes: Callable[[int, int], bool]) -> Callable[[Attempt], Ran]:
-    """Runs of a program: whether one passes depends on the decisions that are kept and on the seed of the others."""
+    """Return a function that runs a program; it passes depending on the kept decisions and the seed of the others."""
     failed = Ran(simdist.run(_fails, world_size=1), (("outcomes", "a rank raised"),))
     passed = Ran(simdist.run(_passes, world_size=1))
 
@@ -31,7 +31,7 @@ def _drawn(passes: Callable[[int, int], bool]) -> Callable[[Attempt], Ran]:
     return run
 
 
-@pytest.mark.parametrize("first", range(3))  # the draws before it repeat the failing run, event for event
+@pytest.mark.parametrize("first", range(3))  # earlier draws repeat the failing run, event for event
 def test_draws_that_repeat_the_failure_do_not_hide_those_that_pass(first: int) -> None:
     found = turning_point(Attempt(policy="random@7"), _drawn(lambda kept, seed: kept < 25 and seed >= first))
 

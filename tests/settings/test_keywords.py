@@ -1,4 +1,4 @@
-"""The types of `**settings` name what each relative of `simdist.run` takes, as `simdist.run` types it."""
+"""The types of `**settings` name the keywords of each relative of `simdist.run`, with the types in `simdist.run`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = [function.__name__ for function in RELATIVES]
 
 
 def types_of(typed: Any) -> dict[str, str]:
-    """Of all bases, as they are written."""
+    """Return the types of all bases, as they are written."""
     return {name: each.__forward_arg__ for name, each in typed.__annotations__.items()}
 
 
@@ -49,7 +49,7 @@ def test_a_function_takes_the_keywords_of_its_type_and_no_others(function: Calla
 
 
 def problem_of(function: Callable[..., Any], name: str) -> str:
-    """What it says of a keyword with a value that `simdist.run` refuses: the same, unless it has no such keyword."""
+    """Return the error for a keyword with a value that `simdist.run` refuses; it differs if the keyword is unknown."""
     needed: dict[str, Any] = {"layouts": [1]} if function is simdist.agree else {"world_size": 2}
     with pytest.raises(ArgumentError) as caught:
         function(nothing, **{**needed, name: object()})

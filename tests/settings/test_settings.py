@@ -1,4 +1,4 @@
-"""The settings of a run are defined once, in `simdist.settings.RunSettings`; every way to start one has the same."""
+"""The settings of a run are defined once, in `simdist.settings.RunSettings`; all ways to start a run have the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_world_has_the_settings_and_no_defaults_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(MARKER) & set(FIELDS)))
 def test_the_marker_has_the_defaults_of_a_run(name: str) -> None:
-    own = {"world_size": 4, "policy": None}  # None: by the seed
+    own = {"world_size": 4, "policy": None}  # None: depends on the seed
 
     assert getattr(Settings(), name) == own.get(name, DEFAULTS[name])
 
@@ -54,7 +54,7 @@ def test_spawn_takes_the_defaults_of_a_run() -> None:
 
     assert {name: default for name, default in parameters.items() if name in FIELDS} == {
         **{name: DEFAULTS[name] for name in ("backend", "seed", "faults", "share")},
-        "isolate": True,  # as torch.multiprocessing's spawn has it
+        "isolate": True,  # as in torch.multiprocessing's spawn
     }
 
 

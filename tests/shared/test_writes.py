@@ -1,4 +1,4 @@
-"""`shared_writes`: what ranks leave where all see it, and the next world too, is named after the run."""
+"""`shared_writes`: it names, after a run, the changes of ranks that all ranks and the next world see."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ logger = logging.getLogger("tests.shared_writes")
 
 
 class Own:
-    """What is put in the place of a function."""
+    """Replaces a function."""
 
 
-# What ranks that share their modules do, and how it is reported.
+# Changes by ranks that share their modules, and how they are reported.
 NAMED: dict[str, tuple[Callable[[], Any], str]] = {
     "attribute of a module": (lambda: setattr(json, "left", 1), "json.left: added"),
     "attribute of a module of constants": (lambda: setattr(string, "left", 1), "string.left: added"),
@@ -71,7 +71,7 @@ NAMED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """What the test leaves on purpose."""
+    """Undo what the test leaves on purpose."""
     words = list(keyword.kwlist)
     chain, dumps, separator, level = collections.ChainMap, json.dumps, json.JSONEncoder.item_separator, logger.level
     try:
@@ -94,7 +94,7 @@ def test_what_ranks_leave_where_all_see_it_is_named() -> None:
         for act, _ in NAMED.values():
             act()
 
-    simdist.run(len, world_size=1, args=("",))  # what the first world imports
+    simdist.run(len, world_size=1, args=("",))  # the first world imports modules
     with put_back(), shared_writes() as written:
         simdist.run(body, world_size=1).raise_for_failure()
 
@@ -121,7 +121,7 @@ def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatc
 
 
 def test_classes_that_are_equal_to_others_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `typing._UnionGenericAlias` is to `typing.Union`, from Python 3.14 on."""
+    """Like `typing._UnionGenericAlias` and `typing.Union`, from Python 3.14 on."""
 
     class Alike(type):
         def __eq__(cls, other: object) -> bool:
@@ -146,11 +146,11 @@ def test_classes_that_are_equal_to_others_are_kept_apart(monkeypatch: pytest.Mon
 
 @functools.singledispatch
 def json_like(thing: object) -> str:
-    """A function that a library lets others extend."""
+    """Convert an object: a function that other code may extend."""
     return str(thing)
 
 
-# What ranks do inside the objects that modules hold, how it is taken back, and how it is reported.
+# Changes by ranks inside the objects that modules hold, how to undo them, and how they are reported.
 INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "type of a C function's result": (
         lambda: setattr(ctypes.pythonapi.Py_GetVersion, "restype", ctypes.c_char_p),
@@ -248,7 +248,7 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
     try:
         symbol = sys.modules["registers"].Symbol
         json.encoder.ESCAPE_DCT.pop("z")
-        assert alone.lines() == ["json.encoder.ESCAPE_DCT: 2 entries added"]  # whose one it is can't be seen
+        assert alone.lines() == ["json.encoder.ESCAPE_DCT: 2 entries added"]  # who added which is not known
         assert symbol in copyreg.dispatch_table
     finally:
         copyreg.dispatch_table.pop(symbol)

@@ -1,11 +1,11 @@
-"""What a disk may hold after a crash, found in another way: a small machine is run through all that it may do.
+"""The possible contents of a disk after a crash, found independently: a small machine tries all that it may do.
 
 Its cache writes any block back at any time, it raises the sizes on the disk as a file system would, and its journal is
-cut anywhere. It shares no code with `simdist.storage`. Blocks are of two bytes, files of a few, programs of some calls.
+cut anywhere. It shares no code with `simdist.storage`. Blocks have two bytes, files a few, programs some calls.
 
 A program is a list of calls: ("create", name), ("write", name, offset, data), ("resize", name, size), ("allocate",
 name, size), ("close", name), ("rename", name, to), ("exchange", name, other), ("link", name, to), ("unnamed", name)
-for a file that only the program knows by that, ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
+for a file whose name only the program knows, ("unlink", name), ("fsync", name), ("fdatasync", name), ("fsync dir",).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ __all__ = ["BLOCK", "Call", "Held", "possible"]
 BLOCK = 2
 Call = tuple[Any, ...]
 Held = frozenset[tuple[str, bytes]]
-"""What is on a disk: the bytes under each name."""
+"""The content of a disk: the bytes under each name."""
 
 
 @dataclass(frozen=True)
 class Platter:
-    """What is on the disk of one file, and what is in the cache.
+    """The content of one file on the disk, and in the cache.
 
-    `resizes` are the sizes that were set since the last sync, with their places in the journal. What was written after
-    a block was freed went to another block, so blocks are kept by how often they were freed.
+    `resizes` are the sizes that were set since the last sync, with their places in the journal. Writes after a block
+    was freed went to another block, so blocks are kept by the number of times that they were freed.
     """
 
     cache: bytes
     durable: bytes
     resizes: tuple[tuple[int, int, int], ...] = ()  # place in the journal, size before, size after
-    blocks: frozenset[tuple[int, int, int, bytes]] = frozenset()  # freed so often, number, resizes when written, bytes
-    sizes: tuple[int, ...] = ()  # on the disk, after so many resizes
-    submitted: frozenset[tuple[int, int]] = frozenset()  # block, and the size that its write will bring
+    blocks: frozenset[tuple[int, int, int, bytes]] = frozenset()  # times freed, number, resizes when written, bytes
+    sizes: tuple[int, ...] = ()  # on the disk, by the number of resizes
+    submitted: frozenset[tuple[int, int]] = frozenset()  # block, and the size after its write
     unwritten: frozenset[int] = frozenset()  # blocks through which the file has grown
     seen: tuple[int, ...] = ()  # sizes since the last sync
     dirty: bool = False
-    beyond: bool = False  # bytes wait that lie beyond what is durable
+    beyond: bool = False  # waiting bytes lie beyond the durable size
 
     def freed(self, block: int, applied: int) -> int:
         return sum(after <= block * BLOCK < before for _, before, after in self.resizes[:applied])
@@ -59,8 +59,8 @@ class Machine:
     emptied: set[int] = field(default_factory=set)
     cleared: set[int] = field(default_factory=set)  # btrfs: entries whose folder was synced
     logging: bool = False  # btrfs: something was synced
-    room: dict[int, int] = field(default_factory=dict)  # blocks that have their place on the disk, by file
-    homeless: dict[int, set[int]] = field(default_factory=dict)  # blocks that were written and have none
+    room: dict[int, int] = field(default_factory=dict)  # allocated blocks, by file
+    homeless: dict[int, set[int]] = field(default_factory=dict)  # blocks that were written but not allocated
 
     def _note(self, sets: dict[str, int | None], about: set[int], *, size: bool = False) -> int:
         self.journal.append((sets, about, size))
@@ -84,7 +84,7 @@ class Machine:
         elif what == "exchange":
             one, two = self.names[rest[0]], self.names[rest[1]]
             self.names[rest[0]], self.names[rest[1]] = two, one
-            if self.rule == "btrfs":  # each file by itself has its new name
+            if self.rule == "btrfs":  # each file gets its new name separately
                 self._note({rest[1]: one, rest[0]: None}, {one})
                 self._note({rest[0]: two}, {two})
             else:
@@ -173,7 +173,7 @@ class Machine:
         elif self.rule == "btrfs":
             self.logging = True
             self.sure.update(n for n, entry in enumerate(self.journal) if number in entry[1] and any(entry))
-            # The way there is in the root folder, which always exists; entries that gave the file its names are kept.
+            # The path is in the root folder, which always exists; entries that gave the file its names are kept.
             self.sure.update(n for n, entry in enumerate(self.journal) if number in entry[0].values())
         self.files[number] = {
             Platter(p.cache, p.cache, sizes=(len(p.cache),), seen=(len(p.cache),)) for p in self.files[number]
@@ -181,9 +181,9 @@ class Machine:
         self._house(number, -(-len(next(iter(self.files[number])).cache) // BLOCK))
 
     def _by_itself(self, p: Platter) -> Iterator[Platter]:
-        """What the cache may do next with a file: write a block back, raise the size."""
+        """Yield what the cache may do next with a file: write a block back, raise the size."""
         count = len(p.resizes)
-        # Where no journal says so, what was cut off may be gone before the size is another one.
+        # Without a journal, bytes that were cut off may be gone before the size changes.
         top = len(p.cache) if self.rule != "posix" else max(p.seen)
         for block in range(-(-top // BLOCK)):
             data = p.cache[block * BLOCK : (block + 1) * BLOCK].ljust(BLOCK, b"\0")
@@ -211,7 +211,7 @@ class Machine:
                 yield replace(p, sizes=(size,))
 
     def crashes(self) -> Iterator[Held]:
-        """What may be on the disk now, after a crash."""
+        """Yield the possible contents of the disk after a crash now."""
         for there, names in self._named():
             found = {file: self._contents(file, there) for file in set(names.values())}
             for chosen in itertools.product(*found.values()):
@@ -234,7 +234,7 @@ class Machine:
             yield there, names
 
     def _named_apart(self) -> Iterator[tuple[set[int], dict[str, int]]]:
-        """What was committed, and of the rest any: a file has its new name, what it replaced has lost it."""
+        """Yield the committed changes with any of the others: a file gets its new name, the replaced one loses it."""
         named = [number for number, entry in enumerate(self.journal) if entry[0]]
         replacing = [n for n in named if len(self.journal[n][1]) > 1]
         parts = [*((n, "mine") for n in named), *((n, "its") for n in replacing)]
@@ -244,7 +244,7 @@ class Machine:
                 chosen |= {part for part in parts if part[0] < cut}
                 chosen |= {(n, "mine") for n in self.sure} | {(n, "its") for n in self.cleared}
                 yield set(range(cut)) | self.sure, self._owners(chosen)
-            if cut and (cut - 1, "its") in parts:  # cut in the middle of it
+            if cut and (cut - 1, "its") in parts:  # cut in the middle of the entry
                 chosen = {part for part in parts if part[0] < cut and part != (cut - 1, "its")}
                 chosen |= {(n, "mine") for n in self.sure} | {(n, "its") for n in self.cleared}
                 yield set(range(cut)) | self.sure, self._owners(chosen)
@@ -281,7 +281,7 @@ class Machine:
 
     def _contents(self, file: int, there: set[int]) -> set[bytes]:
         found = {self._read(p, there) for p in self.files[file]}
-        if self.rule == "btrfs":  # its log may have a smaller size, and nothing of what became of the bytes
+        if self.rule == "btrfs":  # its log may have a smaller size without the later bytes
             for p in self.files[file]:
                 if not any(place in there for place, _, _ in p.resizes):
                     found |= {p.durable[:size] for size in p.seen if size < len(p.durable)}
@@ -339,7 +339,7 @@ def _resized(p: Platter, size: int, place: int, *, ordered: bool) -> Platter:
 
 
 def possible(rule: str, program: list[Call]) -> set[Held]:
-    """Everything that a crash after the program may leave."""
+    """Return everything that a crash after the program may leave."""
     machine = Machine(rule)
     for call in program:
         machine.run(call)

@@ -1,4 +1,4 @@
-"""What real file systems left when their power was cut, on Linux 6.18: the simulated ones may leave it, too."""
+"""Outcomes of real file systems whose power was cut, on Linux 6.18: the simulated ones may have them, too."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _cut_off(disk: Disk) -> None:
 Contents = dict[str, bytes | None]
 ZEROS = bytes(len(NEW))
 OLD_X: Contents = {"x": OLD}
-# What was done, and what each file system was seen to leave.
+# The calls, and the outcomes of each file system that were seen.
 SEEN: dict[str, tuple[Callable[[Disk], None], dict[str, list[Contents]]]] = {
     "create": (
         _create,

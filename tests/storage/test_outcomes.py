@@ -1,4 +1,4 @@
-"""What a disk may hold after a crash is what an independent machine can bring about, no more and no less."""
+"""The possible outcomes of a disk after a crash are exactly those of an independent machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _CALLS = st.one_of(
 
 
 def _sensible(calls: list[Call]) -> list[Call]:
-    """Those calls that a real file system would take."""
-    there: dict[str, int] = {}  # names, and which file each is of
+    """Return those calls that a real file system would accept."""
+    there: dict[str, int] = {}  # names, and their files
     kept: list[Call] = []
     for call in calls:
         what, *rest = call

@@ -1,7 +1,7 @@
-"""What real file systems leave when their power is cut is what simulated ones may leave.
+"""Outcomes of real file systems whose power is cut are possible outcomes of simulated ones.
 
-A file system lies on a loop device over memory. The power cut is a copy of the backing file while it is mounted; the
-copy is mounted, so that the journal is replayed, and read. That takes root on Linux and the file system's mkfs.
+A file system is on a loop device in memory. The power cut is a copy of the backing file while it is mounted; the copy
+is mounted, so that the journal is replayed, and read. This needs root on Linux and the file system's mkfs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAKERS = {
 SIZES = {"ext4": "64M", "xfs": "320M", "btrfs": "128M"}
 BLOCK = 4096
 BATCHES, PROGRAMS, CALLS = 10, 20, 9
-LOOKED_AT = 20_000  # outcomes
+LOOKED_AT = 20_000  # number of outcomes
 
 pytestmark = pytest.mark.real
 
@@ -53,7 +53,7 @@ def _mounted(image: Path, at: Path) -> Iterator[Path]:
 
 
 class Program:
-    """Random calls in a folder of their own, each done to the real files and to the model."""
+    """Random calls in a folder of their own, each applied to the real files and to the model."""
 
     def __init__(self, folder: Path, kind: str, draws: np.random.Generator, *, also: bool = False) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Program:
         return bytes([int(self._draws.integers(1, 256))]) * size
 
     def step(self) -> None:
-        """One call."""
+        """Do one call."""
         names = sorted(path.name for path in self.folder.iterdir())
         calls = ["create", "append", "overwrite", "rewrite", "cut", "rename", "link", "unlink"]
         if self._also:
@@ -166,7 +166,7 @@ class Program:
         inode, data = self.disk.find(name), self._bytes(1)
         assert inode is not None
         if inode.changes:
-            return  # the real one waits for these bytes only, the model for all
+            return  # the real call waits only for these bytes, the model's for all
         self._note("append", name, len(data), "RWF_DSYNC")
         number = os.open(self.folder / name, os.O_WRONLY)
         os.pwritev(number, [data], inode.size, os.RWF_DSYNC)
@@ -258,7 +258,7 @@ class Program:
         self.disk.sync_folder(root)
 
     def allows(self, left: dict[str, bytes]) -> bool:
-        """True if the model may leave this."""
+        """True if this is a possible outcome of the model."""
         outcomes = itertools.islice(self.disk.outcomes(), LOOKED_AT)
         return any(self.disk.contents(image) == left for image in outcomes)
 
@@ -296,4 +296,4 @@ def test_every_real_outcome_is_one_that_the_profile_allows(kind: str, also: bool
                         refused.append((batch, program.folder.name, program.said, sizes))
 
     assert refused == []
-    assert changed > BATCHES  # the cuts have cost something
+    assert changed > BATCHES  # the power cuts have lost something

@@ -1,4 +1,4 @@
-"""Programs of which each rank has its own: functions in a module that is quickly imported."""
+"""Programs of which each rank has its own copy: functions in a module whose import is fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def count(folder: str, *, steps: int = 2, sync: bool = True) -> int:
 
 
 def in_parts(folder: str, *, looks: bool) -> str:
-    """A file that is written in many parts, and begun anew after a crash; who `looks` goes on with what is there."""
+    """Write a file in many parts, anew after a crash; with `looks` the result depends on the parts that are there."""
     path = Path(folder) / "value"
     part = path.with_suffix(".tmp")
     said = "new"
@@ -42,5 +42,5 @@ def in_parts(folder: str, *, looks: bool) -> str:
 
 
 def number(path: Path) -> int:
-    """What a file says, 0 if there is none."""
+    """Return the number in a file, 0 if there is none."""
     return int(path.read_text()) if path.exists() else 0

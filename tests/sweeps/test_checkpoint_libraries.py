@@ -1,4 +1,4 @@
-"""Checkpoints of libraries that people use, on a disk that loses power; each is swept in part."""
+"""Checkpoints of widely used libraries, on a disk that loses power; each is swept in part."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_fabric_empties_the_old_checkpoint_first() -> None:
 
 
 def by_lightning(folder: str) -> list[float]:
-    """Train three epochs of one step, kept by ModelCheckpoint, from where `last.ckpt` is."""
+    """Train three epochs of one step with ModelCheckpoint, beginning from `last.ckpt`."""
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -253,8 +253,8 @@ def test_model_checkpoint_of_lightning_empties_the_last_one_unsynced() -> None:
 
 
 def by_hsdp(folder: str, *, steps: int = 2) -> float:
-    """Train on a mesh of two by two, saved by DCP to a folder that gets its name when all of it is on the disk."""
-    warnings.simplefilter("ignore")  # DCP's, that it overwrites
+    """Train on a mesh of two by two; DCP saves to a folder that is renamed when all of it is on the disk."""
+    warnings.simplefilter("ignore")  # DCP's warning that it overwrites
     dist.init_process_group("gloo")
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
@@ -287,7 +287,7 @@ def by_hsdp(folder: str, *, steps: int = 2) -> float:
     return round(float(weight.full_tensor().double().sum()), 4)
 
 
-# Torch's writer of a rank that died is collected after its file, and Python 3.13 reports that its flush fails.
+# The writer of a rank that died is collected after its file, and Python 3.13 reports that its flush fails.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <torch.distributed.checkpoint.filesystem")
 @pytest.mark.parametrize("strike", ["all", "host"])
 def test_hsdp_comes_back_on_its_mesh(strike: Any) -> None:

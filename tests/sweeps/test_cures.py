@@ -1,4 +1,4 @@
-"""What is said that usually helps is what the repaired ways to keep a checkpoint do."""
+"""The advice in reports is what the repaired ways to keep a checkpoint do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's distributed checkpoints: two weaknesses of torch 2.13 that were measured on real disks, and a way around."""
+"""torch's distributed checkpoints: two weaknesses of torch 2.13, measured on real disks, and a workaround."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _failed(report: ScenarioReport) -> dict[str, str]:
 def test_the_metadata_is_synced_before_its_bytes_are_written(way: str) -> None:
     report = _run(_power_loss_after("rename", 1, outcome=0), "sync=false", way)
 
-    if VERSION >= (2, 14):  # which flushes them before
+    if VERSION >= (2, 14):  # torch 2.14 flushes them before
         assert report.ok, _failed(report)
         return
     assert "raised CheckpointException" in _failed(report)["outcomes"]

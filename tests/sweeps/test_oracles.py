@@ -1,4 +1,4 @@
-"""What else a sweep can expect: states, samples, files, and nothing written by a life that is over."""
+"""Further expectations of a sweep: states, samples, files, and no writes by a life that is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 8
 
 
 def train(folder: str, *, keeps_momentum: bool = True, skips: bool = False, noise: bool = False) -> None:
-    """Two ranks, four steps, an epoch of eight samples; a checkpoint after each step."""
+    """Train four steps on two ranks, an epoch of eight samples, with a checkpoint after each step."""
     dist.init_process_group("gloo")
     rank, path = dist.get_rank(), Path(folder) / "last.pt"
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A failure of a function's sweep is repeated by one call, or by a test that is written for it."""
+"""A failure of a function's sweep is repeated by one call, or by a test that simdist writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to keep a checkpoint that are examples: each is lost to the crash that it should, and its twin is not."""
+"""The examples of ways to keep a checkpoint: a bad one fails at the expected crash, its repaired version does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADED = ("live_tensors", "copied")  # they save while the next step is under 
 
 _NO_POWER: dict[str, Any] = {"rank": 0, "all_hosts": True, "down_ns": 1_000_000_000}
 _SAVED = Crash(rank=0, op="fsync_dir", nth=1)  # the first checkpoint has its name
-# The crash, the expectation that it breaks, and what is reported of it.
+# The crash, the expectation that fails, and a part of the report.
 FOUND: dict[str, tuple[Fault, str, str]] = {
     "in_place": (Crash(rank=0, op="write", nth=1), "outcomes", "raised EOFError"),
     "no_fsync": (

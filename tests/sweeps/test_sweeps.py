@@ -1,4 +1,4 @@
-"""A sweep crashes a program at every moment and reports where it does not come back."""
+"""A sweep crashes a program at every moment and reports where it does not recover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.sweeps.isolated_programs import count, in_parts, number
 
 
 def in_place(folder: str) -> int:
-    """The same, without a second file."""
+    """Count the steps in a file that is written in place."""
     path = Path(folder) / "count"
     for step in range(number(path), 2):
         path.write_text(str(step + 1))
@@ -149,7 +149,7 @@ def test_crashes_that_leave_the_same_are_tried_once() -> None:
 
     before = [case.point.call for case in report.cases if case.when == "before"]
     assert before == ["create of a", *(f"step {step}" for step in range(10) for _ in "ab")]
-    assert report.merged == 0  # a program that is further has more to lose
+    assert report.merged == 0  # a program that is further loses more
 
     def waits(folder: str) -> None:
         (Path(folder) / "a").touch()
@@ -162,7 +162,7 @@ def test_crashes_that_leave_the_same_are_tried_once() -> None:
     assert before == [
         "create of a",
         "point 'waiting'",
-    ]  # the file may be there, or not
+    ]  # the file is there, or it is not
     assert report.merged == 2 * 10 - 1
 
 
@@ -193,7 +193,7 @@ def test_hosts_lose_power_one_by_one_and_all_together() -> None:
     report = simdist.sweep(save, world_size=2, cluster=make(2, hosts=2))
 
     assert {case.strike for case in report.cases} == set(STRIKES[:3])
-    # A server keeps what was closed; the server itself, what was synced.
+    # A server keeps closed files when a host loses power; when the server does, it keeps only synced ones.
     assert {failure.case.strike for failure in report.failures} == {"all"}
     assert any("value.pt is empty, of" in failure.account for failure in report.failures)
 
@@ -305,9 +305,9 @@ def test_what_is_left_of_a_file_that_nobody_looks_at_makes_no_other_life(looks: 
 
 
 def listening() -> Iterator[str]:
-    """The open files of this process through which the system reports who opens what."""
+    """Yield this process's descriptors of inotify, by which the system reports opened files."""
     for each in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # that which lists them is gone already
+        with contextlib.suppress(OSError):  # the descriptor that lists them is already closed
             if "inotify" in str(each.readlink()):
                 yield each.name
 
@@ -316,7 +316,7 @@ _lives: list[str] = []  # in a module that all lives of a rank share, unless it 
 
 
 def remembers(folder: str) -> int:
-    """What a life leaves in memory decides what the next one comes to."""
+    """Return a result that depends on what an earlier life has left in memory."""
     for name in ("value", "other"):
         (Path(folder) / name).touch()
     _lives.append("first")
@@ -332,7 +332,7 @@ def test_ranks_that_share_modules_are_run_to_the_end() -> None:
     _lives.clear()
     report = simdist.sweep(remembers, world_size=1, strikes=["rank"])
 
-    # A rank that dies before the last call leaves the files that one leaves which dies before the second.
+    # A rank that dies before the last call leaves the same files as one that dies before the second.
     assert [(each.case.point.call, each.case.point.nth) for each in report.failures] == [("create of other", 4)]
     assert report.known == 0
 
@@ -355,7 +355,7 @@ def test_what_a_function_closes_over_or_is_given_outlives_a_crash() -> None:
 
 def test_a_second_crash_strikes_the_recovery() -> None:
     def clears(folder: str) -> int:
-        """What it finds half done it takes away, before it has it in a new file."""
+        """Remove a half-done file before its content is in a new one."""
         path = Path(folder) / "value"
         if path.with_suffix(".old").exists():
             text = path.with_suffix(".old").read_text()
@@ -370,7 +370,7 @@ def test_a_second_crash_strikes_the_recovery() -> None:
 
     def goes_back(folder: str) -> int:
         path, old = Path(folder) / "value", Path(folder) / "old"
-        if old.exists():  # it died in the middle: begin again, in a way that can't be begun again
+        if old.exists():  # it died in the middle: recover, in a way that can't be repeated
             old.unlink()
             path.write_text("5")
         elif not path.exists():
@@ -417,7 +417,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 
 def _add_up(folder: str, *, fixed: bool = False) -> float:
-    """Two steps; each rank keeps its part, or all parts are those of as many ranks as there are."""
+    """Add up in two steps, for the present number of ranks, or (`fixed`) only for two ranks."""
     dist.init_process_group("gloo")
     path = Path(folder) / "value.pt"
     first, total = torch.load(path) if path.exists() else (0, 0.0)
@@ -444,7 +444,7 @@ def test_a_host_is_lost_for_good_and_the_others_go_on() -> None:
     assert report.wrong == ()
     assert len(report.cases) > 5
     assert report.failures == ()
-    assert {case.point.rank for case in report.cases} == {1}  # nobody goes on without the first host
+    assert {case.point.rank for case in report.cases} == {1}  # without the first host no rank goes on
     broken = simdist.sweep(_add_up, **settings, kwargs={"fixed": True})
     assert len(broken.failures) == len(broken.cases)
     assert broken.failures[0].account.startswith("the host of rank 1 was lost for good before ")
@@ -460,7 +460,7 @@ def test_what_code_writes_that_cannot_be_seen_is_lost_all_the_same() -> None:
             simdist.step(step)
             torch.save(step + 1, f"{folder}/new")
             data = (Path(folder) / "new").read_bytes()
-            mapped = torch.from_file(str(path), shared=True, size=len(data), dtype=torch.uint8)  # which nobody sees
+            mapped = torch.from_file(str(path), shared=True, size=len(data), dtype=torch.uint8)  # invisible to simdist
             mapped.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return value
 
@@ -468,11 +468,11 @@ def test_what_code_writes_that_cannot_be_seen_is_lost_all_the_same() -> None:
 
     assert report.unseen == ("value",)
     assert any("value is empty" in failure.account for failure in report.failures)
-    assert "{tmp}" in str(report) or "/simdist-" not in str(report)  # which differs from run to run
+    assert "{tmp}" in str(report) or "/simdist-" not in str(report)  # the folder differs from run to run
 
 
 def saving_on_sigterm(folder: str, *, early: bool, code: int = 1) -> int:
-    """Adds up the steps; a handler saves at once, or (not `early`) notes the signal for the end of the step."""
+    """Add up the steps; a handler saves at once, or (not `early`) notes the signal for the end of the step."""
     path = Path(folder) / "count"
     first, total = map(int, path.read_text().split()) if path.exists() else (0, 0)
     state, noted = {"next": first, "total": total}, []
@@ -562,7 +562,7 @@ def test_a_second_sigterm_strikes_the_recovery() -> None:
 
 
 def adding(*, swallows: bool) -> list[float]:
-    """Add up what all ranks have; a time-out ends it, or is noted and forgotten."""
+    """Add up tensors of all ranks; a time-out ends the program, or (`swallows`) only the loop."""
     dist.init_process_group("gloo")
     total = torch.zeros(1)
     for step in range(2):

@@ -1,4 +1,4 @@
-"""What crashes that are tried side by side report to each other, and where their files lie."""
+"""Crashes that are tried in parallel: what they report to each other, and where their files are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_second_life_that_another_process_has_seen_is_not_run_again(plan: Plan
         again = other.strike(case)
 
     assert len(one.learnt()) == 1
-    assert again.result is None  # it was ended where that life began
+    assert again.result is None  # it was ended when that life began
     assert again.begun == first.begun
 
 

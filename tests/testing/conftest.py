@@ -1,4 +1,4 @@
-"""pytest inside pytest, for runs that need no process of their own."""
+"""Runs pytest inside pytest, for tests that need no separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.testing.runs import CI_NAMES, PytestRun, Run
 
 @pytest.fixture
 def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch must not be forgotten and imported again by a run inside a run; the test modules have to be."""
+    """Let a run inside a run keep all modules, such as torch, except the test modules, which are imported again."""
     original = _pytest.pytester.SysModulesSnapshot
 
     def keeping(preserve: Callable[[str], bool] | None = None) -> object:
@@ -23,7 +23,7 @@ def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(_modules_stay: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run(*arguments, files={...})`: pytest with the plugin in this process, in a folder of its own."""
+    """`run(*arguments, files={...})` runs pytest with the plugin in this process, in its own folder."""
     monkeypatch.setenv("COLUMNS", "80")
     for name in CI_NAMES:
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""pytest runs of the plugin in a process of their own, and what they print."""
+"""pytest runs of the plugin in separate processes, and their output."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["CI_NAMES", "SAMPLES", "PytestRun", "Run", "run_pytest", "run_samples
 
 SAMPLES = Path(__file__).parent / "samples"
 ROOT = Path(__file__).resolve().parents[2]
-CI_NAMES = ("CI", "BUILD_NUMBER")  # where one is set, pytest shows differences in full
+CI_NAMES = ("CI", "BUILD_NUMBER")  # if one is set, pytest shows differences in full
 Start = Callable[..., subprocess.CompletedProcess[str]]
 _OUTCOME = r"(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)"
 
 
 @dataclass(frozen=True, slots=True)
 class PytestRun:
-    """What a run of pytest came to. `outcomes` maps a test's name, without the file, to its outcome in lower case."""
+    """The result of a pytest run. `outcomes` maps a test's name, without the file, to its outcome in lower case."""
 
     code: int
     text: str
 
     @property
     def outcomes(self) -> dict[str, str]:
-        """From the lines that `-v` prints."""
+        """The outcomes, from the lines that `-v` prints."""
         found = re.findall(rf"^\S*?::(.+?) {_OUTCOME}\b", self.text, re.MULTILINE)
         on_workers = re.findall(rf"^\[gw\d\] \[.*?\] {_OUTCOME} \S*?::(.+?) *$", self.text, re.MULTILINE)
         return {name: outcome.lower() for name, outcome in [*found, *((b, a) for a, b in on_workers)]}
 
 
 class Run(Protocol):
-    """The fixture `run`: pytest in this process and the present folder, where `files` are put before."""
+    """The fixture `run`: runs pytest in this process and the present folder, after writing `files` there."""
 
     def __call__(self, *arguments: str, files: dict[str, str] | None = None) -> PytestRun: ...
 
@@ -50,10 +50,10 @@ def run_pytest(
     path: Path | None = None,
     start: Start = subprocess.run,
 ) -> PytestRun:
-    """Run pytest in `folder`, where `files` are put before; `typed` is what a person types.
+    """Run pytest in `folder`, after writing `files` there; `typed` is a person's input.
 
-    `plugin` names the plugin on the command line; `path` is searched for packages as well. `start` is what starts the
-    process: that of `tests.warm`, where it makes no difference that torch is there already.
+    `plugin` names the plugin on the command line; `path` is also searched for packages. `start` starts the process: use
+    that of `tests.warm` if it makes no difference that torch is already imported.
     """
     for name, source in (files or {}).items():
         (folder / name).write_text(source)
@@ -86,7 +86,7 @@ def run_samples(folder: Path, *names: str, start: Start, arguments: Sequence[str
 
 
 def section(run: PytestRun, test: str) -> str:
-    """What pytest prints about the failure of one test, from its title on."""
+    """Return pytest's output about the failure of one test, from its title on."""
     found = re.search(rf"^_+ {re.escape(test)} _+$\n(.*?)(?=^_{{3,}} \S|^=+ \S)", run.text, re.M | re.DOTALL)
     assert found is not None, run.text
     return found[0]

@@ -1,4 +1,4 @@
-"""Arguments that make no sense, to the marker and to the fixture: the test's own lines, and what is wrong."""
+"""Arguments of the marker and the fixture that make no sense: the error shows the test's lines and the problem."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MARKERS = {
     "stall_s=float('nan')": "stall_s: expected a finite number, found the number nan",
 }
 
-# What is known when the test runs, not before.
+# Problems that are only known when the test runs.
 FUNCTIONS = {
     "faults=lambda seed: 3": "the function for faults: faults: expected a sequence of faults from simdist.faults",
     "faults=lambda seed: [Crash(rank=9, nth=1)]": "faults[0].rank: rank 9 is outside the world of 4 ranks",
@@ -90,7 +90,7 @@ def test_a_markers_bad_argument_names_itself_and_the_test_at_collection(run: Run
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> PytestRun:
-    """A test for each marker with a function, and for each call on the fixture."""
+    """Run a test for each marker with a function, and for each call on the fixture."""
     markers = [f"@pytest.mark.simdist({m})\ndef test_marker{i}(): pass\n" for i, m in enumerate(FUNCTIONS)]
     calls = [f"def test_call{index}(sim):\n    {call}\n" for index, call in enumerate(CALLS)]
     setup = "@pytest.fixture\ndef bad(sim):\n    sim.crash('x', nth=1)\ndef test_setup(bad): pass\n"

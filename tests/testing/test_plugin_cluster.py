@@ -1,4 +1,4 @@
-"""Tests that a worker's pytest runs, with Dask and without."""
+"""Tests that the pytest of a worker runs, with Dask and without."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_options_that_do_not_fit_are_refused(run: Run, options: tuple[str, ...],
 
 
 def _served(folder: Path, *arguments: str) -> ServedTests:
-    """A worker's pytest, in a folder that holds the tests."""
+    """Return a worker's pytest, in a folder with the tests."""
     (folder / "test_it.py").write_text(TESTS)
     plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "simdist.testing.plugin")
     return ServedTests([*plugins, *arguments], str(folder), "")
@@ -145,7 +145,7 @@ def test_a_worker_runs_tests_by_their_ids(tmp_path: Path, monkeypatch: pytest.Mo
     assert _warnings(warned) == ["careful"]
     assert missing == "this test was not found on a worker: do the same files lie there?"
     assert str(killed).startswith("the process that ran this test on a worker was killed by signal 11:\n  Fatal Python")
-    assert not (tmp_path / "out.xml").exists()  # which the process that reports writes
+    assert not (tmp_path / "out.xml").exists()  # only the reporting process writes it
 
 
 @pytest.mark.real

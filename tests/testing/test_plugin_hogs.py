@@ -1,4 +1,4 @@
-"""A test whose rank keeps the GIL: the stacks come past pytest's capture, and beside its own timers."""
+"""A test whose rank keeps the GIL: the stacks bypass pytest's capture, and pytest's own timers still work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the system has no such timers"),
-    pytest.mark.real,  # timers of the system, in real time
+    pytest.mark.real,  # the system's timers, in real time
 ]
 
 HOG = """

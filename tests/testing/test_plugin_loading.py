@@ -1,4 +1,4 @@
-"""How pytest loads the plugin, and what that costs those who do not use it."""
+"""How pytest loads the plugin, and the cost for tests that do not use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of a failure; `pytest tests/testing --rewrite-golden` writes the files in `golden` anew."""
+"""The report of a failure for users; `pytest tests/testing --rewrite-golden` writes the files in `golden` anew."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreter
 @pytest.mark.parametrize("name", NAMES)
 def test_a_report_is_as_it_was(name: str, failures: PytestRun, request: pytest.FixtureRequest) -> None:
     text = re.sub(r"0x[0-9a-f]+", "0x...", section(failures, f"test_{name}")).rstrip() + "\n"
-    text = re.sub(r"pair\.cc:\d+", "pair.cc:N", text)  # by the version of torch
+    text = re.sub(r"pair\.cc:\d+", "pair.cc:N", text)  # depends on the version of torch
     text = text.replace("[/pytorch/third_party", "[/__w/pytorch/pytorch/third_party")  # before torch 2.13
     golden = GOLDEN / f"{name}.txt"
     if request.config.getoption("--rewrite-golden"):

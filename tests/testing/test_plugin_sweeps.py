@@ -1,4 +1,4 @@
-"""`@pytest.mark.simdist_sweep`: a test whose body has to come back from every crash."""
+"""`@pytest.mark.simdist_sweep`: a test whose body must recover from every crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suites that start their processes in ways of their own, and whose main process talks to the ranks meanwhile."""
+"""Suites that start their processes in their own way, and whose main process talks to the ranks meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simdist.testing import MultiProcessTestCase, run_tests, simulated
 
 
 class Talks(MultiProcessTestCase):
-    """Each rank gets an end of a pipe before its usual arguments, and the main process has the other ends."""
+    """Gives each rank an end of a pipe before its usual arguments; the main process has the other ends."""
 
     __test__ = False  # run by hand below
     main_end: Any
@@ -135,7 +135,7 @@ _TorchCase: Any = common_distributed.MultiProcessTestCase
 
 
 class Upstream(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
-    """As a file of torch has it, which `simulated` derives from."""
+    """A suite as in a file of torch, from which `simulated` derives."""
 
     __test__ = False
     main_end: Any
@@ -164,7 +164,7 @@ class Upstream(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
 
 
 class OlderRun(MultiProcessTestCase):
-    """`_run` without keyword arguments, as before torch 2.6."""
+    """A suite whose `_run` has no keyword arguments, as before torch 2.6."""
 
     __test__ = False
     world_size = Talks.world_size
@@ -189,7 +189,7 @@ def unless_skipped(check: Any) -> Any:
 
 
 class Decorated(OlderRun):
-    """With a judge as torch 2.6 declares it, behind a decorator that says nothing of it."""
+    """A suite with torch 2.6's signature of the check, behind a decorator that hides it."""
 
     __test__ = False
     judged: list[float]

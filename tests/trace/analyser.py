@@ -1,4 +1,4 @@
-"""Torch's analyser of flight records, and what it says."""
+"""Torch's analyser of flight records, and its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Lines(logging.Handler):
 
 
 def analysed(folder: Path, *options: str) -> list[str]:
-    """The lines that it writes about the records in a folder."""
+    """Return the analyser's lines about the records in a folder."""
     lines, level = _Lines(), _LOGGER.level
     _LOGGER.addHandler(lines)
     _LOGGER.setLevel(logging.INFO)

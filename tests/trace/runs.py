@@ -17,7 +17,7 @@ __all__ = ["crashed", "pipeline", "stuck"]
 
 @functools.cache
 def pipeline() -> RunResult:
-    """Rank 0 computes and sends to rank 1, in a sub-group whose ranks are counted backwards; then both reduce."""
+    """Run: rank 1 computes and sends to rank 2 in a sub-group of these two; then all ranks reduce."""
 
     def program() -> None:
         dist.init_process_group("gloo")
@@ -35,7 +35,7 @@ def pipeline() -> RunResult:
 
 @functools.cache
 def crashed() -> RunResult:
-    """Rank 1 dies in its second all_reduce."""
+    """Run: rank 1 dies in its second all_reduce."""
 
     def program() -> None:
         dist.init_process_group("gloo")
@@ -49,7 +49,7 @@ def crashed() -> RunResult:
 
 @functools.cache
 def stuck() -> RunResult:
-    """Both ranks receive first."""
+    """Run: both ranks receive first."""
 
     def program() -> None:
         dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""What is narrower than a column of pixels: a bar each if they are few, divided by share of time if not."""
+"""Parts narrower than a column of pixels: a bar for each if they are few, else bars by their shares of the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps, read by torch's own analyser."""
+"""Dumps of the flight recorder, read by torch's own analyser."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def everything() -> None:
 
 @pytest.fixture
 def analysed(tmp_path: Path) -> Callable[..., list[str]]:
-    """What the analyser says about a program on four ranks."""
+    """A function that returns the analyser's lines about a program on four ranks."""
 
     def analysed(program: Callable[[], None], *options: str, stacks: bool = False) -> list[str]:
         with observed_by(CallStacks()) as watching:

@@ -21,7 +21,7 @@ RANKS = 4
 
 
 def _events(steps: int) -> list[Event]:
-    """Steps of sleep and all_reduce, every fiftieth with a restart and an error before it; 4 x 4 events each."""
+    """Return steps of sleep and all_reduce with 4 x 4 events each; every fiftieth has an error and a restart."""
     events = [Event(0, "start", rank, {"life": 0, "pid": rank, "host": "0"}) for rank in range(RANKS)]
     now = 0
     for step in range(steps):
@@ -48,7 +48,7 @@ def _trace(steps: int) -> Trace:
 
 
 def _calls(function: Callable[[], object]) -> int:
-    """How many calls of Python functions it makes, every item that a generator yields included."""
+    """Count the calls of Python functions, including every item that a generator yields."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -56,7 +56,7 @@ def _calls(function: Callable[[], object]) -> int:
         count += event == "call"
 
     before = sys.getprofile()
-    gc.disable()  # it calls those that have asked for it (`gc.callbacks`)
+    gc.disable()  # a collection calls functions (`gc.callbacks`)
     sys.setprofile(note)
     try:
         function()
@@ -69,7 +69,7 @@ def _calls(function: Callable[[], object]) -> int:
 def test_drawing_four_times_as_many_events_takes_four_times_as_many_calls() -> None:
     short, long = _trace(100), _trace(400)
     for trace in (short, long):
-        timeline(trace)  # imports, fonts, the texts that these have made
+        timeline(trace)  # imports modules, reads fonts, measures texts
 
     assert _calls(lambda: timeline(long)) < 4.5 * _calls(lambda: timeline(short))
 
@@ -91,4 +91,4 @@ def test_a_long_run_is_drawn_with_as_many_bars_as_the_picture_has_columns() -> N
     figure = timeline(_trace(800))
 
     bars = sum(np.shape(patch.get_path().vertices)[0] // 5 for patch in figure.axes[0].patches)
-    assert bars < 4000  # of 9,600 parts
+    assert bars < 4000  # for 9,600 parts

@@ -13,7 +13,7 @@ from tests.trace import runs
 
 
 def written(result: RunResult, folder: Path) -> tuple[Trace, Trace]:
-    """The run as read back from both kinds of file."""
+    """Return the run as read back from both kinds of file."""
     with (folder / "run.json").open("w") as stream:
         write_chrome_trace(result, stream)
     with (folder / "run.jsonl").open("w") as stream:

@@ -1,4 +1,4 @@
-"""Who waits for whom at a moment, from a trace; and the picture of it."""
+"""The wait-for graph at a moment, from a trace; and its picture."""
 
 from __future__ import annotations
 

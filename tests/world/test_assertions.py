@@ -1,4 +1,4 @@
-"""What a program says of itself: `simdist.always` and `simdist.sometimes`."""
+"""The assertions of a program: `simdist.always` and `simdist.sometimes`."""
 
 from __future__ import annotations
 

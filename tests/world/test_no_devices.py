@@ -1,4 +1,4 @@
-"""GPUs of the machine that ranks of a world without devices do not see."""
+"""Ranks of a world without devices do not see the GPUs of the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _asked() -> list[str]:
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has one, as far as simdist sees."""
+    """Make simdist believe that the machine has a GPU."""
     monkeypatch.setattr(_no_devices, "is_built_for_cuda", lambda: True)
     monkeypatch.setattr(_no_devices, "physical_gpus", lambda: 1)
 
@@ -37,7 +37,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("a_gpu")
 def test_ranks_without_devices_see_no_gpu_of_their_machine() -> None:
     outside = _asked()
-    waiting = len(vars(torch.cuda)["_queued_calls"])  # of what is to be done once CUDA has begun
+    waiting = len(vars(torch.cuda)["_queued_calls"])  # calls that wait for the initialisation of CUDA
 
     result = simdist.run(_asked, world_size=2)
 

@@ -1,4 +1,4 @@
-"""Who watches worlds from outside gets the bus of each, and hears there what it listens to."""
+"""An observer of worlds gets the bus of each world, and the events that it listens to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = threading.get_ident()
 
 
 class Watching:
-    """Notes what it hears."""
+    """An observer that records what it hears."""
 
     def __init__(self, *kinds: type) -> None:
         self.kinds = kinds

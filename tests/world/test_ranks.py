@@ -1,4 +1,4 @@
-"""What is left of ranks that were killed, or hang, when their world is over."""
+"""Objects of ranks that were killed, or hang, are freed when their world is over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from simdist.frames import frames_by_thread
 
 
 class Held:
-    """Something large that a function of the user holds."""
+    """A large object that a function of the user holds."""
 
 
 def alive(*faults: simdist.faults.Fault) -> list[object]:
-    """What ranks held that is still there after a run with these faults."""
+    """Return for each rank its object if it still exists after a run with these faults, else None."""
     kept: list[weakref.ref[Held]] = []
 
     def main() -> None:

@@ -1,4 +1,4 @@
-"""`simdist.spawn` does what `torch.multiprocessing.spawn` does, and raises what that raises."""
+"""`simdist.spawn` does the same as `torch.multiprocessing.spawn`, with the same errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simdist.faults import Crash
 
 
 def joins(rank: int, size: int, log: list[Any]) -> None:
-    """A program that meets by itself, as under torch.multiprocessing."""
+    """Join a group with explicit rank and size, as under torch.multiprocessing."""
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:23456", rank=rank, world_size=size)
     total = torch.tensor([float(rank)])
     dist.all_reduce(total)

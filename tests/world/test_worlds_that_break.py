@@ -1,4 +1,4 @@
-"""An error while a world starts or ends spoils nothing: the next world runs, and the host is what it was."""
+"""An error while a world starts or ends does no harm: the next world runs, and the host's state is restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLDER = str(Path(simdist.__file__).parent)
 
 
 class Struck(KeyboardInterrupt):
-    """Stands for Ctrl-C, or what else may come at any moment."""
+    """Stands in for Ctrl-C, and other exceptions at any moment."""
 
 
 def program(rank: int) -> float:
@@ -33,7 +33,7 @@ def program(rank: int) -> float:
 
 
 class StrikeAt:
-    """Raises at the n-th call of one of simdist's functions; a number too high strikes none."""
+    """Raises at the n-th call of one of simdist's functions; with too high a number it never does."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -60,9 +60,9 @@ class StrikeAt:
 
 
 def strike_everywhere(phase: str, isolate: bool, every: int) -> list[Any]:
-    """Strikes at each call of the phase, one world after the other; what was wrong with a world behind one."""
+    """Strike at each call of the phase, one world after the other; returns what was wrong with the worlds after."""
     spec = WorldSpec(call=program, world_size=2, isolate=isolate)
-    good = World(spec).run().digest  # also imports what worlds import
+    good = World(spec).run().digest  # also imports the modules that worlds need
     before, wrong = host_state(), []
     for number in range(1, 100_000, every):
         world, strike = World(spec), StrikeAt(number)
