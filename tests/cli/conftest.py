@@ -57,7 +57,7 @@ def asks_a_program():
 
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[..., str]:
-    """Writes a scenario of two ranks over a function of the module above, and returns the file's path."""
+    """A function that writes a scenario of two ranks for a function of the module above; returns the file's path."""
     (tmp_path / "job.py").write_text(JOB)
 
     def job(function: str, text: str = "", *, workload: str = "", name: str = "file.toml") -> str:
@@ -72,5 +72,5 @@ def job(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def simdist(no_looks: None) -> Callable[..., Result]:
-    """Calls the command line in this process."""
+    """A function that calls the command line in this process."""
     return lambda *words: CliRunner().invoke(main, [str(word) for word in words])

@@ -15,7 +15,7 @@ Simdist = Callable[..., Result]
 
 
 def refused(result: Result) -> list[str]:
-    """The lines on stderr of a command that took its input for bad: exit code 2, nothing on stdout, no traceback."""
+    """Return the stderr lines of a command that refused its input: exit code 2, no stdout, no traceback."""
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert result.stdout == ""

@@ -17,7 +17,7 @@ Simdist = Callable[..., Result]
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """How often a compiler was called, that takes any source."""
+    """Install a compiler that accepts any source; returns the file that counts its calls."""
     compiler = tmp_path / "g++"
     compiler.write_text(
         f'#!/bin/sh\necho >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'

@@ -1,4 +1,4 @@
-"""`simdist calibrate`, with a machine that measures what it should."""
+"""`simdist calibrate`, with a machine that measures exactly what its model predicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = [(operation, 4 << (4 * n)) for operation in ("all_reduce", "broadcast")
 
 @pytest.fixture
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first measurement of each world size is the model's, each further one 10 % slower."""
+    """Let the first measurement of each world size be the model's, and each further one 10 % slower."""
     seen: set[int] = set()
 
     def measured_on(backend: str, ranks: int, *, limit_s: float) -> Measurement:

@@ -25,7 +25,7 @@ def test_every_page_is_listed_with_its_title() -> None:
 
 
 def test_every_page_is_shown() -> None:
-    of_packages = [page.topic for page in pages() if page.topic.startswith("reference/simdist")]  # all of one form
+    of_packages = [page.topic for page in pages() if page.topic.startswith("reference/simdist")]  # all have one form
     for page in pages():
         assert docs("--plain", page.topic).output == page.text
         if page.topic in of_packages[1:]:

@@ -17,10 +17,10 @@ Simdist = Callable[..., Result]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the questions say that are asked in processes of their own; all works until a test says otherwise."""
+    """The answers of the checks that run in separate processes; all work until a test changes them."""
     said = {"ranks": "", "devices": ""}
     monkeypatch.setattr(_doctor, "ask", said.__getitem__)
-    monkeypatch.setattr(_doctor, "_namespaces", lambda: "")  # it opens sockets, if only inside a namespace
+    monkeypatch.setattr(_doctor, "_namespaces", lambda: "")  # the real one opens sockets, if only inside a namespace
     return said
 
 

@@ -1,4 +1,4 @@
-"""Input that once gave a traceback, or no end: one message, exit code 2, no line of simdist's own code."""
+"""Input that once caused a traceback, or a hang: it gets one message, exit code 2, no line of simdist's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def problems(result: Result) -> list[str]:
 
 @pytest.fixture
 def module(tmp_path: Path) -> Callable[[str], str]:
-    """A scenario of two ranks over `mod:work`, where `mod` is this source."""
+    """A function that writes a scenario of two ranks for `mod:work`, where `mod` is the given source."""
 
     def module(source: str) -> str:
         (tmp_path / "mod.py").write_text(source)

@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).parents[1] / "searches"
 def _interrupted(
     monkeypatch: pytest.MonkeyPatch, folder: Path, command: str, target: str, ranks: int, after: int, *words: str
 ) -> Result:
-    """A command that is interrupted after so many runs."""
+    """Run a command that is interrupted after `after` runs."""
     path = folder / "scenario.toml"
     path.write_text(f"world_size = {ranks}\n[workload]\ntarget = \"programs:{target}\"\nfolder = '{PROGRAMS}'\n")
 

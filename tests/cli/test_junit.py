@@ -1,4 +1,4 @@
-"""JUnit XML can be read whatever a finding says."""
+"""JUnit XML can be read, whatever the text of a finding is."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def found() -> dict[str, list[Patched]]:
 
 @pytest.fixture(autouse=True)
 def _once(found: dict[str, list[Patched]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worlds run once for all tests: what they replace is the same."""
+    """Run the worlds once for all tests: they always replace the same names."""
     monkeypatch.setattr(_patches, "replaced", lambda: found)
 
 

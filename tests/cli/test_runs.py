@@ -168,7 +168,7 @@ def test_files_on_a_simulated_disk_pass_the_determinism_check(job: Job, simdist:
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.real  # it starts interpreters of its own
+@pytest.mark.real  # starts interpreters
 @pytest.mark.usefixtures("warm_processes")
 def test_a_run_that_depends_on_the_hash_seed_shows_the_first_difference(job: Job, simdist: Simdist) -> None:
     result = simdist("run", job("draws_from_the_hash"), "--check-determinism")

@@ -23,13 +23,13 @@ FILES = sorted((ROOT / "scenarios").glob("*.toml"))
 
 @pytest.fixture(scope="module")
 def results() -> dict[Path, tuple[Result, dict[str, Any]]]:
-    """Those of the scenarios that have run in this process."""
+    """The results of the scenarios that have run in this process."""
     return {}
 
 
 @pytest.fixture
 def ran(simdist: Simdist, tmp_path: Path, results: dict[Path, tuple[Result, dict[str, Any]]]) -> Ran:
-    """What the command printed and wrote for a scenario, which runs once for all tests."""
+    """A function that returns the command's result and report for a scenario, which runs once for all tests."""
 
     def ran(file: Path) -> tuple[Result, dict[str, Any]]:
         if file not in results:
@@ -51,7 +51,7 @@ def test_the_scenario_meets_its_expectations(ran: Ran, file: Path) -> None:
 
 
 def digests_of(files: list[Path]) -> list[str]:
-    """Those of runs in this process."""
+    """Return the digests of runs in this process."""
     return [run_scenario(load(str(file))).result.digest for file in files]
 
 

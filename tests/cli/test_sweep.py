@@ -1,4 +1,4 @@
-"""`simdist sweep` on a scenario: the table, the accounts, and runs that replay them."""
+"""`simdist sweep` on a scenario: the table, the accounts of failures, and runs that replay them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows on links: the moments by hand, and the law by random flows on random topologies."""
+"""Flows on links: moments worked out by hand, and the law of sharing on random flows and topologies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KB = 1_000
 
 
 class Wire:
-    """A network with messages on it: `ends` has when each was through."""
+    """A network with messages on it: `ends` returns when each was through."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.clock = WireClock()
@@ -48,7 +48,7 @@ class Wire:
 
 
 def local(ranks: int) -> Wire:
-    """One host, a nanosecond for each byte."""
+    """Return a network of one host, with a nanosecond for each byte."""
     return Wire(build(ranks, local_bandwidth_bytes_per_s=1_000_000_000))
 
 
@@ -58,7 +58,7 @@ def test_a_lone_flow_takes_its_own_time_and_needs_no_timer() -> None:
     wire.send(0, 1, 5 * KB, latency_ns=70)
 
     assert wire.ends() == [70 + 5 * KB]
-    assert wire.clock.asked == 1  # the test's own
+    assert wire.clock.asked == 1  # the test's own timer
 
 
 Message = tuple[int, int, int] | tuple[int, int, int, int] | tuple[int, int, int, int, int]
@@ -91,7 +91,7 @@ def test_one_that_goes_faster_elsewhere_leaves_the_rest_to_others() -> None:
     graph.add_edge("c", "s", latency_ns=0, bandwidth=1_000_000_000)
     wire = Wire(Cluster(graph, ("a", "b", "c"), shared_links=True))
 
-    wire.send(0, 1, KB)  # bound to a quarter of what rank 0 can send
+    wire.send(0, 1, KB)  # limited to a quarter of rank 0's bandwidth
     wire.send(0, 2, 3 * KB)
 
     assert wire.ends() == [4 * KB, 4 * KB]
@@ -160,7 +160,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class Followed:
-    """Two messages of one nanosecond a byte: what is on the links when, and until when that holds."""
+    """Two messages of one nanosecond a byte: `asks` returns the present load of the links, and until when it holds."""
 
     wire: Wire
     first_ns: int
@@ -185,7 +185,7 @@ def test_a_followed_flow_takes_links_only_when_it_has_messages_there() -> None:
     wire.clock.call_at(0, begin)
     wire.send(0, 2, 2 * KB)
 
-    assert wire.ends() == [3 * KB, 3 * KB]  # half, whole, half; that the other moves its own end is its own affair
+    assert wire.ends() == [3 * KB, 3 * KB]  # half, whole, half; the followed flow moves its own end itself
 
 
 def test_a_pace_stretches_what_moves_while_it_is_slow() -> None:
@@ -216,14 +216,14 @@ def test_the_last_word_at_one_moment_counts() -> None:
 
 # -- the law ---------------------------------------------------------------------------------------------------------
 
-# With an even number of bytes nothing has to be rounded to whole nanoseconds.
+# With even numbers of bytes no time has to be rounded to whole nanoseconds.
 WIDTHS = st.sampled_from([100_000_000, 250_000_000, 500_000_000, 1_000_000_000, 2_000_000_000])
 HOSTS = st.integers(2, 6)
 
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Cluster:
-    """A random tree of hosts and switches with some more edges; some nodes have a bandwidth; ranks stand anywhere."""
+    """Draw a tree of hosts and switches with some more edges; some nodes have a bandwidth; ranks are anywhere."""
     count = draw(HOSTS)
     names = [f"n{index}" for index in range(count)]
     graph: Any = nx.Graph()
@@ -264,7 +264,7 @@ def worlds(draw: st.DrawFn) -> tuple[Cluster, list[Sent]]:
 
 
 def wants(cluster: Cluster, sent: Sent) -> dict[Any, Fraction]:
-    """Nanoseconds for which each link is busy, worked out from the graph alone."""
+    """Return the nanoseconds for which each link is busy, worked out from the graph alone."""
     busy: dict[Any, Fraction] = {}
     for source, target, size in sent.pairs:
         a, b = cluster.placement[source], cluster.placement[target]
@@ -291,7 +291,7 @@ def test_no_link_carries_more_than_it_can_and_no_flow_is_faster_than_alone(world
     clock = WireClock()
     network = Network(cluster, clock)
     begun: list[tuple[Sent, Flow]] = []
-    speeds: dict[int, list[tuple[int, float]]] = {}  # by flow: since when which
+    speeds: dict[int, list[tuple[int, float]]] = {}  # by flow: since when, and which speed
 
     def leave(index: int, sent: Sent) -> None:
         traffic = [(source, target, float(size)) for source, target, size in sent.pairs]
@@ -326,14 +326,14 @@ def test_no_link_carries_more_than_it_can_and_no_flow_is_faster_than_alone(world
         return next(speed for since, speed in reversed(speeds[index]) if since <= moment)
 
     moments = sorted({since for each in speeds.values() for since, _ in each} | {flow.end_ns for _, flow in begun})
-    for moment in moments:  # speeds are constant from each to the next
+    for moment in moments:  # speeds are constant from each moment to the next
         rates = [speed_at(index, moment) for index in range(len(begun))]
         used: dict[Any, float] = {}
         for index, rate in enumerate(rates):
             for link, amount in busy[index].items():
                 used[link] = used.get(link, 0.0) + rate * float(amount) / alone[index]
         assert all(amount <= 1 + 1e-9 for amount in used.values())
-        for index, rate in enumerate(rates):  # max-min: a flow is held up by a full link, where nobody is faster
+        for index, rate in enumerate(rates):  # max-min: a full link limits a flow, and no flow there is faster
             if 0 < rate < 1:
                 mine = rate * sum(size for *_, size in begun[index][0].pairs) / alone[index]
                 others = [

@@ -1,4 +1,4 @@
-"""What varies on a cluster with a jitter: only under policies that draw, within its bounds, the same for a seed."""
+"""Times on a cluster with a jitter vary only under policies that draw, within its bounds, and by the seed."""
 
 from __future__ import annotations
 

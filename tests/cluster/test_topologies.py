@@ -1,4 +1,4 @@
-"""Ready-made topologies: who shares what with whom, by what flows on them cost."""
+"""Ready-made topologies: which flows share links, seen by their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KB = 1_000
 
 
 def ends(cluster: Cluster, *pairs: tuple[int, int], size: int = 4 * KB) -> list[int]:
-    """When messages that leave together are through."""
+    """Return when messages that leave together are through."""
     clock = WireClock()
     network = Network(cluster, clock)
     flows = []
@@ -121,7 +121,7 @@ def test_leaves_of_a_fat_tree_share_what_they_have_towards_the_core() -> None:
     assert latency_ns(cluster(1.0), 0, 7) == 130
     assert ends(cluster(1.0), *across) == [4 * KB] * 4
     assert ends(cluster(2.0), *across) == [8 * KB] * 4
-    assert ends(cluster(2.0), (0, 1), (2, 3), (4, 5)) == [4 * KB] * 3  # inside the leaves nothing is short
+    assert ends(cluster(2.0), (0, 1), (2, 3), (4, 5)) == [4 * KB] * 3  # inside the leaves no link is too narrow
 
 
 def test_the_call_that_makes_it_can_be_repeated() -> None:

@@ -15,12 +15,12 @@ class Timer:
 
 
 class WireClock:
-    """Runs what is called at its time, in the order in which it was asked for."""
+    """Runs actions at their times, equal ones in the order of the calls."""
 
     def __init__(self) -> None:
         self.now_ns = 0
         self._queue: list[tuple[int, int, Timer]] = []
-        self.asked = 0  # for timers
+        self.asked = 0  # number of timers
 
     def call_at(self, time_ns: int, action: Callable[[], None]) -> Timer:
         timer = Timer(action)

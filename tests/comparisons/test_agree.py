@@ -1,4 +1,4 @@
-"""`simdist.agree`: the same training in other layouts, and where it first comes out otherwise."""
+"""`simdist.agree`: the same training in other layouts, and where it first differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simdist.errors import ArgumentError, RunFailedError
 
 
 def train(layout: Layout, *, factor: float = 1.0, late: float = 1.0, name: str = "parameters") -> dict[str, Any]:
-    """Two losses, the second multiplied by `late`, and a gradient multiplied by `factor`, where ranks are several."""
+    """Return two losses and a gradient; with several ranks `late` multiplies the second loss, `factor` the gradient."""
     several = layout.world_size > 1
     gradient = torch.tensor([1.0, -2.0, 4.0]) * (factor if several else 1.0)
     return {"loss": [1.0, 0.5 * (late if several else 1.0)], "gradient": [gradient], name: {"weight": gradient}}

@@ -1,4 +1,4 @@
-"""`simdist.resume`: a training that is killed and goes on, and where it first comes out otherwise."""
+"""`simdist.resume`: a training that is killed and resumes, and where it first differs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 def train(folder: str, *, bug: str = "") -> None:
-    """Four steps with noise from torch's generator, a checkpoint after each."""
+    """Train four steps with noise from torch's generator, and a checkpoint after each."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(4))
@@ -121,7 +121,7 @@ def test_a_program_without_an_optimizer_is_refused() -> None:
 
 
 def with_average(folder: str, *, saved: bool) -> None:
-    """Keeps a moving average of the parameters, which nothing else depends on."""
+    """Train, and keep a moving average of the parameters, on which nothing else depends."""
     dist.init_process_group("gloo")
     model = nn.Linear(2, 1)
     nn.init.ones_(model.weight)
@@ -137,7 +137,7 @@ def with_average(folder: str, *, saved: bool) -> None:
         optimizer.zero_grad()
         model(torch.full((1, 2), step + 1.0)).sum().backward()
         optimizer.step()
-        dist.barrier()  # rank 0 dies before a step, and nobody gets ahead of it
+        dist.barrier()  # rank 0 dies before a step, and no rank gets ahead of it
         average.lerp_(model.weight.detach(), 0.1)
         simdist.state(average=average)
         torch.save({"model": model.state_dict(), "average": average, "step": step + 1}, path)

@@ -34,7 +34,7 @@ _DEADLINE_S = 30.0
 
 
 class Bodies(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
-    """What all bodies share. `ranks` is the size of the world, `deadline_s` the longest that real ranks may take."""
+    """The base of all bodies. `ranks` is the size of the world, `deadline_s` the time limit of real ranks."""
 
     ranks = 4
     deadline_s = _DEADLINE_S
@@ -53,16 +53,16 @@ class Bodies(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
         Path(self.file_name).unlink(missing_ok=True)
 
     def store(self) -> Any:
-        """A FileStore at which all ranks meet."""
+        """Return a FileStore at which all ranks meet."""
         return dist.FileStore(self.file_name, self.world_size)
 
     def init(self, **kwargs: Any) -> None:
-        """Make the default group; nobody is on, or even gone again, before everyone is connected."""
+        """Make the default group; no rank goes on, or leaves, before all are connected."""
         dist.init_process_group("gloo", store=self.store(), rank=self.rank, world_size=self.world_size, **kwargs)
         dist.barrier()
 
     def gloo(self, threads: int = 2) -> Any:
-        """A group made without `init_process_group`."""
+        """Make a group without `init_process_group`."""
         device = dist.ProcessGroupGloo.create_device(interface="lo")
         opts = dist.ProcessGroupGloo._Options()
         opts._timeout = 50.0
@@ -74,18 +74,18 @@ class Bodies(_TorchCase):  # type: ignore[misc]  # torch's class is untyped
 
     @contextmanager
     def refused(self, text: str) -> Iterator[None]:
-        """Expects a `RuntimeError` that says exactly this."""
+        """Expect a `RuntimeError` with exactly this text."""
         with self.assertRaises(RuntimeError) as caught:
             yield
         self.assertEqual(message_of(caught.exception), text)
 
 
 class _SimulatedRanks(SimulatedProcesses):
-    sim_stall_s = 100.0  # of real time: on a busy machine, importing half of torch on a rank may take long
+    sim_stall_s = 100.0  # real time: on a busy machine the import of half of torch on a rank may take long
 
 
 class _RealRanks:
-    """Forks instead of spawning, and ends what does not end."""
+    """Forks instead of spawning, and kills processes that do not end."""
 
     processes: list[Any]
     pid_to_pipe: dict[int, Any]
@@ -94,7 +94,7 @@ class _RealRanks:
     _check_return_codes: Callable[[Any, float], None]
 
     def _spawn_processes(self) -> None:
-        # A test runs with the runner's handlers and filters, of which the rank's process inherits copies.
+        # A test has the runner's handlers and filters, and the rank's process inherits copies of them.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on fork in a process that has threads
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
@@ -102,7 +102,7 @@ class _RealRanks:
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
         signal.set_wakeup_fd(-1)
-        faulthandler.disable()  # pytest's: how a rank dies is the test's business, and no news for the log
+        faulthandler.disable()  # pytest's: the test checks how a rank dies, so the log needs no dump
         for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)  # an OpenMP pool does not survive a fork
@@ -121,7 +121,7 @@ class _RealRanks:
                     failed |= process.exitcode == _TorchCase.TEST_ERROR_EXIT_CODE
                 if failed:
                     break
-            # Those that are left wait for a rank that failed, or for ever.
+            # The remaining ranks wait for a rank that failed, or forever.
             self.end_all()
             late = waiting and not any(p.exitcode == _TorchCase.TEST_ERROR_EXIT_CODE for p in self.processes)
             assert not late, f"{[process.name for process in waiting]} still lived after {self.deadline_s} s"
@@ -132,7 +132,7 @@ class _RealRanks:
                 pipe.close()
 
     def end_all(self) -> None:
-        """Kill whatever still lives."""
+        """Kill all processes that still live."""
         for process in self.processes:
             if process.exitcode is None:
                 process.kill()
@@ -140,7 +140,7 @@ class _RealRanks:
 
 
 def on_both_arms(bodies: type) -> type:
-    """A class for pytest with every test of `bodies` on both arms."""
+    """Return a class for pytest with every test of `bodies` on both arms."""
     cases: dict[str, Any] = {
         arm: type(bodies.__name__, (mixin, bodies), {"__module__": bodies.__module__})
         for arm, mixin in (("simulated", _SimulatedRanks), ("real", _RealRanks))
@@ -162,7 +162,7 @@ def on_both_arms(bodies: type) -> type:
 def _run(case: unittest.TestCase) -> None:
     result = unittest.TestResult()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of both arms
+        warnings.simplefilter("ignore")  # torch's own warnings, in both arms
         case.run(result)
     for _, trace in result.errors + result.failures:
         pytest.fail(trace, pytrace=False)
@@ -171,7 +171,7 @@ def _run(case: unittest.TestCase) -> None:
 
 
 def options(kind: Any, **values: Any) -> Any:
-    """An options object of torch with these attributes."""
+    """Return an options object of torch with these attributes."""
     made = kind()
     for name, value in values.items():
         setattr(made, name, value)
@@ -179,6 +179,6 @@ def options(kind: Any, **values: Any) -> Any:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, without a C++ stack and the place in a build."""
+    """Return the text of an error, without a C++ stack and the place in a build."""
     text = str(error).split("\nException raised from ")[0]
     return text.split("] ", 1)[1] if text.startswith("[") else text

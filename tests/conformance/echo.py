@@ -29,7 +29,7 @@ class _Done(dist.Work):  # type: ignore[misc]  # untyped
 
 
 class Echo(dist.ProcessGroup):  # type: ignore[misc]  # untyped
-    """A backend written in Python that answers everything by itself."""
+    """A backend written in Python that answers every call without communication."""
 
     def getBackendName(self) -> str:
         return "Echo"

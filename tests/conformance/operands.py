@@ -1,4 +1,4 @@
-"""What the bodies over Gloo bring to collectives, and what Gloo says of it."""
+"""The operands of the bodies over Gloo, and Gloo's texts about them."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import torch.distributed
 
 Tensor = torch.Tensor
 dist: Any = torch.distributed  # its stubs leave out much of what is called here
-ROUNDS = 200  # torch's 1000 take as long as all the rest
+ROUNDS = 200  # torch's 1000 take as long as all other tests
 FIRST = torch.tensor([[0]])  # indices of a sparse tensor with one entry
 _TAIL = "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt))"
 
 
 def described(dtype: str, layout: str = "Strided") -> str:
-    """A tensor's options as C++ prints them."""
+    """Return a tensor's options as C++ prints them."""
     return f"TensorOptions(dtype={dtype}, device=cpu, layout={layout}, {_TAIL}"
 
 
 def mixed_types(operation: str, index: int) -> str:
-    """The refusal of a double among floats."""
+    """Return the refusal of a double among floats."""
     said = f"(expected {described('float')}, got {described('double')})"
     return f"ProcessGroupGloo::{operation}: invalid tensor type at index {index} {said}"
 
 
 def value_of(work: Any) -> Any:
-    """Wait for the work's future, and take its value."""
+    """Wait for the work's future, and return its value."""
     future = work.get_future()
     future.wait()
     return future.value()
 
 
 def column(tensor: Tensor) -> Tensor:
-    """The same single element, at the head of a column of a matrix: memory that is not dense."""
+    """Return the same single element at the head of a matrix column, whose memory is not dense."""
     return tensor.expand(2, 2).tril().contiguous()[:, 0]
 
 
 def reductions(rank: int, size: int) -> Iterator[tuple[Any, Tensor, Tensor]]:
-    """Operation, what the rank brings, what everybody gets."""
+    """Yield operation, the rank's input, and the result of all ranks."""
     own = torch.tensor([rank + 1.0])
     for kind, result in (
         (dist.ReduceOp.SUM, size * (size + 1) / 2),
@@ -59,7 +59,7 @@ def reductions(rank: int, size: int) -> Iterator[tuple[Any, Tensor, Tensor]]:
             torch.tensor([1 << bit], dtype=torch.int32),
         )
     for kind, function in ((dist.ReduceOp.BOR, operator.or_), (dist.ReduceOp.BXOR, operator.xor)):
-        for share in range(1, 5):  # as if each rank stood for so many
+        for share in range(1, 5):  # as if each rank stood for several
             mine = functools.reduce(function, range(rank * share, (rank + 1) * share))
             everyone = functools.reduce(function, [rank * share + j for rank in range(size) for j in range(share)])
             yield kind, torch.tensor([mine], dtype=torch.int32), torch.tensor([everyone], dtype=torch.int32)
@@ -68,7 +68,7 @@ def reductions(rank: int, size: int) -> Iterator[tuple[Any, Tensor, Tensor]]:
 
 
 def sparse_operands(rank: int, size: int, per_rank: int) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """What the rank brings, and the sum over all ranks, with several numbers of sparse and dense dimensions."""
+    """Yield the rank's inputs, and the sum over all ranks, with several numbers of sparse and dense dimensions."""
 
     def operand(index: int, sparse: int, dense: int) -> Tensor:
         count = size * per_rank

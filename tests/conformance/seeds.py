@@ -1,8 +1,8 @@
-"""Every test of the two files of PyTorch that are our specification of Gloo, and what became of it.
+"""Every test of the two files of PyTorch that are our specification of Gloo, and where it is covered.
 
-The names are those of the `def test_...` in the text that we were given of `test_c10d_gloo.py` and
-`test_c10d_common.py`, both cut off near the middle. `COVERED` names our tests, which run on both arms; `NOT_HERE` gives
-the reason why there is none.
+The names are those of the `def test_...` in the available text of `test_c10d_gloo.py` and `test_c10d_common.py`, which
+are both cut off near the middle. `COVERED` names our tests, which run on both arms; `NOT_HERE` has the tests without
+one, and the reasons.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every backend of torch.distributed shows, here over Gloo: rendezvous, timeouts, groups, sequence numbers.
+"""Behaviour of every backend of torch.distributed, here over Gloo: rendezvous, timeouts, groups, sequence numbers.
 
-`seeds.py` says which of PyTorch's tests these are; beside them stand the bodies of AbstractCommTest (sequence numbers,
+`seeds.py` says which of PyTorch's tests these are. There are also the bodies of AbstractCommTest (sequence numbers,
 membership, warnings of outsiders, mismatched types), local-sync groups, debug levels, complex and boolean tensors.
 """
 
@@ -71,12 +71,12 @@ class TestRendezvous(Bodies):
 
 @on_both_arms
 class TestStoreBasedBarrier(Bodies):
-    """Torch waits 10 s at least, so the three kinds of stores wait together, with three ranks each."""
+    """Torch waits at least 10 s, so the three kinds of stores wait at the same time, with three ranks each."""
 
     ranks = 9
 
     def test_store_based_barrier(self) -> None:
-        """Of four ranks at each store one does not come."""
+        """Wait at each store for four ranks, of which one is missing."""
         kind, rank = divmod(self.rank, 3)
         port = 20_000 + sum(self.file_name.encode()) * 7 % 10_000
         store = (
@@ -121,7 +121,7 @@ class TestInitTimeouts(Bodies):
 @on_both_arms
 class TestSequenceNumbers(Bodies):
     def verify(self, group: Any, others: Any) -> int:
-        """The number is the same on all; sent through another group, whose calls do not count."""
+        """Check that the number is the same on all ranks; compares it in another group, whose calls do not count."""
         numbers: list[Any] = [None] * dist.get_world_size(others)
         dist.all_gather_object(numbers, group._get_sequence_number_for_group(), group=others)
         self.assertEqual(len(set(numbers)), 1)
@@ -205,7 +205,7 @@ class TestGroups(Bodies):
 
     def test_gloo_barrier_device_ids(self) -> None:
         self.init()
-        dist.barrier(device_ids=[self.rank])  # there is none to choose from; older versions of torch refused
+        dist.barrier(device_ids=[self.rank])  # there are no devices; older versions of torch refused
 
     def test_new_group_local_sync(self) -> None:
         self.init()

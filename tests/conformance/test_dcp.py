@@ -1,8 +1,8 @@
-"""Distributed checkpoints on Gloo: what is written by whom, and what comes back on another layout.
+"""Distributed checkpoints on Gloo: which rank writes what, and the values after loading in another layout.
 
-What PyTorch's tests of torch.distributed.checkpoint ask (test_file_system_checkpoint.py, test_dtensor_checkpoint.py,
-test_dtensor_resharding.py, test_planner.py, test_dedup_tensors.py, e2e/test_e2e_save_and_load.py, test_state_dict.py),
-in bodies of our own.
+Covers PyTorch's tests of torch.distributed.checkpoint (test_file_system_checkpoint.py, test_dtensor_checkpoint.py,
+test_dtensor_resharding.py, test_planner.py, test_dedup_tensors.py, e2e/test_e2e_save_and_load.py, test_state_dict.py)
+with bodies of our own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckpointBodies(Bodies):
     __test__ = False
 
     def begin(self, *shape: int) -> Any:
-        """The default group, an empty folder, and a mesh."""
+        """Make the default group, an empty folder, and a mesh."""
         self.init()
         if self.rank == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -53,7 +53,7 @@ class CheckpointBodies(Bodies):
         return init_device_mesh("cpu", shape or (self.world_size,))
 
     def end(self) -> None:
-        """Remove the folder once nobody reads it."""
+        """Remove the folder once no rank reads it."""
         dist.barrier()
         if self.rank == 0:
             shutil.rmtree(self.folder)
@@ -107,7 +107,7 @@ class TestFiles(CheckpointBodies):
         self.assertEqual(len(found.storage_data), 8)
         self.assertLess(size, 2 * 8 * 64 * 64 * 4)
         by_rank = sorted(info.relative_path for info in found.storage_data.values())
-        self.assertEqual(by_rank, [f"__{rank}_0.distcp" for rank in range(4) for _ in range(2)])  # shared out evenly
+        self.assertEqual(by_rank, [f"__{rank}_0.distcp" for rank in range(4) for _ in range(2)])  # evenly distributed
         self.end()
 
     def test_or_by_the_first_rank_that_has_it(self) -> None:
@@ -226,14 +226,14 @@ class TestLayouts(CheckpointBodies):
 
 
 class Renaming(DefaultSavePlanner):
-    """Writes under other names."""
+    """Writes values under other names."""
 
     def set_up_planner(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
         super().set_up_planner({f"saved.{name}": value for name, value in state_dict.items()}, *args, **kwargs)
 
 
 class Halving(DefaultLoadPlanner):
-    """Reads into half of what was saved."""
+    """Halves the values that it reads."""
 
     def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
         tensor.mul_(0.5)
@@ -364,7 +364,7 @@ class TestTraining(CheckpointBodies):
                 futures[-1].result()
             weights = {"model": states.get_model_state_dict(model)}
             futures.append(dcp.async_save(weights, checkpoint_id=f"{self.folder}/{number}", process_group=beside))
-        self.step(model, optimizer, 9)  # while the last one is written
+        self.step(model, optimizer, 9)  # while the last checkpoint is written
         futures[-1].result()
         dist.barrier()
         for number, expected in enumerate(kept):

@@ -1,7 +1,7 @@
 """DTensor on Gloo: layouts, redistribution, operators, tensor parallel modules, and what CommDebugMode counts.
 
-What PyTorch's tests of DTensor ask (test_dtensor.py, test_redistribute.py, test_tensor_ops.py, test_math_ops.py,
-test_matrix_ops.py, test_api.py, test_comm_mode.py, parallel/test_tp_examples.py, parallel/test_parallelize_api.py), in
+Covers PyTorch's tests of DTensor (test_dtensor.py, test_redistribute.py, test_tensor_ops.py, test_math_ops.py,
+test_matrix_ops.py, test_api.py, test_comm_mode.py, parallel/test_tp_examples.py, parallel/test_parallelize_api.py) with
 bodies of our own.
 """
 
@@ -40,7 +40,7 @@ c10d: Any = torch.ops.c10d
 
 
 def counted(*shape: int) -> Tensor:
-    """A tensor whose entries are all different."""
+    """Return a tensor whose entries are all different."""
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape) / 7
 
 
@@ -50,13 +50,13 @@ class MeshBodies(Bodies):
     __test__ = False
 
     def mesh(self, *shape: int, names: tuple[str, ...] | None = None) -> Any:
-        """A mesh of this shape over all ranks, with the default group made first."""
+        """Return a mesh of this shape over all ranks; makes the default group first."""
         if not dist.is_initialized():
             self.init()
         return init_device_mesh("cpu", shape or (self.world_size,), mesh_dim_names=names)
 
     def counts(self, mode: Any) -> dict[str, int]:
-        """Calls by the operator's name."""
+        """Return the numbers of calls by the operator's name."""
         return {str(op).rpartition(".")[2]: count for op, count in mode.get_comm_counts().items() if count}
 
 
@@ -246,7 +246,7 @@ class TestOperators(MeshBodies):
     ranks = 4
 
     def every(self, *wholes: Tensor) -> Any:
-        """The tensors in all pairs of layouts."""
+        """Yield the tensors in all combinations of layouts."""
         mesh = self.mesh()
         layouts = [Shard(0), Shard(1), Replicate()]
         for chosen in itertools.product(layouts, repeat=len(wholes)):

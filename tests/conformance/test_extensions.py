@@ -1,4 +1,4 @@
-"""A backend written in Python, what is dispatched to it, and worlds of many ranks.
+"""A backend written in Python, the calls that are dispatched to it, and worlds of many ranks.
 
 Covers, of the classes that PyTorch's test_c10d_common.py and test_c10d_gloo.py name: PythonProcessGroupExtensionTest,
 GlooProcessGroupWithDispatchedCollectivesTests, LargeCommTest, ReduceOpTest.
@@ -194,7 +194,7 @@ class TestPythonBackend(Bodies):
 
 @on_both_arms
 class TestLargeWorlds(Bodies):
-    """Subsets of a world: some ranks call, the others do not, and everyone meets again at the end."""
+    """Subsets of a world: some ranks call, the others do not, and all meet again at the end."""
 
     def check(self, call: Callable[[Any, list[int]], None]) -> None:
         self.init()

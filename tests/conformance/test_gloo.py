@@ -1,6 +1,6 @@
 """ProcessGroupGloo's collectives, called on the group itself.
 
-`seeds.py` says which of PyTorch's tests these are; beside them stand reduce's checks, basics and stress.
+`seeds.py` says which of PyTorch's tests these are. There are also reduce's checks, basics and stress.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class TestReduceScatter(Bodies):
     def test_reduce_scatter(self) -> None:
         self.init()
         torch.manual_seed(42)
-        inputs = [torch.rand(length) for length in range(self.world_size)]  # of another length for each rank
+        inputs = [torch.rand(length) for length in range(self.world_size)]  # a different length for each rank
         output = torch.empty(self.rank)
         dist.reduce_scatter(output, inputs, async_op=True).wait()
 

@@ -1,6 +1,6 @@
 """DistributedDataParallel over Gloo on CPU.
 
-`seeds.py` says which of PyTorch's tests these and those of `test_gloo_reducer.py` are; beside them stand plain
+`seeds.py` says which of PyTorch's tests these and those of `test_gloo_reducer.py` are. There are also tests of plain
 training, unused parameters, ignored sharded tensors, sparse gradients, checkpoints, communication hooks.
 """
 
@@ -30,7 +30,7 @@ DistributedDataParallel: Any = nn.parallel.DistributedDataParallel
 
 
 def untyped(hook: Any) -> Any:
-    """The hook without annotations, which torch would read, and these are texts."""
+    """Return the hook without annotations: torch would read them, but here they are texts."""
     hook.__annotations__ = {}
     return hook
 
@@ -115,7 +115,7 @@ class TestTraining(Bodies):
     ranks = 2
 
     def train(self, model: Any, parallel: Any, batch: Tensor, target: Tensor) -> None:
-        """Two steps on the whole batch and on this rank's part of it end with equal parameters."""
+        """Check that two steps on the whole batch and on this rank's part of it end with equal parameters."""
         for _ in range(2):
             for each, mine in ((model, slice(None)), (parallel, slice(self.rank, self.rank + 1))):
                 F.mse_loss(each(batch[mine]), target[mine]).backward()
@@ -174,7 +174,7 @@ class TestTraining(Bodies):
             parallel(torch.ones(3, 2), self.rank if not static else 0).mean().backward()
         module: Any = parallel.module
 
-        # What any rank used has a gradient everywhere; what none used has none anywhere.
+        # Parameters that any rank used have gradients on all ranks; those that none used have none.
         used = [module.branches[0].weight] if static else [branch.weight for branch in module.branches]
         for parameter in [module.shared.weight, *used]:
             self.assertIsNotNone(parameter.grad)
@@ -224,7 +224,7 @@ class TestTraining(Bodies):
         self.assertIsNotNone(model.module.shared.weight.grad)
 
     def test_ignored_sharded_tensor(self) -> None:
-        # Upstream the shards lie on GPUs.
+        # In torch's test the shards are on GPUs.
         self.init()
         spec = ChunkShardingSpec(dim=0, placements=[f"rank:{rank}/cpu" for rank in range(self.world_size)])
         model = WithShards(sharded_tensor.ones(spec, 8, 3))

@@ -25,7 +25,7 @@ class TestScatterAndGather(Bodies):
         self.check_rooted("gather", "output", "input", lambda own, listed, opts: group.gather(listed, own, opts))
 
     def check_rooted(self, operation: str, listed: str, own: str, call: Callable[[Any, Any, Any], Any]) -> None:
-        """`listed` and `own` say which of input and output is the root's list, and which everyone's tensor."""
+        """Check refusals; `listed` and `own` are "input" or "output": the root's list, and each rank's tensor."""
         kind: Any = dist.ScatterOptions if operation == "scatter" else dist.GatherOptions
         one, double, two = torch.zeros(1), torch.zeros(1, dtype=torch.float64), torch.zeros(2)
         size, rank = self.world_size, self.rank

@@ -1,6 +1,6 @@
 """The reducer of DistributedDataParallel over Gloo: checkpoints of activations, outputs, buckets, batch norms.
 
-`seeds.py` says which of PyTorch's tests these are; beside them stands the reducer by itself.
+`seeds.py` says which of PyTorch's tests these are. There are also tests of the reducer alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.conformance.test_gloo_ddp import DistributedDataParallel, F, Tensor, 
 
 
 class Once(nn.Module):
-    """The second layer is computed again in backward."""
+    """Computes the second layer again in backward."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class Once(nn.Module):
 
 
 class Twice(Once):
-    """The second layer stands twice in the graph, and is computed again twice."""
+    """Has the second layer twice in the graph, and computes it again twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.again(self.l2, super().forward(x))
 
 
 class Alternating(Once):
-    """Every other time the other layer."""
+    """Uses the other layer every other time."""
 
     count = 0
 
@@ -59,7 +59,7 @@ def sharing(model: Once) -> Once:
 
 
 class Whole(nn.Module):
-    """Everything is computed again."""
+    """Computes everything again in backward."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TestActivationCheckpointing(Bodies):
                 self.assertEqual(one.grad, other.grad, rtol=1.3e-6, atol=5e-5)
 
     def twice_is_too_often(self, reentrant: bool) -> Any:
-        """Reentrant checkpoints mark a parameter ready in a backward of their own, so it happens twice."""
+        """Expect an error of reentrant checkpoints: their own backward passes mark a parameter ready twice."""
         if not reentrant:
             return nullcontext()
         return self.assertRaisesRegex(RuntimeError, "Expected to mark a variable ready only once.")
@@ -224,7 +224,7 @@ class Layers(nn.Module):
 
 @on_both_arms
 class TestReducer(Bodies):
-    """The C++ reducer under DDP, by itself."""
+    """The C++ reducer under DDP, alone."""
 
     ranks = 1
 
@@ -314,7 +314,7 @@ class TestBatchNorm(Bodies):
     ranks = 2
 
     def test_broadcast_buffers_and_batch_norm_with_empty_input(self) -> None:
-        """SyncBatchNorm itself wants GPUs; DDP's way with buffers and empty batches does not."""
+        """SyncBatchNorm itself needs GPUs; DDP's handling of buffers and empty batches does not."""
         self.init()
         model = DistributedDataParallel(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2 * 28 * 28, 2)))
         out = model(torch.zeros(3 if self.rank else 0, 2, 30, 30))

@@ -1,8 +1,8 @@
-"""The groups of Gloo that are made in another way: connected late, or watched by the flight recorder.
+"""Gloo's groups that are made in another way: connected late, or watched by the flight recorder.
 
-Covers the classes that PyTorch's test_c10d_gloo.py names without their text (ProcessGroupGlooLazyInitTest: the tests of
-the group again, with TORCH_GLOO_LAZY_INIT; ProcessGroupGlooFRTest: the dumps of the recorder), and LocalRankTest of
-test_c10d_common.py.
+Covers classes of PyTorch's test_c10d_gloo.py whose names but not texts are available (ProcessGroupGlooLazyInitTest: the
+tests of the group again, with TORCH_GLOO_LAZY_INIT; ProcessGroupGlooFRTest: the dumps of the recorder), and
+LocalRankTest of test_c10d_common.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 
 
 class LazyBodies(Bodies):
-    """The operations of a group that connects when it is first used; the tests are its subclasses."""
+    """The operations of a group that connects on first use; the tests are its subclasses."""
 
     __test__ = False
 
     def lazy(self) -> Any:
-        """A group whose members have not met yet."""
+        """Return a group whose members have not met yet."""
         raise NotImplementedError
 
     def test_allreduce_basics(self) -> None:
@@ -130,7 +130,7 @@ class TestFlightRecorder(Bodies):
         self.wait_until_retired()
 
     def wait_until_retired(self) -> None:
-        """A real work is retired a moment after it is done, by its own thread: two of them may overtake each other."""
+        """Wait until all works are retired: its own thread retires a real work after its end, in any order."""
         for _ in range(500):
             entries = json.loads(_c._dump_fr_trace_json(includeCollectives=True)).get("entries", [])
             if all(entry["retired"] for entry in entries):

@@ -1,8 +1,8 @@
-"""Tests of the suite that torch ships (distributed_test.py of 2.13) that are about CUDA tensors, by name, over NCCL.
+"""Tests about CUDA tensors in the suite that torch ships (distributed_test.py of 2.13), by name, over NCCL.
 
 They are torch's own code, on simulated ranks with a virtual device each. `STATE` has every test of the part of that
-file that is our specification and runs over NCCL: at how many ranks it passes, or why it does not run. Tests of tensors
-on the CPU skip over NCCL, by torch's own decorators; over Gloo they are the conformance tool's.
+file that is our specification and runs over NCCL: the number of ranks with which it passes, or why it does not run.
+Torch's own decorators skip tests of CPU tensors over NCCL; the conformance tool runs them over Gloo.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STATE: dict[str, int | str] = {
 
 
 def outcomes(ranks: int, names: list[str]) -> dict[str, str]:
-    """How they end, in an interpreter of their own: the suite is imported for one backend and one number of ranks."""
+    """Return how the tests end; needs its own interpreter: the suite is imported for one backend and world size."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     from simdist.testing import distributed_test_case, run_tests

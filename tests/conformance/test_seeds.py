@@ -1,4 +1,4 @@
-"""The table of what became of each test of the specification is true."""
+"""The table of the specification's tests is complete and correct."""
 
 from __future__ import annotations
 
