@@ -101,7 +101,7 @@ VALUES: tuple[Any, ...] = (
     list(range(50)),
 )
 
-# The same in Python, and values that only Python can express. `Odd` and `Loud` raise at every operation.
+# The same in Python, and values that only Python can express. `Loud` raises at its repr, `Odd` at everything.
 PRELUDE = """
 import numpy as np
 import torch

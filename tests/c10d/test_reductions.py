@@ -231,7 +231,7 @@ def test_reduce_scatter_of_a_list_is_one_all_reduce_per_entry(ranks: int) -> Non
 
 def test_a_complex_average_divides_parts_in_all_reduce_numbers_in_reduce() -> None:
     # all_reduce views complex tensors as real ones in Python; reduce hands them to Gloo, and torch's division of a
-    # complex number by 3 rounds otherwise than that of its parts.
+    # complex number by 3 rounds differently from that of its parts.
     def body(rank: int) -> list[torch.Tensor]:
         tensors = [draw((rank,), 300, torch.complex64) for _ in range(3)]
         dist.all_reduce(tensors[0])

@@ -241,7 +241,7 @@ def test_types_that_gloo_has_no_functions_for_are_refused(name: str, dtype: torc
     assert in_group(lambda rank: attempt(calls[name]) if rank == 0 else "", 2) == [SCALAR, ""]
 
 
-BEGINNINGS: dict[str, tuple[Call, str]] = {  # of texts that go on with addresses or more types
+BEGINNINGS: dict[str, tuple[Call, str]] = {  # beginnings of texts that go on with addresses or types
     "recv from self": (
         lambda: dist.recv(ones(), 0),
         f"RuntimeError: [enforce fail at {Place.PAIR_IS_ITSELF.path}] state_ >= CONNECTED. 1 vs 4. ",

@@ -124,8 +124,8 @@ def test_autograd_flows_through_a_broadcast() -> None:
 
 
 def test_importing_torch_distributed_nn_on_a_rank_captures_no_group(interpreters: Interpreters) -> None:
-    # Its functions have a default `group=dist.group.WORLD`: the group of the rank that imports it first. A process of
-    # its own, because this one has imported it.
+    # Its functions have a default `group=dist.group.WORLD`: the group of the rank that imports it first. The test needs
+    # its own process, because this one has imported it.
     program = """
 import torch, torch.distributed as dist, simdist
 

@@ -1,4 +1,4 @@
-"""With `values="shapes"` large floating-point payloads stay where they are; all else is as it is with values."""
+"""With `values="shapes"` large floating-point payloads are not moved; all else is the same as with values."""
 
 from __future__ import annotations
 

@@ -154,4 +154,4 @@ def test_a_world_without_devices_leaves_a_gpu_of_its_machine_alone(calls: Caller
     said, called = calls(PLAIN)
 
     assert said == "(0, 'cpu:gloo') 0\n"
-    assert called != []  # autograd counts
+    assert called != []  # autograd counts devices

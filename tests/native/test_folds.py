@@ -162,7 +162,7 @@ def test_a_reduce_over_gloo_leaves_the_same_bits_with_all_ranks(
         gloo.reduce(tensors, reduction, root % ranks)
         return []
 
-    with mock.patch.object(_costs, "MAX_SEGMENT", largest):  # small segments give ranks many, and so overlap
+    with mock.patch.object(_costs, "MAX_SEGMENT", largest):  # small: ranks own many, so the loop runs over
         assert_same(fold, lambda: [drawn((5, rank), length, dtype, values) for rank in range(ranks)])
 
 

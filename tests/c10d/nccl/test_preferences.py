@@ -199,7 +199,7 @@ def test_fewer_channels_are_another_order_of_additions() -> None:
         ({"NCCL_NTHREADS": "256"}, "ring", "simple", 12),
         ({"NCCL_NTHREADS": "32"}, "ring", "simple", 12),  # 64 at least
         ({"NCCL_NTHREADS": "1024"}, "ring", "simple", 8),  # 512 at most
-        ({"NCCL_NTHREADS": "100"}, "ring", "simple", 8),  # NCCL ignores a number that is no multiple of 32
+        ({"NCCL_NTHREADS": "100"}, "ring", "simple", 8),  # no multiple of 32: 512
         ({"NCCL_NTHREADS": "0"}, "ring", "simple", 8),
         ({"NCCL_NTHREADS": "256", "NCCL_LL128_NTHREADS": "640"}, "ring", "ll128", 12),
         ({"NCCL_THREAD_THRESHOLDS": "8 8 64 8 8 128"}, "ring", "simple", 4),
