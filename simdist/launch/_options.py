@@ -98,6 +98,13 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         help='Virtual time that programs take which the script starts, such as "5ms" or "1h"; 0 by default.',
     )
     ours.add_argument(
+        "--isolate",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="An installed module that each worker imports for itself, as it does the script's own; may repeat.",
+    )
+    ours.add_argument(
         "--share",
         action="append",
         default=[],
@@ -179,7 +186,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         program_ns = parse_duration(options.program_time)
     except ValueError as error:
         problems.append(f"--program-time: {error}")
-    for option, name in (("--share", "share"), ("--stall-s", "stall_s")):
+    for option, name in (("--isolate", "isolate"), ("--share", "share"), ("--stall-s", "stall_s")):
         problems += [f"{option}: {each.text}" for each in findings_of(SETTINGS[name], getattr(options, name))]
     judges: bool | tuple[str | Judge, ...] = False
     if options.judge:
@@ -249,6 +256,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         devices=devices or 0,
         device_model=model,
         program_ns=program_ns,
+        isolate=tuple(options.isolate),
         share=tuple(options.share),
         stall_s=options.stall_s,
         judges=judges,

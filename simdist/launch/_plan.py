@@ -48,6 +48,7 @@ class Launch:
     devices: int = 0  # virtual CUDA devices on each node
     device_model: DeviceModel | None = None  # for the duration of their computations
     program_ns: int = 0  # the duration of a program that a worker starts
+    isolate: tuple[str, ...] = ()
     share: tuple[str, ...] = ()
     stall_s: float = 30.0
     seed: int = 0

@@ -63,7 +63,7 @@ def launch(
             env=_environment(plan),
             rank_env=functools.partial(_rank_environment, plan, logs),
             argv=shown,
-            isolate=("__main__", "__mp_main__"),
+            isolate=("__main__", "__mp_main__", *plan.isolate),
             share=plan.share,
             min_hosts=plan.min_nodes,
             monitor_ns=plan.monitor_ns,

@@ -401,18 +401,29 @@ def test_workers_share_a_module_that_is_named(launched: Launched, tmp_path: Path
     assert own.stdout.splitlines() == ["['0']", "['1']"], own.output
 
 
+def test_workers_import_an_installed_module_that_is_named(launched: Launched) -> None:
+    script = "import networkx\nprint(id(networkx))"
+
+    shared = launched(script, before=("--nproc-per-node=2",))
+    own = launched(script, before=("--nproc-per-node=2", "--isolate", "networkx"))
+
+    assert len(set(shared.stdout.splitlines())) == 1, shared.output
+    assert len(set(own.stdout.splitlines())) == 2, own.output
+
+
 @pytest.mark.real  # it waits in real time
 def test_what_workers_may_wait_for_in_real_time_is_said(launched: Launched) -> None:
     script = "import subprocess\nprint(subprocess.run(['sleep', '1'], capture_output=True).returncode)"
 
     short = launched(script, before=("--stall-s=0.2",))
     longer = launched(script, before=("--stall-s=20",))
-    wrong = launched(script, before=("--stall-s=0", "--share=no.such name"))
+    wrong = launched(script, before=("--stall-s=0", "--share=no.such name", "--isolate=a.b"))
 
     assert "(of simdist launch --stall-s), in real seconds; it was 0.2" in short.output
     assert (longer.exit_code, longer.stdout) == (0, "0\n"), longer.output
     assert wrong.exit_code == 2
-    assert [line.strip().partition(" ")[0] for line in wrong.stderr.splitlines()[1:]] == ["--share:", "--stall-s:"]
+    options = [line.strip().partition(" ")[0] for line in wrong.stderr.splitlines()[1:]]
+    assert options == ["--isolate:", "--share:", "--stall-s:"]
 
 
 def test_what_workers_leave_in_state_that_they_share_is_named(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Which modules each rank imports for itself, and which all ranks share.
 
 Ranks share, in this order: what the user shares; Python's own library, torch, simdist and the test runner; and
-everything that is installed, except libraries that keep the state of a rank in their modules (`PER_RANK`) and those
-that require one of them: they bind its names once, when they are imported. Each rank imports for itself what the user
-isolates, those libraries, and all modules of the user, which are those outside the folders for installed packages.
+everything that is installed, except libraries that keep the state of a rank in their modules (`PER_RANK`, and those that
+read the rank's number when they are imported) and those that require one of them: they bind its names once, when they
+are imported. Each rank imports for itself what the user isolates, those libraries, and all modules of the user, which
+are those outside the folders for installed packages.
 
 A decision holds for a whole top-level name: an imported submodule becomes an attribute of its parent, so the two have
 to be of one kind. Modules that no rank could import again stay shared as well: those that were made and not loaded, and
@@ -14,8 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-import importlib.metadata
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
@@ -23,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from simdist.frames import is_user_file
+from simdist.process.modules._rank_readers import installed, keeps_rank, tops_of
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -91,7 +91,7 @@ class Sharing:
     def _decide(self, top: str) -> bool:
         if top in sys.stdlib_module_names or top in NEVER_ISOLATED or top.startswith("_sysconfigdata"):
             return False
-        if top in _tops_per_rank():
+        if top in _tops_per_rank() or keeps_rank(top):
             return True
         spec = _spec_of(top)
         if spec is None or (spec.loader is None and spec.submodule_search_locations is None):
@@ -139,28 +139,8 @@ def _spec_of(top: str) -> ModuleSpec | None:
 @functools.cache
 def _tops_per_rank() -> Collection[str]:
     """The top-level names of `PER_RANK` and of all that requires one of them."""
-    about = {}
-    for distribution in importlib.metadata.distributions():
-        # `distribution.metadata` parses mail, which takes four times as long.
-        header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
-        name = re.search(r"^Name: *(\S+)", header, re.MULTILINE)
-        if name is not None:
-            requires = re.findall(r"^Requires-Dist: *([\w.-]+)([^\n]*)", header, re.MULTILINE)
-            needs = {_normal(each) for each, marker in requires if "extra" not in marker.partition(";")[2]}
-            about[_normal(name[1])] = distribution, needs
+    about = installed()
     chosen = {name for name in PER_RANK if name in about}
     while more := {name for name, (_, needs) in about.items() if name not in chosen and needs & chosen}:
         chosen |= more
-    tops: set[str] = set()
-    for each in sorted(chosen):
-        record = about[each][0].read_text("RECORD") or ""
-        files = [line.partition(",")[0] for line in record.splitlines()]
-        if any(file.endswith(_EXTENSIONS) for file in files):
-            continue  # it can't be imported twice
-        firsts = {file.partition("/")[0] for file in files if file.endswith(".py")}
-        tops |= {first.removesuffix(".py") for first in firsts if first.removesuffix(".py").isidentifier()}
-    return tops - NEVER_ISOLATED
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return frozenset(top for name in sorted(chosen) for top in tops_of(about[name][0])) - NEVER_ISOLATED

@@ -1,0 +1,183 @@
+"""Installed libraries that keep the number of a rank, found by what their files do when they are imported.
+
+`RANK = int(os.getenv("RANK", -1))` at the top of a library's module is right where each rank is a process that imports
+the library for itself. Where ranks share the module, all of them are the rank that imported it first.
+
+Looked at are distributions that require torch, when something of theirs is first imported, and those that they require
+which do so, too. A file is parsed only if it has the name of one of the variables in quotes.
+
+In doubt: a library that requires torch as an extra only, a module that gets the number from another module's function,
+and one that makes up the variable's name, are missed, and want `isolate=["library"]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.machinery
+import importlib.metadata
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["Installed", "installed", "keeps_rank", "reads_rank", "tops_of"]
+
+# Variables that launchers set, with another value for each rank of a host.
+_VARIABLES = frozenset(
+    (
+        "RANK",
+        "LOCAL_RANK",
+        "ROLE_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_NODE_RANK",
+        "PMIX_RANK",
+        "PMI_RANK",
+        "SLURM_LOCALID",
+        "SLURM_PROCID",
+    )
+)
+_NAMED = re.compile(rb"[\"'](?:%s)[\"']" % "|".join(sorted(_VARIABLES)).encode())
+_READERS = frozenset(("environ", "environb", "getenv"))
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NEVER_READ = frozenset(("torch", "simdist"))
+
+Installed = tuple[importlib.metadata.Distribution, frozenset[str]]
+"""A distribution, and the normal names of those that it requires without an extra."""
+
+
+@functools.cache
+def installed() -> Mapping[str, Installed]:
+    """All distributions, by normal name."""
+    about = {}
+    for distribution in importlib.metadata.distributions():
+        # The parser for mail, behind `distribution.metadata`, takes four times as long.
+        header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        name = re.search(r"^Name: *(\S+)", header, re.MULTILINE)
+        if name is not None:
+            requires = re.findall(r"^Requires-Dist: *([\w.-]+)([^\n]*)", header, re.MULTILINE)
+            needs = frozenset(_normal(each) for each, marker in requires if "extra" not in marker.partition(";")[2])
+            about[_normal(name[1])] = distribution, needs
+    return about
+
+
+def tops_of(distribution: importlib.metadata.Distribution) -> Collection[str]:
+    """The top-level names that a distribution's modules have; none if something of it is compiled.
+
+    What is compiled can't be imported twice.
+    """
+    files = _files_of(distribution)
+    if any(file.endswith(_EXTENSIONS) for file in files):
+        return ()
+    firsts = (file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py"))
+    return {first for first in firsts if first.isidentifier()}
+
+
+def keeps_rank(top: str) -> bool:
+    """True if a module of that top-level name, or of what it requires, reads the rank's number when it is imported."""
+    begin = _tops_that_need_torch().get(top)
+    if begin is None:
+        return False
+    about = installed()
+    names = [begin]
+    for name in names:  # it grows
+        if _reads_rank_somewhere(name):
+            return True
+        names += [each for each in sorted(about[name][1]) if each in _need_torch() and each not in names]
+    return False
+
+
+def reads_rank(source: bytes) -> bool:
+    """True if a module of this source reads the number of a rank from the environment when it is imported.
+
+    Example:
+        >>> reads_rank(b'RANK = int(os.getenv("RANK", -1))')
+        True
+        >>> reads_rank(b'def rank(): return int(os.environ["RANK"])')
+        False
+    """
+    if _NAMED.search(source) is None:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    readers = {each.name for each in tree.body if isinstance(each, _LATER[:2]) and _reads(ast.walk(each))}
+    for statement in _run_at_import(tree.body):
+        nodes = list(_walk_now(statement))
+        if _reads(nodes):
+            return True
+        calls = (each.func for each in nodes if isinstance(each, ast.Call))
+        if any(isinstance(each, ast.Name) and each.id in readers for each in calls):
+            return True
+    return False
+
+
+def _reads(nodes: Collection[ast.AST] | Iterator[ast.AST]) -> bool:
+    names_one = reads = False
+    for node in nodes:
+        names_one = names_one or (isinstance(node, ast.Constant) and node.value in _VARIABLES)
+        reads = reads or (isinstance(node, ast.Attribute) and node.attr in _READERS)
+        reads = reads or (isinstance(node, ast.Name) and node.id in _READERS)
+    return names_one and reads
+
+
+def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module and of its classes; not those of a program."""
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from _run_at_import(statement.body)
+        elif not (isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)):
+            yield statement
+
+
+def _walk_now(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What runs when the statement does: the decorators and defaults of a function, and not its body."""
+    waiting: list[ast.AST] = [statement]
+    for node in waiting:  # it grows
+        yield node
+        if isinstance(node, _LATER):
+            waiting += [node.args, *getattr(node, "decorator_list", ())]
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+@functools.cache
+def _reads_rank_somewhere(name: str) -> bool:
+    distribution = installed()[name][0]
+    for file in _files_of(distribution):
+        if file.endswith(".py"):
+            try:
+                source = Path(str(distribution.locate_file(file))).read_bytes()
+            except OSError:
+                continue
+            if reads_rank(source):
+                return True
+    return False
+
+
+@functools.cache
+def _need_torch() -> frozenset[str]:
+    """Distributions that require torch, or one that does; not those that do so as an extra."""
+    about = installed()
+    found = {"torch"}
+    while more := {name for name, (_, needs) in about.items() if name not in found and needs & found}:
+        found |= more
+    return frozenset(found - _NEVER_READ)
+
+
+@functools.cache
+def _tops_that_need_torch() -> Mapping[str, str]:
+    """Distributions that require torch by the top-level names of their modules."""
+    about = installed()
+    return {top: name for name in sorted(_need_torch()) for top in tops_of(about[name][0])}
+
+
+def _files_of(distribution: importlib.metadata.Distribution) -> list[str]:
+    record = distribution.read_text("RECORD") or ""
+    return [line.partition(",")[0] for line in record.splitlines()]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

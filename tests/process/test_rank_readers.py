@@ -1,0 +1,90 @@
+"""Installed libraries that read a rank's number when they are imported: each rank imports them for itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simdist.process.modules._rank_readers import reads_rank
+
+CONSTANT = """
+import os
+RANK = int(os.getenv("RANK", -1))
+"""
+PROGRAM = """
+import simdist
+
+def body():
+    import above, aside, compiled, keeps
+    return keeps.RANK, above.RANK, aside.RANK, compiled.RANK
+
+if __name__ == "__main__":
+    print(simdist.run(body, world_size=2, isolate=True).values)
+"""
+
+
+def distribute(folder: Path, top: str, source: str, *requires: str, also: str = "") -> None:
+    """Install a library of one module."""
+    about = folder / f"{top}-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("".join([f"Name: {top}\n", *(f"Requires-Dist: {each}\n" for each in requires)]))
+    (about / "RECORD").write_text(f"{top}/__init__.py,,\n{also}")
+    (folder / top).mkdir()
+    (folder / top / "__init__.py").write_text(source)
+
+
+def test_each_rank_has_its_number_in_a_library_that_keeps_it(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    distribute(installed, "keeps", CONSTANT, "torch (>=2.0)")
+    distribute(installed, "above", "from keeps import RANK", "keeps")
+    distribute(installed, "aside", CONSTANT, 'torch ; extra == "gpu"')
+    distribute(installed, "compiled", CONSTANT, "torch", also="compiled/_C.abi3.so,,\n")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    paths = os.pathsep.join([str(installed), *filter(None, sys.path)])
+
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("[(0, 0, 0, 0), (1, 1, 0, 0)]\n", "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'RANK = int(os.environ["RANK"])',
+        "rank = environ.get('LOCAL_RANK')",
+        'if "SLURM_PROCID" in os.environ:\n    rank = 1',
+        'class Logger:\n    rank = os.getenv("RANK")',
+        'def log(rank=os.getenv("RANK")):\n    pass',
+        'def find():\n    return os.environ["RANK"]\ntry:\n    RANK = find()\nexcept KeyError:\n    RANK = 0',
+        'for name in ("LOCAL_RANK", "RANK"):\n    print(os.environ.get(name))',
+    ],
+)
+def test_a_module_that_reads_the_rank_when_it_is_imported(source: str) -> None:
+    assert reads_rank(source.encode())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "SIZE = int(os.environ['WORLD_SIZE'])",
+        'def find():\n    return os.environ["RANK"]',
+        'class Logger:\n    def rank(self):\n        return os.getenv("RANK")',
+        'find = lambda: os.environ["RANK"]',
+        'def find():\n    return os.environ["RANK"]\nif __name__ == "__main__":\n    print(find())',
+        'NAMES = ["RANK"]',
+        'RANK = os.environ["RANK"',
+    ],
+)
+def test_a_module_that_does_not(source: str) -> None:
+    assert not reads_rank(source.encode())
