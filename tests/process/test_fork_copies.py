@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
 import multiprocessing as mp
 import os
+import sqlite3
 import threading
 import time
 import warnings
@@ -181,7 +183,26 @@ def finalizers() -> list[Any]:
 
 
 NOTED_TWICE = [13, [11, 13], [1, "of the parent", 11, 13], 3, True, [2.0] * 3, 3, [1, 2], 3]
+# By what is the same object wherever it is asked for: torch's operators, and what a library holds under a name.
+HELD = {torch.ops.aten.cat.default: "overload", torch.ops.aten.cat: "operator", dataclasses.MISSING: "sentinel"}
+
+
+def things_of_libraries() -> list[Any]:
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    cursor = database.execute("SELECT 1 UNION SELECT 2")
+    context.Process(target=look_at, args=(answers, database, cursor)).start()
+    return [answers.get(), answers.get()]
+
+
+def look_at(answers: Any, database: sqlite3.Connection, cursor: sqlite3.Cursor) -> None:
+    answers.put([HELD.get(each) for each in (torch.ops.aten.cat.default, torch.ops.aten.cat, dataclasses.MISSING)])
+    answers.put([cursor.fetchall(), database.execute("SELECT 3").fetchall()])
+
+
 BODIES: dict[Callable[[], Any], Any] = {
+    things_of_libraries: [["overload", "operator", "sentinel"], [[(1,), (2,)], [(3,)]]],
     child_and_parent: [
         [*NOTED_TWICE, {"rate": "an instance's"}, True, [11, 13]],
         [*NOTED_TWICE, {"rate": "an instance's"}, True, [11, 13]],

@@ -114,6 +114,7 @@ from simdist.inside.torch._nccl import (
 )
 from simdist.inside.torch._operators import (
     CPU,
+    OPERATORS,
     SPARSE_CPU,
     Argument,
     Operator,
@@ -163,6 +164,7 @@ __all__ = [
     "CPU",
     "CUDA_VARIABLES",
     "NCCL",
+    "OPERATORS",
     "RECORDER_HEADER",
     "SPARSE_CPU",
     "TENSOR_TABLE",

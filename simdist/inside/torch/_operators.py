@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverloadPacket
+from torch._ops import OperatorBase, OpOverloadPacket
 
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
 
-__all__ = ["CPU", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators", "below_autocast"]
-__all__ += ["calling", "find_operator", "full_name", "has_composite_for_cpu", "negated_view", "no_deterministic_form"]
-__all__ += ["operators_with_kernel", "redispatching", "schema_of", "takes_numbers_as_tensors"]
+__all__ = ["CPU", "OPERATORS", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators"]
+__all__ += ["below_autocast", "calling", "find_operator", "full_name", "has_composite_for_cpu", "negated_view"]
+__all__ += ["no_deterministic_form", "operators_with_kernel", "redispatching", "schema_of", "takes_numbers_as_tensors"]
 
 Kernel = Callable[..., Any]
+
+OPERATORS: tuple[type, ...] = (OperatorBase, OpOverloadPacket)
+"""What operators of torch are made of in Python: those with an overload and those of higher order; and without one."""
 
 
 class _Aliases(Protocol):

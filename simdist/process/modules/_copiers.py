@@ -7,9 +7,10 @@ copy goes over pickle, but objects of the user's classes are copied attribute by
 
 Functions, classes and modules stay the parent's, and so does what they hold; the contents of the user's are exchanged
 instead (`_fork_copies`). Parent and child share what is not copied: objects that can't be copied (open files, locks,
-generators), objects of Python's and torch's own classes that release something when they die, and what is shared
-memory under a real fork as well. Shared on purpose are the locks, events and values of `multiprocessing`; its queues
-and connections are copies with ends of their own.
+generators, connections of sqlite3); torch's operators and objects that an installed library holds under a name, which
+are compared by identity (`dataclasses.MISSING`); objects of Python's and torch's own classes that release something
+when they die; and what is shared memory under a real fork as well. Shared on purpose are the locks, events and values
+of `multiprocessing`; its queues and connections are copies with ends of their own.
 
 A forked child ends without finalizing its objects. So a copy that is alive then loses its finalizer (`lay_to_rest`).
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
 import threading
 import types
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing import connection, context, queues, synchronize
 from typing import Any, Never, TypeVar
 
+from simdist.frames import is_user_file
 from simdist.inside.python import FOREIGN_VALUES, finalized_already
 
 __all__ = ["COPIERS", "Copies", "lay_to_rest"]
@@ -58,6 +61,7 @@ _End = connection.Connection
 _Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and the values of slots
 _EMPTY = object()
 _HEAP_TYPE = 1 << 9  # made by a class statement
+_POINTER = struct.calcsize("P")
 _COLLECTED = 1 << 14  # Python notes of its objects whether they are finalized
 
 
@@ -67,6 +71,7 @@ class _Copying(pickle.Pickler):
     ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.shared: list[object] = []
+        self._named: dict[str, frozenset[int]] = {}  # by module, the numbers of what has a name in it
         self._end_for_child = end_for_child
         self._found = found
 
@@ -82,6 +87,8 @@ class _Copying(pickle.Pickler):
         for base, copier in copiers.items():
             if issubclass(kind, base):
                 return self._share(copier(thing))
+        if self._is_named(thing, str(kind.__module__)):
+            return self._share(thing)
         if issubclass(kind, connection.Connection):
             return self._share(self._end_for_child(thing))
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
@@ -106,6 +113,17 @@ class _Copying(pickle.Pickler):
         except Exception:
             return self._share(thing)
         return self._share(thing) if isinstance(reduced, str) else reduced
+
+    def _is_named(self, thing: object, module: str) -> bool:
+        """True for what an installed library holds under a name, which stays the parent's: `dataclasses.MISSING`."""
+        named = self._named.get(module)
+        if named is None:
+            found = sys.modules.get(module)
+            names = vars(found) if isinstance(found, types.ModuleType) and module != "__main__" else {}
+            file = names.get("__file__")
+            of_user = isinstance(file, str) and is_user_file(file)
+            named = self._named[module] = frozenset() if of_user else frozenset(map(id, names.values()))
+        return id(thing) in named
 
     def _share(self, thing: object) -> tuple[Callable[[int], object], tuple[int]]:
         self.shared.append(thing)
@@ -166,7 +184,7 @@ def _is_plain(kind: type) -> bool:
     for name in ("__reduce_ex__", "__reduce__"):
         if getattr(kind, name) is not getattr(object, name):
             return False
-    if not all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]):
+    if not all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]) or kind.__basicsize__ > _size_of_plain(kind):
         return False
     try:
         probe: object = object.__new__(kind)  # types of C may look like classes of Python: locks do
@@ -177,15 +195,26 @@ def _is_plain(kind: type) -> bool:
     return True
 
 
-def _state_of(thing: object) -> _Slots:
-    slots = {}
-    for base in type(thing).__mro__:
+def _size_of_plain(kind: type) -> int:
+    """The bytes of an object that has nothing but attributes and slots; types of C have more, as of a database."""
+    places = len(_slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return object.__basicsize__ + places * _POINTER
+
+
+def _slots_of(kind: type) -> list[str]:
+    places = []
+    for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             place = f"_{base.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
-            value = _EMPTY if place in ("__dict__", "__weakref__") else _attribute(thing, place)
-            if value is not _EMPTY:
-                slots[place] = value
+            if place not in ("__dict__", "__weakref__"):
+                places.append(place)
+    return places
+
+
+def _state_of(thing: object) -> _Slots:
+    values = ((place, _attribute(thing, place)) for place in _slots_of(type(thing)))
+    slots = {place: value for place, value in values if value is not _EMPTY}
     attributes: Any = _attribute(thing, "__dict__")
     return None if attributes is _EMPTY else attributes, slots
 

@@ -20,7 +20,7 @@ import torch.distributed.elastic.utils.distributed
 import torch.multiprocessing
 from torch.utils.data import dataloader
 
-from simdist.inside.torch import loader_signals, loader_worker
+from simdist.inside.torch import OPERATORS, loader_signals, loader_worker
 from simdist.process import (
     COPIERS,
     Extra,
@@ -276,3 +276,4 @@ def _copy_generator(generator: torch.Generator) -> torch.Generator:
 
 COPIERS[torch.Tensor] = _copy_tensor
 COPIERS[torch.Generator] = _copy_generator
+COPIERS.update(dict.fromkeys(OPERATORS, lambda operator: operator))  # tables of kernels have them as keys
