@@ -157,10 +157,14 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         options, env, elastic = _accelerates(words, made)
         leaves_out = () if elastic else (*TORCH, *ELASTIC)
     else:
-        options = made.parse_args(list(words))
-        leaves_out = LAUNCHERS[options.launcher].leaves_out
+        options, unknown = made.parse_known_args(list(words))
         if options.launcher == "accelerate":
             problems.append("--launcher accelerate: has to stand first, for accelerate's own options follow it")
+            if unknown:  # for that reason; all else may be read wrongly, too
+                raise LaunchError(problems)
+        elif unknown:
+            made.error(f"unrecognized arguments: {' '.join(unknown)}")
+        leaves_out = LAUNCHERS[options.launcher].leaves_out
     for name, why in _REFUSED.items():
         if getattr(options, name) != made.get_default(name) and getattr(options, name) not in (None, "0", [], False):
             problems.append(f"--{name.replace('_', '-')}: not supported: {why}")

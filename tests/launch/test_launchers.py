@@ -108,11 +108,13 @@ def test_what_a_launcher_does_not_do_is_reported(launched: Launched) -> None:
     pytest.importorskip("accelerate")
 
     late = launched(SCRIPT, before=("--max-restarts=1", "--launcher=accelerate"))
+    late_with_options = launched(SCRIPT, before=("--max-restarts=1", "--launcher=accelerate", "--num_processes=2"))
     restarts = launched(SCRIPT, before=("--launcher=mpirun", "--max-restarts=1"))
     none = launched(SCRIPT, before=("--launcher=accelerate", "--num_machines=1"))
 
-    assert [each.exit_code for each in (late, restarts, none)] == [2, 2, 2]
-    assert "--launcher accelerate: has to stand first, for accelerate's own options follow it" in late.stderr
+    assert [each.exit_code for each in (late, late_with_options, restarts, none)] == [2, 2, 2, 2]
+    for each in (late, late_with_options):
+        assert "--launcher accelerate: has to stand first, for accelerate's own options follow it" in each.stderr
     assert "--max-restarts: mpirun does not restart workers; leave it out" in restarts.stderr
     assert "--num_processes: how many? this machine has no GPUs to count; or give --devices N" in none.stderr
 
