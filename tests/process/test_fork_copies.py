@@ -201,7 +201,53 @@ def look_at(answers: Any, database: sqlite3.Connection, cursor: sqlite3.Cursor) 
     answers.put([cursor.fetchall(), database.execute("SELECT 3").fetchall()])
 
 
+class Refusal(Exception):
+    def __init__(self, text: str, *, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Pair(tuple[int, int]):
+    def __new__(cls, one: int, other: int) -> Pair:
+        return super().__new__(cls, (one, other))
+
+
+class Opened:
+    """What is made anew only by who has its key, as a file of h5py."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse_key, (), {"key": 1}
+
+
+def refuse_key() -> Opened:
+    raise ValueError("no key")
+
+
+def beside_what_can_not_be_pickled() -> list[Any]:
+    """A real fork copies what pickle can't make anew; and all that stands beside it."""
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    held = [Refusal("no", code=[7]), Pair(1, 2), Opened(), ["parent's"]]  # type: ignore[arg-type]
+    process = context.Process(target=change_held, args=(answers, held))
+    process.start()
+    process.join()
+    return [answers.get(), held[0].code, vars(held[2]), held[3]]  # type: ignore[attr-defined]
+
+
+def change_held(answers: Any, held: list[Any]) -> None:
+    refusal, pair, opened, beside = held
+    refusal.code.append(8)
+    beside.append("child's")
+    answers.put([str(refusal), refusal.code, type(pair) is Pair, list(pair), type(opened) is Opened, beside])
+
+
 BODIES: dict[Callable[[], Any], Any] = {
+    beside_what_can_not_be_pickled: [
+        ["no", [7, 8], True, [1, 2], True, ["parent's", "child's"]],
+        [7],
+        {},
+        ["parent's"],
+    ],
     things_of_libraries: [["overload", "operator", "sentinel"], [[(1,), (2,)], [(3,)]]],
     child_and_parent: [
         [*NOTED_TWICE, {"rate": "an instance's"}, True, [11, 13]],

@@ -7,8 +7,8 @@ copy goes over pickle, but objects of the user's classes are copied attribute by
 
 Functions, classes and modules stay the parent's, and so does what they hold; the contents of the user's are exchanged
 instead (`_fork_copies`). Parent and child share what is not copied: objects that can't be copied (open files, locks,
-generators, connections of sqlite3); torch's operators and objects that an installed library holds under a name, which
-are compared by identity (`dataclasses.MISSING`); objects of Python's and torch's own classes that release something
+generators, connections of sqlite3, objects such as h5py's files that can't be made from their pickle); torch's operators
+and objects that an installed library holds under a name, which are compared by identity (`dataclasses.MISSING`); objects of Python's and torch's own classes that release something
 when they die; and what is shared memory under a real fork as well. Shared on purpose are the locks, events and values
 of `multiprocessing`; its queues and connections are copies with ends of their own.
 
@@ -17,6 +17,7 @@ A forked child ends without finalizing its objects. So a copy that is alive then
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import struct
@@ -58,7 +59,7 @@ _made: list[object] = []  # the copies that this pickle has made of objects with
 _T = TypeVar("_T")
 _Holder = type | types.FunctionType | types.ModuleType
 _End = connection.Connection
-_Slots = tuple[dict[str, Any] | None, dict[str, object]]  # attributes, and the values of slots
+_Slots = tuple[dict[str, Any] | None, dict[str, object] | None]  # attributes, and the values of slots
 _EMPTY = object()
 _HEAP_TYPE = 1 << 9  # made by a class statement
 _POINTER = struct.calcsize("P")
@@ -112,7 +113,26 @@ class _Copying(pickle.Pickler):
             reduced = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         except Exception:
             return self._share(thing)
-        return self._share(thing) if isinstance(reduced, str) else reduced
+        return self._share(thing) if isinstance(reduced, str) else self._or_shared(thing, *reduced)
+
+    def _or_shared(
+        self,
+        thing: object,
+        make: Callable[..., object],
+        args: tuple[object, ...],
+        state: object = None,
+        items: object = None,
+        pairs: object = None,
+        set_state: Callable[[Any, Any], object] | None = None,
+    ) -> tuple[object, ...]:
+        """What is read as a copy; or as the thing itself, if it can't be made anew of what it says of itself."""
+        if items is not None or pairs is not None:
+            return make, args, state, items, pairs, *([] if set_state is None else [set_state])
+        self.shared.append(thing)
+        place = len(self.shared) - 1
+        if state is None:
+            return _made_anew, (place, make, args)
+        return _made_anew, (place, make, args), (place, state, set_state), None, None, _set_state_anew
 
     def _is_named(self, thing: object, module: str) -> bool:
         """True for what an installed library holds under a name, which stays the parent's: `dataclasses.MISSING`."""
@@ -241,8 +261,36 @@ def _set_state(thing: object, state: _Slots) -> None:
     attributes, slots = state
     if attributes is not None:
         object.__getattribute__(thing, "__dict__").update(attributes)
-    for name, value in slots.items():
+    for name, value in (slots or {}).items():
         object.__setattr__(thing, name, value)
+
+
+def _made_anew(place: int, make: Callable[..., Any], args: tuple[object, ...]) -> object:
+    thing = _taken[place]
+    kind = type(thing)
+    try:
+        return make(*args)
+    except Exception:
+        base = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+        if base is object or make not in (kind, copyreg.__dict__["__newobj__"]):
+            return thing
+    new: Callable[..., object] = base.__new__
+    try:  # a constructor of the program's own wants other arguments, of an exception or a tuple
+        return new(kind, *(args if make is kind else args[1:]))
+    except Exception:
+        return thing
+
+
+def _set_state_anew(thing: Any, given: tuple[int, Any, Callable[[Any, Any], object] | None]) -> None:
+    place, state, set_state = given
+    if thing is _taken[place]:
+        return
+    if set_state is not None:
+        set_state(thing, state)
+    elif hasattr(thing, "__setstate__"):
+        thing.__setstate__(state)
+    else:
+        _set_state(thing, state if isinstance(state, tuple) and len(state) == 2 else (state, {}))
 
 
 def _set_state_by_method(thing: Any, state: object) -> None:
