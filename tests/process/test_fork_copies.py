@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import decimal
 import functools
 import itertools
 import json
@@ -15,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -241,7 +244,28 @@ def change_held(answers: Any, held: list[Any]) -> None:
     answers.put([str(refusal), refusal.code, type(pair) is Pair, list(pair), type(opened) is Opened, beside])
 
 
+NAMES: contextvars.ContextVar[list[str]] = contextvars.ContextVar("NAMES")
+
+
+def context_of_parent() -> list[Any]:
+    NAMES.set(["parent's"])
+    with numpy.errstate(divide="raise"), decimal.localcontext(prec=7):
+        context = mp.get_context("fork")
+        answers = context.SimpleQueue()
+        process = context.Process(target=look_around, args=(answers,))
+        process.start()
+        process.join()
+        return [answers.get(), NAMES.get(), decimal.getcontext().prec]
+
+
+def look_around(answers: Any) -> None:
+    NAMES.get().append("child's")
+    prec, decimal.getcontext().prec = decimal.getcontext().prec, 3
+    answers.put([NAMES.get(), prec, numpy.geterr()["divide"]])
+
+
 BODIES: dict[Callable[[], Any], Any] = {
+    context_of_parent: [[["parent's", "child's"], 7, "raise"], ["parent's"], 7],
     beside_what_can_not_be_pickled: [
         ["no", [7, 8], True, [1, 2], True, ["parent's", "child's"]],
         [7],

@@ -104,12 +104,14 @@ def launch_forked(popen: Any, process_obj: Any) -> None:
     copies = runtime.extras.get(ForkCopies)
     if copies is None:
         copies = runtime.extras[ForkCopies] = ForkCopies(runtime)
-    mine = copies.fork(child, process_obj, popen, lambda end: pipes.own_connection(end, child))
+    mine, variables = copies.fork(child, process_obj, popen, lambda end: pipes.own_connection(end, child))
     for number in (parent_read, parent_write):
         pipes.close(own[number])  # type: ignore[arg-type]
 
     def main() -> int:
         random.seed()  # as Python itself does in a forked child
+        for variable, value in variables:
+            variable.set(value)
         code: int = mine._bootstrap(parent_sentinel=own[child_read])
         return code
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar, copy_context
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +41,8 @@ _Dict = dict[str, Any]
 _Defaults = tuple[tuple[object, ...] | None, dict[str, object] | None]
 _Contents = tuple[list[_Dict], list[object], list[_Defaults]]
 _Holder = ModuleType | type | FunctionType
+Variables = list[tuple[ContextVar[Any], object]]
+"""Context variables, with their values."""
 _EMPTY = object()
 
 
@@ -197,9 +200,13 @@ class ForkCopies:
 
     def fork(
         self, child: SimProcess, thing: _T, popen: object, end_for_child: Callable[[Connection], Connection]
-    ) -> _T:
-        """A copy of what the child is handed, made together with the contents of its code: they may share objects."""
+    ) -> tuple[_T, Variables]:
+        """Copies of what the child is handed and of the context variables, made together with the contents of its code.
+
+        They may share objects. A real child goes on in the thread that forked, and so in its context.
+        """
         fork = _Fork(lambda found: Copies(popen, end_for_child, found))
+        variables = [(variable, fork.of(value)) for variable, value in copy_context().items()]
         mine = fork.of(thing)
         for module in _running_modules(sys._getframe(1)):
             fork.found(module)
@@ -207,7 +214,7 @@ class ForkCopies:
         fork.end()
         self._of[child] = fork.copy
         child.end_listeners[self._forget] = None
-        return mine
+        return mine, variables
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         coming = None if entering is None else self._of.get(entering)
