@@ -6,6 +6,7 @@ import contextvars
 import dataclasses
 import decimal
 import functools
+import io
 import itertools
 import json
 import multiprocessing as mp
@@ -264,7 +265,23 @@ def look_around(answers: Any) -> None:
     answers.put([NAMES.get(), prec, numpy.geterr()["divide"]])
 
 
+def files_in_memory() -> list[Any]:
+    context = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    files = [io.BytesIO(b"abc"), io.StringIO("abc")]
+    files[1].read(1)
+    process = context.Process(target=read_on, args=(answers, files))
+    process.start()
+    process.join()
+    return [answers.get(), [each.read() for each in files]]
+
+
+def read_on(answers: Any, files: list[Any]) -> None:
+    answers.put([each.read(2) for each in files])
+
+
 BODIES: dict[Callable[[], Any], Any] = {
+    files_in_memory: [[b"ab", "bc"], [b"abc", "bc"]],
     context_of_parent: [[["parent's", "child's"], 7, "raise"], ["parent's"], 7],
     beside_what_can_not_be_pickled: [
         ["no", [7, 8], True, [1, 2], True, ["parent's", "child's"]],

@@ -95,13 +95,18 @@ class _Copying(pickle.Pickler):
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
         home, has_finalizer = str(kind.__module__).partition(".")[0], hasattr(kind, "__del__")
-        if kind is object or home in _NOT_THE_PROGRAMS or (has_finalizer and home in _SYSTEMS):
+        in_memory = issubclass(kind, io.BytesIO | io.StringIO)  # their finalizer lets go of nothing
+        if kind is object or home in _NOT_THE_PROGRAMS or (has_finalizer and home in _SYSTEMS and not in_memory):
             return self._share(thing)
-        if has_finalizer and not (kind.__weakrefoffset__ and kind.__flags__ & _COLLECTED and _is_plain(kind)):
+        if (
+            has_finalizer
+            and not in_memory
+            and not (kind.__weakrefoffset__ and kind.__flags__ & _COLLECTED and _is_plain(kind))
+        ):
             return self._share(thing)
         self._found(kind)
         try:
-            if has_finalizer or _is_plain(kind):
+            if (has_finalizer and not in_memory) or _is_plain(kind):
                 return (
                     _bare_with_finalizer if has_finalizer else _bare,
                     (kind,),
