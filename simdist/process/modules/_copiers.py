@@ -7,10 +7,11 @@ copy goes over pickle, but objects of the user's classes are copied attribute by
 
 Functions, classes and modules stay the parent's, and so does what they hold; the contents of the user's are exchanged
 instead (`_fork_copies`). Parent and child share what is not copied: objects that can't be copied (open files, locks,
-generators, connections of sqlite3, objects such as h5py's files that can't be made from their pickle); torch's operators
-and objects that an installed library holds under a name, which are compared by identity (`dataclasses.MISSING`); objects of Python's and torch's own classes that release something
-when they die; and what is shared memory under a real fork as well. Shared on purpose are the locks, events and values
-of `multiprocessing`; its queues and connections are copies with ends of their own.
+generators, connections of sqlite3, and those whose pickle can't be loaded, such as h5py's files); torch's operators and
+objects that an installed library holds under a name, which are compared by identity (`dataclasses.MISSING`); objects of
+Python's and torch's own classes that release something when they die; and what is shared memory under a real fork as
+well. Shared on purpose are the locks, events and values of `multiprocessing`; its queues and connections are copies
+with ends of their own.
 
 A forked child ends without finalizing its objects. So a copy that is alive then loses its finalizer (`lay_to_rest`).
 """
