@@ -227,14 +227,14 @@ def in_threads(*, group_of_its_own: bool = False, waits: str = "") -> Body:
                 reads.recv()
             elif waits == "socket":
                 one.recv(1)
-            dist.all_reduce(torch.ones(1), group=other)  # in the thread
+            dist.all_reduce(torch.ones(1), group=other)  # beside
             done.set()
 
         thread = threading.Thread(target=beside)
         thread.start()
         if waits == "join":
             thread.join()
-        dist.all_reduce(torch.ones(1))  # in the main thread
+        dist.all_reduce(torch.ones(1))  # in front
         begin.set()
         items.put(0)
         simple.put(0)
