@@ -122,7 +122,6 @@ class DeviceState:
         if not is_built_for_cuda():  # there is no cuDNN, and no reason to warn of it
             patches.wrap(cudnn_module(), "is_acceptable", on_ranks(lambda _: False))
         patches.wrap(core_bindings, "_show_config", _without_a_library_of_cuda)
-        patches.wrap(type(torch.ops), "load_library", _then_kernels)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
@@ -194,17 +193,6 @@ def _without_a_library_of_cuda(show_config: Callable[[], str]) -> Callable[[], s
             return show_config()
 
     return _show_config
-
-
-def _then_kernels(load_library: Callable[..., None]) -> Callable[..., None]:
-    """Give the operators of a library that is loaded while there are devices kernels for them."""
-
-    @functools.wraps(load_library)
-    def loading(self: object, path: str) -> None:
-        load_library(self, path)
-        _kernels.add_libraries()
-
-    return loading
 
 
 def _is_on_a_rank() -> bool:

@@ -6,9 +6,8 @@ storage: the CPU's kernel makes it of the tensor itself.
 
 `install` registers more than a thousand of them, in a tenth of a second, once per interpreter; an operator's schema is
 looked up when it is first called. They stay: only tensors of a device reach them. In a CUDA build they replace its own,
-which `uninstall` brings back (`_cuda_build`). A library built for the CPU leaves CUDA empty, too: its operators in C++
-get kernels when it is loaded. `wrap_kernels` adds wrappers that also report what kernels read and write, or let them
-take time.
+which `uninstall` brings back (`_cuda_build`). `wrap_kernels` adds wrappers that also report what kernels read and
+write, or let them take time.
 
 Kernels in C++ (`_compiled`) go before these, and leave unusual cases to them.
 """
@@ -54,7 +53,6 @@ from simdist.inside.torch import (
     full_name,
     has_kernel,
     is_built_for_cuda,
-    is_compiled_for,
     operators_with_kernel,
     redispatching,
     schema_of,
@@ -62,7 +60,7 @@ from simdist.inside.torch import (
     without_functions,
 )
 
-__all__ = ["add_libraries", "also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
+__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -76,28 +74,10 @@ _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels 
 _library: Replacements | None = None
 # Other namespaces of torch whose operators have kernels for CUDA in a build with it.
 _MORE = ("quantization",)
-# All that have a kernel for the CPU. What these have no kernel for CUDA for, a build with it hasn't either.
-_OF_TORCH = frozenset(
-    (
-        "aten",
-        "c10d",
-        "mkl",
-        "mkldnn",
-        "mkldnn_prepacked",
-        "onednn",
-        "prepacked",
-        "quantization",
-        "quantized",
-        "_quantized",
-        "sparse",
-        "static_runtime",
-    )
-)
 _libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
 _spare_key = "PrivateUse3"  # the dispatch key under which kernels in C++ find these
 _compiled: Compiled | None = None  # the module with kernels in C++, while those go first
-_of_libraries: set[str] = set()  # operators of libraries that have a kernel here
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
 _wrappers: tuple[Wrapper, ...] = ()
 
@@ -106,7 +86,6 @@ def install(compiled: Compiled | None = None) -> None:
     """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, if given."""
     global _compiled
     _register()
-    add_libraries()
     if compiled is not _compiled:
         if _compiled is not None:
             _compiled.disable()
@@ -147,7 +126,6 @@ def uninstall() -> None:
             library.destroy()
     _library = None
     _libraries.clear()
-    _of_libraries.clear()
     _names.clear()
     _made.clear()
 
@@ -190,25 +168,10 @@ def _register_all() -> None:
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.impl(name.removeprefix("aten::"), key, kernel)
-    add_libraries()
     if replaces:
-        for key, name, kernel in others(done | _of_libraries):
+        for key, name, kernel in others(done):
             space, _, inside = name.partition("::")
             _library_of(space).impl(inside, key, kernel)
-
-
-def add_libraries() -> None:
-    """Register kernels for the operators of libraries that were loaded since: those that C++ has for the CPU alone.
-
-    What Python registers has the devices that it names, on machines with a GPU, too.
-    """
-    for name in operators_with_kernel("CPU"):
-        space, _, inside = name.partition("::")
-        if space in _OF_TORCH or name in _of_libraries:
-            continue
-        if is_compiled_for(name, "CPU") and (is_built_for_cuda() or not has_kernel(name, "CUDA")):
-            _library_of(space).impl(inside, "CUDA", _on_first_call(name))
-            _of_libraries.add(name)
 
 
 def _library_of(space: str) -> Replacements:
