@@ -280,6 +280,30 @@ def read_on(answers: Any, files: list[Any]) -> None:
     answers.put([each.read(2) for each in files])
 
 
+class Unmade:
+    """Pickle can write it, and not read it."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def ends_beside_what_can_not_be_copied() -> list[Any]:
+    context = mp.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    answers = context.SimpleQueue()
+    all_of_it: dict[str, Any] = {"end": receiver, "other": Unmade()}
+
+    def child() -> None:
+        answers.put([receiver.recv(), all_of_it["end"].recv()])
+
+    process = context.Process(target=child)
+    process.start()
+    sender.send(1)
+    sender.send(2)
+    process.join()
+    return [process.exitcode, answers.get()]
+
+
 BODIES: dict[Callable[[], Any], Any] = {
     files_in_memory: [[b"ab", "bc"], [b"abc", "bc"]],
     context_of_parent: [[["parent's", "child's"], 7, "raise"], ["parent's"], 7],
@@ -304,6 +328,7 @@ BODIES: dict[Callable[[], Any], Any] = {
         0,
     ],
     pooled: [True, 0],
+    ends_beside_what_can_not_be_copied: [0, [1, 2]],
     finalizers: [[["dropped", [2]], ["handed", []]], [], []],
 }
 

@@ -74,6 +74,7 @@ class _Copying(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.shared: list[object] = []
         self._named: dict[str, frozenset[int]] = {}  # by module, the numbers of what has a name in it
+        self.ends: dict[int, tuple[_End, _End]] = {}  # by the parent's: that, and the child's own
         self._end_for_child = end_for_child
         self._found = found
 
@@ -92,7 +93,9 @@ class _Copying(pickle.Pickler):
         if self._is_named(thing, str(kind.__module__)):
             return self._share(thing)
         if issubclass(kind, connection.Connection):
-            return self._share(self._end_for_child(thing))
+            if id(thing) not in self.ends:  # two with one descriptor would close it twice
+                self.ends[id(thing)] = thing, self._end_for_child(thing)
+            return self._share(self.ends[id(thing)][1])
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
         home, has_finalizer = str(kind.__module__).partition(".")[0], hasattr(kind, "__del__")
@@ -162,7 +165,8 @@ class Copies:
     `end_for_child` returns the child's own `Connection` for its parent's; `found` is called for each function, class
     and module that a copy refers to. A thing that can't be copied as a whole is returned as it is.
 
-    `finalizable` are the copies that have a finalizer.
+    `finalizable` are the copies that have a finalizer. `held` are the child's ends of pipes to which only a failed copy
+    refers: a thing that is returned as it is refers to the parent's ends, whose descriptors mean the child's own.
     """
 
     def __init__(self, popen: Any, end_for_child: Callable[[_End], _End], found: Callable[[_Holder], None]) -> None:
@@ -171,10 +175,12 @@ class Copies:
         self._pickler = _Copying(self._file, end_for_child, found)
         self._unpickler = pickle.Unpickler(self._file)
         self.finalizable: list[weakref.ref[object]] = []
+        self.held: list[_End] = []
 
     def of(self, thing: _T) -> _T:
         """A copy of `thing`."""
         begin = self._file.seek(0, io.SEEK_END)
+        known = len(self._pickler.ends)
         context.set_spawning_popen(self._popen)
         try:
             self._pickler.dump(thing)
@@ -185,6 +191,7 @@ class Copies:
             return copied
         except Exception:
             lay_to_rest(_made)
+            self.held += [mine for _, mine in list(self._pickler.ends.values())[known:]]
             self._pickler.clear_memo()
             # The unpickler has numbered what it has read so far, and the pickler begins to count anew.
             self._unpickler = pickle.Unpickler(self._file)

@@ -56,6 +56,7 @@ class _Copy:
         self.functions: list[tuple[FunctionType, _Defaults]] = []  # their default arguments
         self.handed: object = None
         self.finalizable: list[weakref.ref[object]] = []
+        self.held: list[Connection] = []  # ends of its pipes that stay open though no copy refers to them
         self._others: _Contents = ([], [], [])  # the others' contents, while this child has the baton
 
     def enter(self) -> None:
@@ -123,7 +124,7 @@ class _Fork:
 
     def end(self) -> None:
         """Let go of the originals: a pipe that the parent drops is closed at once, not by a garbage collection."""
-        self.copy.finalizable = self._copies.finalizable
+        self.copy.finalizable, self.copy.held = self._copies.finalizable, self._copies.held
         del self._copies
 
     def take(self, earlier: _Copy | None) -> None:
