@@ -28,6 +28,7 @@ from simdist.inside.torch import (
     cudnn_module,
     device_hooks,
     is_built_for_cuda,
+    operators_class,
     says_cuda,
 )
 from simdist.process import Patches, SimProcess, call_all, class_on_ranks, current_process, on_ranks, when_imported
@@ -124,6 +125,7 @@ class DeviceState:
         patches.wrap(core_bindings, "_show_config", _without_a_library_of_cuda)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
+        patches.wrap(operators_class, "load_library", _kernels.adding_libraries)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
         enter(self._hardware)
         core().switch(on=True)

@@ -14,6 +14,7 @@ Kernels in C++ (`_compiled`) go before these, and leave unusual cases to them.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,9 +51,11 @@ from simdist.inside.torch import (
     calling,
     count_function_modes,
     find_operator,
+    finds_kernel,
     full_name,
     has_kernel,
     is_built_for_cuda,
+    operators_of_libraries,
     operators_with_kernel,
     redispatching,
     schema_of,
@@ -60,7 +63,7 @@ from simdist.inside.torch import (
     without_functions,
 )
 
-__all__ = ["also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
+__all__ = ["adding_libraries", "also_wrap", "install", "uninstall", "unwrap_kernels", "unwrapped", "wrap_kernels"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., Any]
@@ -76,6 +79,7 @@ _library: Replacements | None = None
 _MORE = ("quantization",)
 _libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
+_of_libraries: set[str] = set()  # operators of other libraries than torch that have a kernel here
 _spare_key = "PrivateUse3"  # the dispatch key under which kernels in C++ find these
 _compiled: Compiled | None = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
@@ -86,6 +90,7 @@ def install(compiled: Compiled | None = None) -> None:
     """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, if given."""
     global _compiled
     _register()
+    _add_libraries()
     if compiled is not _compiled:
         if _compiled is not None:
             _compiled.disable()
@@ -127,7 +132,35 @@ def uninstall() -> None:
     _library = None
     _libraries.clear()
     _names.clear()
+    _of_libraries.clear()
     _made.clear()
+
+
+def _add_libraries() -> None:
+    """Register kernels for the operators of libraries that have been loaded, once each.
+
+    A library that is built for the CPU lacks the kernels in C++ that it has elsewhere. One that is written in Python
+    has all of its kernels everywhere: an operator that has none for a GPU there has none here.
+    """
+    replaces = is_built_for_cuda()
+    for name in operators_of_libraries("CPU"):
+        if name in _of_libraries:
+            continue
+        if (replaces and has_kernel(name, "CUDA")) or not finds_kernel(name, "CUDA"):
+            _of_libraries.add(name)
+            space, _, inside = name.partition("::")
+            _library_of(space).impl(inside, "CUDA", _on_first_call(name))
+
+
+def adding_libraries(load: Callable[..., None]) -> Callable[..., None]:
+    """`torch.ops.load_library`: what it loads while there are virtual devices runs on them, too."""
+
+    @functools.wraps(load)
+    def load_library(*args: Any, **kwargs: Any) -> None:
+        load(*args, **kwargs)
+        _add_libraries()
+
+    return load_library
 
 
 def _register() -> None:
@@ -168,8 +201,9 @@ def _register_all() -> None:
     for name, kernel in _special.COMPOSITES.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.impl(name.removeprefix("aten::"), key, kernel)
+    _add_libraries()
     if replaces:
-        for key, name, kernel in others(done):
+        for key, name, kernel in others(done | _of_libraries):
             space, _, inside = name.partition("::")
             _library_of(space).impl(inside, key, kernel)
 
@@ -342,7 +376,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
     """Return the kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
     name = full_name(op)
-    may_mix = str(op) in MAY_MIX
+    may_mix = name in _of_libraries or str(op) in MAY_MIX
 
     def kernel(*args: Any, **kwargs: object) -> object:
         seen: Any = None
@@ -394,7 +428,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
     returns = schema_of(op).returns
     in_place = [each.alias_info is not None for each in returns]
     draws = "generator" in names
-    may_mix = str(op) in MAY_MIX
+    may_mix = name in _of_libraries or str(op) in MAY_MIX
     arguments = schema_of(op).arguments
     in_place_of_arguments = any(not arguments[place].kwarg_only for place in written)
 

@@ -17,13 +17,14 @@ from simdist.inside.torch._bindings import core_bindings, missing
 from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
 
 __all__ = ["CPU", "OPERATORS", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators"]
-__all__ += ["below_autocast", "calling", "find_operator", "full_name", "has_composite_for_cpu", "negated_view"]
-__all__ += ["no_deterministic_form", "operators_with_kernel", "redispatching", "schema_of", "takes_numbers_as_tensors"]
+__all__ += ["below_autocast", "calling", "find_operator", "finds_kernel", "full_name", "has_composite_for_cpu"]
+__all__ += ["negated_view", "no_deterministic_form", "operators_class", "operators_of_libraries"]
+__all__ += ["operators_with_kernel", "redispatching", "schema_of", "takes_numbers_as_tensors"]
 
 Kernel = Callable[..., Any]
 
 OPERATORS: tuple[type, ...] = (OperatorBase, OpOverloadPacket)
-"""What operators of torch are made of in Python: those with an overload and those of higher order; and without one."""
+"""The classes of operators in Python: with an overload or of higher order, and without an overload."""
 
 
 class _Aliases(Protocol):
@@ -131,6 +132,16 @@ class Replacements:
 
 
 _Library: Any = torch.library.Library
+# Namespaces in which torch itself has kernels for the CPU (2.11 to 2.15).
+_OF_TORCH = frozenset(
+    (
+        *("aten", "c10d", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked", "quantization", "quantized"),
+        *("_c10d_functional", "_quantized", "sparse", "symm_mem", "xnnpack"),
+    )
+)
+operators_class: type = type(torch.ops)
+"""The class of `torch.ops`, whose `load_library` loads a library of operators."""
+
 CPU: KeySet = key_set(DispatchKey.CPU)
 SPARSE_CPU: KeySet = key_set(DispatchKey.SparseCPU)
 negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
@@ -182,6 +193,19 @@ def operators_with_kernel(key: str) -> list[str]:
     return names
 
 
+def operators_of_libraries(key: str) -> Iterable[str]:
+    """The full names of the operators of other libraries that have a kernel in C++ for a dispatch key."""
+    for name in operators_with_kernel(key):
+        if name.partition("::")[0] not in _OF_TORCH and not _is_from_python(name, key):
+            yield name
+
+
+def _is_from_python(name: str, key: str) -> bool:
+    """True if Python code has registered the kernel; the dispatcher knows where."""
+    lines = core_bindings._dispatch_dump(name).splitlines()
+    return any(line.startswith(f"{key}: registered at ") and ".py:" in line for line in lines)
+
+
 def all_operators() -> Iterable[str]:
     """The full names of all operators."""
     names: Iterable[str] = core_bindings._dispatch_get_all_op_names()
@@ -190,7 +214,12 @@ def all_operators() -> Iterable[str]:
 
 def has_composite_for_cpu(name: str) -> bool:
     """True if the dispatcher has a kernel for the CPU, even if only one that calls other operators."""
-    return bool(core_bindings._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
+    return finds_kernel(name, "CPU")
+
+
+def finds_kernel(name: str, key: str) -> bool:
+    """True if the dispatcher has something to call for a key, if only a composite kernel."""
+    return bool(core_bindings._dispatch_has_computed_kernel_for_dispatch_key(name, key))
 
 
 def takes_numbers_as_tensors(name: str) -> bool:
@@ -241,7 +270,8 @@ def _operators_are_known() -> str:
     feature="virtual devices",
 )
 def _kernels_are_known() -> str:
-    gone = missing(core_bindings, ("_dispatch_get_all_op_names", "_should_allow_numbers_as_tensors"))
+    needed = ("_dispatch_get_all_op_names", "_should_allow_numbers_as_tensors", "_dispatch_dump")
+    gone = missing(core_bindings, needed)
     if gone or not hasattr(_Library, "_destroy"):
         return gone or "a library can't be taken back"
     if "aten::add.out" not in operators_with_kernel("CPU") or not has_composite_for_cpu("aten::add.out"):
