@@ -304,6 +304,30 @@ def ends_beside_what_can_not_be_copied() -> list[Any]:
     return [process.exitcode, answers.get()]
 
 
+def number_that_a_child_closed() -> list[Any]:
+    receiver, sender = mp.Pipe(duplex=False)
+    number = receiver.fileno()
+
+    def child() -> None:
+        sender.close()
+        os.close(number)
+        assert receiver
+        time.sleep(2)
+
+    process = mp.get_context("fork").Process(target=child)
+    process.start()
+    time.sleep(1)
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    process.join()
+    closed = 0
+    for each in files:
+        try:
+            os.close(each)
+        except OSError:
+            closed += 1
+    return [process.exitcode, closed]
+
+
 BODIES: dict[Callable[[], Any], Any] = {
     files_in_memory: [[b"ab", "bc"], [b"abc", "bc"]],
     context_of_parent: [[["parent's", "child's"], 7, "raise"], ["parent's"], 7],
@@ -329,6 +353,7 @@ BODIES: dict[Callable[[], Any], Any] = {
     ],
     pooled: [True, 0],
     ends_beside_what_can_not_be_copied: [0, [1, 2]],
+    number_that_a_child_closed: [0, 0],
     finalizers: [[["dropped", [2]], ["handed", []]], [], []],
 }
 

@@ -72,6 +72,7 @@ class Pipes:
         self._users: dict[SimProcess, None] = {}  # those that have, or had, an end
         self._borrowed: dict[int, None] = {}  # ends that the host made, and has again when the world is over
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._holders: dict[int, list[weakref.ref[Any]]] = {}  # of these, by the end that each had at first
         # Without the wrappers of a simulated disk, which would call this module again.
         self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
         self._write: Callable[[int, ReadableBuffer], int] = original(inspect.unwrap(os.write))
@@ -102,8 +103,10 @@ class Pipes:
         return first, second
 
     def hold(self, made: connection.Connection) -> None:
-        """Have this object, which has an end, forget it when its process has ended."""
+        """Have this object, which has an end, forget it when another object closes the end or its process has ended."""
         self._connections.add(made)
+        if not made.closed and made.fileno() in self._owners:
+            self._holders.setdefault(made.fileno(), []).append(weakref.ref(made))
 
     def adopt(self, process: SimProcess, made: Iterable[connection.Connection]) -> None:
         """Let a process have connections that the host has made, for as long as the world lives.
@@ -176,6 +179,10 @@ class Pipes:
             table.pop(end, None)  # another file may get the number
             for number in [number for number, own in table.items() if own == end]:
                 del table[number]
+        for each in self._holders.pop(end, ()):  # it may have been closed by its parent's number
+            made = each()
+            if made is not None and made._handle == end:
+                made._handle = None
         self._close(end)
         self._report(channel)
 
@@ -201,6 +208,7 @@ class Pipes:
             else:
                 self._close(end)
         self._borrowed.clear()
+        self._holders.clear()
         self._channels.clear()
         self._inherited.clear()
         self._users.clear()
