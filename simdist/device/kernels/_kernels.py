@@ -15,6 +15,7 @@ Kernels in C++ (`_compiled`) go before these, and leave unusual cases to them.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ _MORE = ("quantization",)
 _libraries: dict[str, Replacements] = {}  # by namespace
 _names: list[str] = []  # of the operators that have a kernel here
 _of_libraries: set[str] = set()  # operators of other libraries than torch that have a kernel here
+_looked_at = (0, 0)  # what was loaded when these were looked for last
 _spare_key = "PrivateUse3"  # the dispatch key under which kernels in C++ find these
 _compiled: Compiled | None = None  # the module with kernels in C++, while those go first
 _made: dict[str, Kernel] = {}  # by operator, those that have been called
@@ -90,7 +92,8 @@ def install(compiled: Compiled | None = None) -> None:
     """Register a kernel for every operator that the CPU has one for, once; those in `compiled` go first, if given."""
     global _compiled
     _register()
-    _add_libraries()
+    if _loaded() != _looked_at:  # a look takes half a millisecond, and worlds start by the thousand
+        _add_libraries()
     if compiled is not _compiled:
         if _compiled is not None:
             _compiled.disable()
@@ -136,12 +139,19 @@ def uninstall() -> None:
     _made.clear()
 
 
+def _loaded() -> tuple[int, int]:
+    """How many modules and libraries are loaded: a library comes with one or the other."""
+    return len(sys.modules), len(torch.ops.loaded_libraries)
+
+
 def _add_libraries() -> None:
     """Register kernels for the operators of libraries that have been loaded, once each.
 
-    A library that is built for the CPU lacks the kernels in C++ that it has elsewhere. One that is written in Python
-    has all of its kernels everywhere: an operator that has none for a GPU there has none here.
+    A build for the CPU lacks the library's C++ kernels for CUDA, so the CPU's take their place. Kernels written in
+    Python are the same in all builds: an operator without one for a GPU has none here, too.
     """
+    global _looked_at
+    _looked_at = _loaded()
     replaces = is_built_for_cuda()
     for name in operators_of_libraries("CPU"):
         if name in _of_libraries:
@@ -153,7 +163,7 @@ def _add_libraries() -> None:
 
 
 def adding_libraries(load: Callable[..., None]) -> Callable[..., None]:
-    """`torch.ops.load_library`: what it loads while there are virtual devices runs on them, too."""
+    """Wrap `torch.ops.load_library`: operators that it loads while there are virtual devices run on them, too."""
 
     @functools.wraps(load)
     def load_library(*args: Any, **kwargs: Any) -> None:

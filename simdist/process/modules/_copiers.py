@@ -73,8 +73,8 @@ class _Copying(pickle.Pickler):
     ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.shared: list[object] = []
-        self._named: dict[str, frozenset[int]] = {}  # by module, the numbers of what has a name in it
-        self.ends: dict[int, tuple[_End, _End]] = {}  # by the parent's: that, and the child's own
+        self._named: dict[str, frozenset[int]] = {}  # by module: the ids of the objects that have a name in it
+        self.ends: dict[int, tuple[_End, _End]] = {}  # by the id of the parent's end: it, and the child's
         self._end_for_child = end_for_child
         self._found = found
 
@@ -99,7 +99,7 @@ class _Copying(pickle.Pickler):
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
         home, has_finalizer = str(kind.__module__).partition(".")[0], hasattr(kind, "__del__")
-        in_memory = issubclass(kind, io.BytesIO | io.StringIO)  # their finalizer lets go of nothing
+        in_memory = issubclass(kind, io.BytesIO | io.StringIO)  # their finalizers release nothing
         if kind is object or home in _NOT_THE_PROGRAMS or (has_finalizer and home in _SYSTEMS and not in_memory):
             return self._share(thing)
         if (
@@ -134,7 +134,7 @@ class _Copying(pickle.Pickler):
         pairs: object = None,
         set_state: Callable[[Any, Any], object] | None = None,
     ) -> tuple[object, ...]:
-        """What is read as a copy; or as the thing itself, if it can't be made anew of what it says of itself."""
+        """Return what pickle writes: it is read as a copy, or as the thing itself if the copy can't be made."""
         if items is not None or pairs is not None:
             return make, args, state, items, pairs, *([] if set_state is None else [set_state])
         self.shared.append(thing)
@@ -144,7 +144,7 @@ class _Copying(pickle.Pickler):
         return _made_anew, (place, make, args), (place, state, set_state), None, None, _set_state_anew
 
     def _is_named(self, thing: object, module: str) -> bool:
-        """True for what an installed library holds under a name, which stays the parent's: `dataclasses.MISSING`."""
+        """True for an object that an installed library holds under a name (`dataclasses.MISSING`): it is shared."""
         named = self._named.get(module)
         if named is None:
             found = sys.modules.get(module)
@@ -229,7 +229,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _size_of_plain(kind: type) -> int:
-    """The bytes of an object that has nothing but attributes and slots; types of C have more, as of a database."""
+    """The bytes of an object with nothing but attributes and slots; types of C, such as a database's, have more."""
     places = len(_slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return object.__basicsize__ + places * _POINTER
 
@@ -288,7 +288,7 @@ def _made_anew(place: int, make: Callable[..., Any], args: tuple[object, ...]) -
         if base is object or make not in (kind, copyreg.__dict__["__newobj__"]):
             return thing
     new: Callable[..., object] = base.__new__
-    try:  # a constructor of the program's own wants other arguments, of an exception or a tuple
+    try:  # the program's own constructor of an exception or a tuple takes other arguments
         return new(kind, *(args if make is kind else args[1:]))
     except Exception:
         return thing

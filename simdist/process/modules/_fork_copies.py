@@ -202,9 +202,9 @@ class ForkCopies:
     def fork(
         self, child: SimProcess, thing: _T, popen: object, end_for_child: Callable[[Connection], Connection]
     ) -> tuple[_T, Variables]:
-        """Copies of what the child is handed and of the context variables, made together with the contents of its code.
+        """Return copies of what the child is handed and of the context variables, and copy the contents of its code.
 
-        They may share objects. A real child goes on in the thread that forked, and so in its context.
+        All are copied together, since they may share objects. A real child runs in the forking thread's context.
         """
         fork = _Fork(lambda found: Copies(popen, end_for_child, found))
         variables = [(variable, fork.of(value)) for variable, value in copy_context().items()]

@@ -3,11 +3,11 @@
 `RANK = int(os.getenv("RANK", -1))` at the top of a library's module is right where each rank is a process that imports
 the library for itself. Where ranks share the module, all of them are the rank that imported it first.
 
-Looked at are distributions that require torch, when something of theirs is first imported, and those that they require
-which do so, too. A file is parsed only if it has the name of one of the variables in quotes.
+When a module of a distribution is first imported, the files of the distribution are searched if it requires torch, and
+so are those of its requirements that require torch. A file is parsed only if it has the name of a variable in quotes.
 
-In doubt: a library that requires torch as an extra only, a module that gets the number from another module's function,
-and one that makes up the variable's name, are missed, and want `isolate=["library"]`.
+In doubt: three kinds are missed, and need `isolate=["library"]`: libraries that require torch as an extra only, modules
+that get the number from another module's function, and modules that compute the variable's name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 __all__ = ["Installed", "installed", "keeps_rank", "reads_rank", "tops_of"]
 
-# Variables that launchers set, with another value for each rank of a host.
+# Variables that launchers set to a different value for each rank of a host.
 _VARIABLES = frozenset(
     (
         "RANK",
@@ -52,7 +52,7 @@ def installed() -> Mapping[str, Installed]:
     """All distributions, by normal name."""
     about = {}
     for distribution in importlib.metadata.distributions():
-        # The parser for mail, behind `distribution.metadata`, takes four times as long.
+        # `distribution.metadata` uses a parser of mail, which takes four times as long.
         header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
         name = re.search(r"^Name: *(\S+)", header, re.MULTILINE)
         if name is not None:
@@ -63,10 +63,7 @@ def installed() -> Mapping[str, Installed]:
 
 
 def tops_of(distribution: importlib.metadata.Distribution) -> Collection[str]:
-    """The top-level names that a distribution's modules have; none if something of it is compiled.
-
-    What is compiled can't be imported twice.
-    """
+    """The top-level names of a distribution's modules; none if it has compiled ones, which can't be imported twice."""
     files = _files_of(distribution)
     if any(file.endswith(_EXTENSIONS) for file in files):
         return ()
@@ -75,7 +72,7 @@ def tops_of(distribution: importlib.metadata.Distribution) -> Collection[str]:
 
 
 def keeps_rank(top: str) -> bool:
-    """True if a module of that top-level name, or of what it requires, reads the rank's number when it is imported."""
+    """True if its distribution, or one that this requires, has a module that reads the rank's number at its import."""
     begin = _tops_that_need_torch().get(top)
     if begin is None:
         return False
@@ -124,7 +121,7 @@ def _reads(nodes: Collection[ast.AST] | Iterator[ast.AST]) -> bool:
 
 
 def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module and of its classes; not those of a program."""
+    """The statements of a module and of its classes, without those that run only as a program (`__main__`)."""
     for statement in body:
         if isinstance(statement, ast.ClassDef):
             yield from _run_at_import(statement.body)
@@ -133,7 +130,7 @@ def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _walk_now(statement: ast.stmt) -> Iterator[ast.AST]:
-    """What runs when the statement does: the decorators and defaults of a function, and not its body."""
+    """The nodes that run with the statement: of a function, its decorators and defaults without its body."""
     waiting: list[ast.AST] = [statement]
     for node in waiting:  # it grows
         yield node
@@ -159,7 +156,7 @@ def _reads_rank_somewhere(name: str) -> bool:
 
 @functools.cache
 def _need_torch() -> frozenset[str]:
-    """Distributions that require torch, or one that does; not those that do so as an extra."""
+    """Distributions that require torch, directly or through others, but not as an extra."""
     about = installed()
     found = {"torch"}
     while more := {name for name, (_, needs) in about.items() if name not in found and needs & found}:
@@ -169,7 +166,7 @@ def _need_torch() -> frozenset[str]:
 
 @functools.cache
 def _tops_that_need_torch() -> Mapping[str, str]:
-    """Distributions that require torch by the top-level names of their modules."""
+    """Top-level names of modules -> the distribution, for those that require torch."""
     about = installed()
     return {top: name for name in sorted(_need_torch()) for top in tops_of(about[name][0])}
 
