@@ -94,12 +94,15 @@ def train(hook: Callable[..., Any]) -> None:
     model(torch.ones(1, 3)).sum().backward()
 
 
+LONG = 4_000_000  # elements, so that real Gloo is not done when the next line runs
+
+
 def fails_later(state: Any, bucket: Any) -> Any:
-    return future_of(bucket.buffer()).then(fail)
+    return future_of(torch.ones(LONG)).then(fail)
 
 
 def fails_when_chained(state: Any, bucket: Any) -> Any:
-    return future_of(bucket.buffer()).then(fail).then(lambda future: future.wait()[0])
+    return future_of(torch.ones(LONG)).then(fail).then(lambda future: future.wait()[0])
 
 
 def fails_at_once(state: Any, bucket: Any) -> Any:
