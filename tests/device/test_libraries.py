@@ -28,7 +28,9 @@ def library() -> Iterator[Any]:
     made.impl("add_one", "CPU", lambda self, other: self + other.sum() + 1)
     made.impl("add_one_", "CPU", lambda self: self.add_(1))
     made.impl("both", "CPU", lambda self: (self - 1, self + 1))
+    _ops.loaded_libraries.add("kernels.cpp")  # as `torch.ops.load_library` does
     yield made
+    _ops.loaded_libraries.discard("kernels.cpp")
     made.reset()
     forget_operators([f"simdist_tests::{name}" for name in ("add_one", "add_one_", "both", "composed")])
 
