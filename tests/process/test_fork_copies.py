@@ -197,7 +197,9 @@ def things_of_libraries() -> list[Any]:
     database = sqlite3.connect(":memory:", check_same_thread=False)
     cursor = database.execute("SELECT 1 UNION SELECT 2")
     context.Process(target=look_at, args=(answers, database, cursor)).start()
-    return [answers.get(), answers.get()]
+    found = [answers.get(), answers.get()]
+    database.close()
+    return found
 
 
 def look_at(answers: Any, database: sqlite3.Connection, cursor: sqlite3.Cursor) -> None:
