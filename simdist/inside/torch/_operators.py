@@ -201,7 +201,7 @@ def operators_of_libraries(key: str) -> Iterable[str]:
 
 
 def _is_from_python(name: str, key: str) -> bool:
-    """True if Python code has registered the kernel; the dispatcher knows where."""
+    """True if Python code registered the kernel: the dispatcher keeps the file and the line of each registration."""
     lines = core_bindings._dispatch_dump(name).splitlines()
     return any(line.startswith(f"{key}: registered at ") and ".py:" in line for line in lines)
 

@@ -1,8 +1,8 @@
 """`faulthandler` on a rank: only noted as on or off, but with reports for signals that ranks send each other.
 
-A crash that it reports is the host's, and a report after so many real seconds would say nothing of a rank. A signal for
-which a rank has registered a report is a simulated one: a handler writes the report when the signal arrives, on the
-main task.
+A real crash is the host's, and a report after some real seconds would show nothing of a rank. A rank can register a
+report for a signal (`faulthandler.register`). The signal is simulated, and a handler on the rank's main task writes the
+report when it arrives.
 """
 
 from __future__ import annotations
