@@ -66,7 +66,8 @@ def test_what_was_there_before_a_world_with_devices_is_frozen_meanwhile() -> Non
     assert not host_froze()
 
 
-def test_garbage_between_worlds_with_devices_is_found_by_pythons_own_rule() -> None:
+@pytest.mark.parametrize("threshold", [1, 10_000])
+def test_garbage_between_worlds_with_devices_is_found_by_pythons_own_rule(threshold: int) -> None:
     class Garbage:
         def __init__(self, size: int) -> None:
             self.me, self.more = self, [[None] for _ in range(size)]
@@ -74,12 +75,18 @@ def test_garbage_between_worlds_with_devices_is_found_by_pythons_own_rule() -> N
     gc.collect()
     size = len(gc.get_objects()) // 8  # Python collects everything once a quarter of it is new since the last time
     left: weakref.WeakSet[Garbage] = weakref.WeakSet()
-    for _ in range(4):
-        garbage = Garbage(size)
-        left.add(garbage)
-        values(lambda: None, world_size=2)
-        del garbage
-    assert len(left) < 4
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000, before[1], threshold)  # and not before so many worlds
+    try:
+        for _ in range(8):
+            garbage = Garbage(size)
+            left.add(garbage)
+            values(lambda: None, world_size=2)
+            del garbage
+    finally:
+        gc.set_threshold(*before)
+    assert (len(left) < 8) == (threshold == 1)
+    gc.collect()
 
 
 def test_a_host_without_a_collector_has_none_when_a_world_begins() -> None:

@@ -36,6 +36,7 @@ _FROZEN_AT_START = 1_000 if sys.version_info[:2] == (3, 12) else 0
 _NEW_EVERY, _ALL_AFTER = 256, 4096  # hand-overs
 _Thresholds = tuple[int, int, int]
 
+_worlds = 0  # with frozen objects, since a full collection was last considered
 _known: dict[_Thresholds, _Thresholds] = {}  # what is set while a world lives -> what was set before
 
 
@@ -73,11 +74,17 @@ def _age(thresholds: _Thresholds) -> None:
 
     Thawed objects are old, and the collector counts the objects that grow old to know when a full collection is due.
     Objects that it has never looked at are not in that count: the garbage of a thousand tests with a world each would
-    stay.
+    stay. Python's other condition is a number of collections of young objects, the third threshold. Freezing sets that
+    number to zero, so worlds are counted instead.
     """
+    global _worlds
     if not gc.isenabled() or not thresholds[0]:
         return
     gc.collect(1)
+    _worlds += 1
+    if _worlds <= thresholds[2]:
+        return
+    _worlds = 0
     gc.set_threshold(1, thresholds[1], 0)
     # Four objects that are not taken from a free list exceed the threshold: Python runs its collector now, and a full
     # collection only if its own rule calls for one.
