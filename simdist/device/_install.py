@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,8 @@ class DeviceState:
         patches.wrap(core_bindings, "_show_config", _without_a_library_of_cuda)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
-        patches.wrap(operators_class, "load_library", _kernels.adding_libraries)
+        for loads in ((operators_class, "load_library"), (importlib.machinery.ExtensionFileLoader, "exec_module")):
+            patches.wrap(*loads, _kernels.adding_libraries)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)
         enter(self._hardware)
         core().switch(on=True)

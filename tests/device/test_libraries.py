@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,13 +63,27 @@ def test_one_that_is_composed_of_others_stays_so_on_devices(library: Any) -> Non
     assert values(body) == [[2.0, 2.0]]
 
 
+def loads_it() -> None:
+    _ops.load_library("library")
+
+
+def imports_it() -> None:
+    loader = importlib.machinery.ExtensionFileLoader("library", "library.so")
+    loader.exec_module(types.ModuleType("library"))
+
+
+@pytest.mark.parametrize("load", [loads_it, imports_it])
 def test_so_do_those_of_a_library_that_a_rank_loads(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[], None], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(torch.ops), "load_library", lambda self, path: request.getfixturevalue(path))
+    def registers(*_: object) -> None:
+        request.getfixturevalue("library")
+
+    monkeypatch.setattr(type(torch.ops), "load_library", registers)
+    monkeypatch.setattr(importlib.machinery.ExtensionFileLoader, "exec_module", registers)
 
     def body() -> list[Any]:
-        _ops.load_library("library")
+        load()
         return added()
 
     assert values(body) == [ADDED]

@@ -163,14 +163,14 @@ def _add_libraries() -> None:
 
 
 def adding_libraries(load: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `torch.ops.load_library`: operators that it loads while there are virtual devices run on them, too."""
+    """Wrap what loads C++: operators that it registers while there are virtual devices run on them, too."""
 
     @functools.wraps(load)
-    def load_library(*args: Any, **kwargs: Any) -> None:
+    def loading(*args: Any, **kwargs: Any) -> None:
         load(*args, **kwargs)
         _add_libraries()
 
-    return load_library
+    return loading
 
 
 def _register() -> None:
