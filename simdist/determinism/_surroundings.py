@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 from simdist.determinism._recording import Seen
@@ -74,7 +75,10 @@ class _Entries:
 
 @contextmanager
 def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
-    """Note which files the user's code finds, and which it does not, for each rank."""
+    """Note which files the user's code finds, and which it does not, for each rank.
+
+    Python's own search for installed packages (`importlib.metadata`) is left out: it keeps what it has found.
+    """
     importlib.import_module("simdist.files")  # first: it must wrap Python's own `open`, not the one set here
     find_installed()
     with ExitStack() as stack:
@@ -94,13 +98,23 @@ def _names(result: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, result)))
 
 
+def _is_search(frame: FrameType | None, user: FrameType) -> bool:
+    """True if Python's search for installed packages is between the two."""
+    while frame is not None and frame is not user:
+        if frame.f_globals.get("__name__") == "importlib.metadata":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _noting(
     seen: dict[int, list[Seen]], kind: str, reported: Callable[[Any], str], original: Callable[..., Any]
 ) -> Callable[..., object]:
     @functools.wraps(original)
     def look(*args: object, **kwargs: object) -> object:
-        frame = user_frame(sys._getframe(1))
-        if frame is None:
+        caller = sys._getframe(1)
+        frame = user_frame(caller)
+        if frame is None or _is_search(caller, frame):
             return original(*args, **kwargs)
         site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         process = current_process()

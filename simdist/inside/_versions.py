@@ -24,7 +24,7 @@ COMPLETE = tuple(version for version, seen in TRIED.items() if _UNCOMPILED not i
 """Versions of torch that have all that simdist uses."""
 
 
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 """The versions of Python that simdist was tried on."""
 
 

@@ -68,6 +68,7 @@ _ATTRIBUTES = {
     "numpy.iinfo._max_vals": _FIRST_USE,
     "numpy.iinfo._min_vals": _FIRST_USE,
     "pkgutil._NAME_PATTERN": "an expression, compiled on first use",
+    "pkgutil._LENIENT_PATTERN": "likewise, since Python 3.15",
     "sys.last_exc": "for a debugger",
     "sys.last_traceback": "for a debugger",
     "sys.last_type": "for a debugger",

@@ -311,8 +311,11 @@ def test_other_threads_keep_the_real_functions_under_their_early_names() -> None
 
 
 def test_arguments_are_refused_as_outside() -> None:
+    with pytest.raises(ValueError) as outside:  # noqa: PT011  # its text is another one since Python 3.15
+        os.urandom(-1)
+
     def body() -> None:
-        with pytest.raises(ValueError, match="negative argument not allowed"):
+        with pytest.raises(ValueError, match=str(outside.value)):
             os.urandom(-1)
         with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
             os.urandom("8")  # type: ignore[arg-type]

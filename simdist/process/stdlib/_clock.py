@@ -37,6 +37,7 @@ __all__ = ["install", "taken_early"]
 _T = TypeVar("_T")
 
 _COUNTING = ("process_time", "thread_time")
+_READS_THE_CLOCK = sys.version_info >= (3, 15)  # `date.today` itself
 _LEAD_NS = 1_000_000  # a calendar is never further ahead: polling it must wait for virtual time
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
@@ -47,8 +48,10 @@ def install(patches: Patches) -> None:
     """Replace the clocks and `sleep`."""
     patches.redirect(_REPLACEMENTS)
     # The class stays what it is, so that its instances pickle, and code that imported it early has virtual time too.
-    # Its other ways to ask for the time (`today`, also that of `date`) go through `time.time`.
+    # Its other ways to ask for the time go through `time.time`; before Python 3.15 `date.today` does so, too.
     patches.wrap_all_in_type(datetime.datetime, {"now": _now, "utcnow": _utcnow})
+    if _READS_THE_CLOCK:
+        patches.wrap_all_in_type(datetime.date, {"today": _today})
     if hasattr(subprocess, "_time"):  # it measures how long a thread really waits
         patches.replace(subprocess, "_time", original(subprocess._time))
 
@@ -56,7 +59,7 @@ def install(patches: Patches) -> None:
 def taken_early(method: BuiltinFunctionType) -> Make | None:
     """Return the maker of the replacement of a method of `datetime` that was taken before the world began, or None."""
     owner = method.__self__
-    return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.datetime) else None
+    return _EARLY.get(method.__name__) if isinstance(owner, type) and issubclass(owner, datetime.date) else None
 
 
 def _seconds(original: Callable[[], float]) -> Callable[[], float]:
@@ -272,6 +275,21 @@ def _utcnow(original: ClassMethodDescriptorType) -> object:
     return classmethod(functools.wraps(original)(utcnow))
 
 
+def _today(original: ClassMethodDescriptorType) -> object:
+    def today(cls: type[datetime.date]) -> datetime.date:
+        return _today_of_class(cls, original.__get__(None, cls))
+
+    return classmethod(functools.wraps(original)(today))
+
+
+def _early_today(original: Any) -> Callable[[], datetime.date]:
+    @functools.wraps(original)
+    def today() -> datetime.date:
+        return _today_of_class(original.__self__, original)
+
+    return today
+
+
 def _early_now(original: Any) -> Callable[..., datetime.datetime]:
     @functools.wraps(original)
     def now(tz: datetime.tzinfo | None = None) -> datetime.datetime:
@@ -310,6 +328,10 @@ def _utcnow_of_class(cls: type[datetime.datetime], real: Callable[[], datetime.d
     return _moment(cls, process).replace(tzinfo=None)
 
 
+def _today_of_class(cls: type[datetime.date], real: Callable[[], datetime.date]) -> datetime.date:
+    return real() if current_process() is None else cls.fromtimestamp(time.time())
+
+
 def _moment(cls: type[datetime.datetime], process: SimProcess) -> datetime.datetime:
     """Now, in UTC, to the microsecond: a float of seconds since 1970 is not as fine."""
     seconds, rest_ns = divmod(_calendar_ns(process), 10**9)
@@ -338,3 +360,5 @@ def _replacements() -> Iterator[Replacement]:
 
 _REPLACEMENTS = tuple(_replacements())
 _EARLY: dict[str, Make] = {"now": _early_now, "utcnow": _early_utcnow}
+if _READS_THE_CLOCK:
+    _EARLY["today"] = _early_today
