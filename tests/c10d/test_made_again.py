@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import simdist
+from simdist.faults import Crash
 
 MS = 1_000_000
 
@@ -105,3 +106,61 @@ def test_an_id_whose_maker_fails_is_no_old_one() -> None:
 
     assert "is that of a plugin" in str(first.value)
     assert "Connection refused" not in str(other.value)
+
+
+def tries(limits_s: Sequence[float], starts_s: Sequence[float]) -> list[list[tuple[float, str]]]:
+    """Let each rank try with its own timeout until a group is made; returns what it sees, and when.
+
+    On real processes a late rank sees "Connect timeout" in place of "Connection refused" where its port is the lower.
+    """
+
+    def body() -> list[tuple[float, str]]:
+        rank, seen = int(os.environ["RANK"]), []
+        store = dist.TCPStore("localhost", 29700, None, rank == 0, wait_for_workers=False)  # type: ignore[attr-defined]
+        time.sleep(starts_s[rank])
+        for _ in range(4):
+            try:
+                dist.init_process_group(
+                    "gloo", store=store, rank=rank, world_size=len(starts_s), timeout=timedelta(seconds=limits_s[rank])
+                )
+            except Exception as error:
+                seen.append((round(time.monotonic(), 1), str(error)[-40:]))
+            else:
+                seen.append((round(time.monotonic(), 1), "met"))
+                break
+        time.sleep(5)
+        return seen
+
+    return [list(values) for values in simdist.run(body, world_size=len(starts_s)).values]
+
+
+def test_a_rank_that_gave_up_is_not_met_and_its_next_try_is() -> None:
+    early, late = tries((2, 2), (0, 3))
+
+    refused = "refused, remote=[127.0.0.1]:40000$1"
+    assert [text[-len(refused) :] for _, text in late] == [refused, "met"]
+    assert [text for _, text in early] == ["wait timeout after 2000ms, keys: /0//cpu//0/1"[-40:], "met"]
+    assert [at_s - early[0][0] for at_s, _ in early + late] == [0, 1, 1, 1]
+
+
+def test_a_rank_reads_no_address_before_the_last_is_there() -> None:
+    gave_up, waits, last = tries((1, 20, 20), (0, 2, 4))
+
+    assert waits[0][0] - gave_up[0][0] == last[0][0] - gave_up[0][0] == 3.0
+    assert waits[0][1].endswith("[127.0.0.1]:40000$1")
+    assert last[0][1].endswith("[127.0.0.1]:40000$2")
+
+
+def test_a_rank_that_died_while_it_waited_refuses_connections(tmp_path: Path) -> None:
+    def body() -> str:
+        rank = int(os.environ["RANK"])
+        time.sleep(2 * rank)
+        try:
+            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+        except RuntimeError as error:
+            return str(error)
+        return "met"
+
+    result = simdist.run(body, world_size=2, faults=[Crash(rank=0, at_ns=1000 * MS)])
+
+    assert str(result.ranks[1].value).endswith("Connection refused, remote=[127.0.0.1]:40000$1")

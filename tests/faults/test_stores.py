@@ -416,10 +416,9 @@ def test_a_rank_that_is_early_looks_for_the_others_where_they_were() -> None:
     early, late, later = lives([0.0, 1.0, 2.0], StoreStale())
 
     refused = "pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:"
-    assert (refused + "40001$1" in early[0], early[1]) == (True, 0)
-    assert (refused + "40002$2" in late[0], late[1]) == (True, 0)
-    assert later[0].endswith("pair.h:311] Connect timeout [none]")
-    assert later[1] == 30_000
+    assert (refused + "40001$0" in early[0], early[1]) == (True, 0)
+    assert (refused + "40000$1" in late[0], late[1]) == (True, 0)
+    assert (refused + "40000$2" in later[0], later[1]) == (True, 0)
     assert lives([0.0, 1.0, 2.0]) == [("met", 9)] * 3
 
 

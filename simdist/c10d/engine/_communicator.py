@@ -60,7 +60,8 @@ class Communicator:
         self.joined = 0
         self.connected = False  # all members have met
         self.again = False  # another group met at its place in the store before
-        self.misled = False  # a member has used addresses of an earlier group: the group never connects
+        self.deserted = False  # a member has left before all had met; its address is still in the store
+        self.misled = False  # a member has used old addresses: the group never connects
         self.collectives: dict[int, Collective] = {}  # in progress, by sequence number
         self.shut: dict[int, int] = {}  # ranks that timed out and closed all their connections, and when
         self.gone: dict[int, tuple[int, str]] = {}  # members that left: when, and the error that the others get
@@ -90,6 +91,25 @@ class Communicator:
         self.joined += 1
         process.end_listeners[member.on_end] = None
         return member
+
+    def withdraw(self, member: Member) -> None:
+        """Remove a member that failed, or whose process ended, before all had met."""
+        if self.members[member.rank] is not member:
+            return
+        if self.simulation.policy.touch is not None:
+            self.simulation.policy.touch(EVERYTHING, writes=True)
+        member.left = True
+        member.process.end_listeners.pop(member.on_end, None)
+        self.members[member.rank] = None
+        self.joined -= 1
+        self.deserted = True
+        if not self.joined:
+            self.misled = False
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks in the group that have not joined."""
+        return [rank for rank, member in enumerate(self.members) if member is None]
 
     @property
     def world_ranks(self) -> tuple[int, ...]:

@@ -10,17 +10,18 @@ Invariants:
   made again under the same name (a new life, a second `init_process_group`) never meets members of a complete one.
 - A communicator is `connected` once, a fixed time after the last member has joined, and stays so; a rank that waits
   parks until then and looks again each time it is woken.
-- A member that gave up stays in the communicator: the others are connected to it, and find it gone if it is.
-- Where an earlier group met, its members' addresses are still in the store. A member reads the others' addresses
-  `connect_ns` after it has set its own. If a peer has not set its own by then, the member uses an old address, and the
-  group never connects. So making a group again at one store is a race, as on real processes (torch 2.13 with
+- A member that fails before all have joined, or whose process ends, leaves the communicator. Its address stays in the
+  store, and so do those of the members of an earlier group. A member reads the others' addresses `connect_ns` after
+  the last of them is there. If a peer has not set its own by then, the member uses an old address, and the group never
+  connects. So making a group again at one store is a race, as on real processes (torch 2.13 with
   torchrun's store: `destroy_process_group`, `init_process_group`; a restart).
 
 Doubts: the port numbers decide which of two real processes opens the connection between them, and so what each sees
-when the other is missing from a lazy group; the simulation shows the view of the one that opens it. A rank that
-is started again may complete a group that its earlier life's peers still wait in, because it was never complete. Of two
-real processes the one with the lower port waits for the other. So one pair in four connects although one of the two has
-read an old address; here none does.
+when the other is missing from a lazy group or has given up ("Connect timeout" after five times the timeout for the one
+that waits, "Connection refused" for the one that opens); the simulation shows the view of the one that opens it. A rank
+that is started again may complete a group that its earlier life's peers still wait in, because it was never complete.
+Of two real processes the one with the lower port waits for the other. So one pair in four connects although one of the
+two has read an old address; here none does.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Connecting:
         return [task for rank, task in sorted(last.items()) if rank in missing]
 
     def _missing(self) -> list[int]:
-        return [rank for rank, member in enumerate(self._communicator.members) if member is None]
+        return self._communicator.missing
 
 
 class _Misled:
@@ -79,7 +80,7 @@ class _Misled:
 
     def describe(self) -> str:
         name = self._communicator.name
-        return f"connecting group {name!r} by addresses in the store, where an earlier group's stood as well"
+        return f"connecting group {name!r} by addresses in the store, where old ones stood as well"
 
     def waits_for(self) -> Iterable[Task]:
         return ()
@@ -135,28 +136,44 @@ def connect(
     if communicator.joined == size and not communicator.misled:
         begin = simulation.now_ns + (backend.connect_ns if size > 1 else 0)
         simulation.call_at(begin, lambda: _release(communicator))
+    elif communicator.deserted:
+        _wake(communicator)  # the last address may be there
     wait = _Connecting(communicator, ranks)
     limit_ns = timeout_ns
     if store._kind == "file":
         limit_ns = (timeout_ns // 1_000_000_000 + 1) * 1_000_000_000  # a FileStore counts in whole seconds
 
+    def withdraw(_: SimProcess) -> None:
+        if not communicator.connected:
+            communicator.withdraw(member)
+
+    def has_old_addresses() -> bool:
+        return communicator.deserted or store.server.outlived or len(store.server.groups[prefix]) > 1
+
     def wait_for_all() -> None:
-        if backend.unreachable is not None and (store.server.outlived or len(store.server.groups[prefix]) > 1):
-            _look_for_others(process, store, communicator, backend, backend.unreachable, timeout_ns)
         limited, late_ns = backend.failure.has_timeouts and size > 1, backend.failure.late_ns
         deadline_ns = simulation.now_ns + limit_ns + late_ns if limited else None
         task, server = simulation.check(), store.server
         server.connected[task] = None
+        if not lazy:
+            process.end_listeners[withdraw] = None
         try:
             while not communicator.connected:
+                if backend.unreachable is not None and has_old_addresses():
+                    _look_for_others(process, store, communicator, rank, backend.unreachable, timeout_ns)
                 if communicator.joined < size:
                     store.require_server(process)
                 if not simulation.park(wait, deadline_ns) and not communicator.connected:
-                    missing = next((r for r, m in enumerate(communicator.members) if m is None), 0)
+                    missing = next((r for r in communicator.missing if not server.has(f"{prefix}0/{r}")), 0)
                     store._give_up(
                         [f"{prefix}0/{missing}"], timedelta(milliseconds=timeout_ns // 1_000_000), "Wait timeout"
                     )
+        except BaseException:
+            if not lazy:
+                withdraw(process)
+            raise
         finally:
+            process.end_listeners.pop(withdraw, None)
             server.connected.pop(task, None)
         if bus.heard and bus.hears(MembersMet):
             bus.report(MembersMet(process, communicator, -1))
@@ -173,33 +190,34 @@ def _look_for_others(
     process: SimProcess,
     store: SimStore,
     communicator: Communicator,
-    backend: Backend,
+    rank: int,
     words: Unreachable,
     timeout_ns: int,
 ) -> None:
-    """Read the others' addresses, in a store that still has the addresses of an earlier group.
+    """Read the others' addresses, in a store that has old addresses; returns at once if one is not there yet.
 
     Raises:
-        RuntimeError: a peer has not set its address yet, or a member of the group has read too early.
+        RuntimeError: a peer has not set its new address yet, or a member of the group has read too early.
     """
     simulation, prefix = process.simulation, store._name("0/")
 
     def early() -> list[int]:
-        absent = [peer for peer, member in enumerate(communicator.members) if member is None]
-        return [peer for peer in absent if store.server.has(f"{prefix}{peer}")]
+        missing = communicator.missing
+        return missing if all(store.server.has(f"{prefix}{peer}") for peer in missing) else []
 
     def is_alive(peer: int) -> bool:
         before = [generation.members[peer] for generation in store.server.groups[store._name("")]]
         return any(member is not None and member.process.running for member in before)
 
-    if early():
-        simulation.sleep(backend.connect_ns)
     misled_by = early()
+    if misled_by:
+        simulation.sleep(communicator.backend.connect_ns)
+        misled_by = [peer for peer in misled_by if peer in communicator.missing]
     if not misled_by and not communicator.misled:
         return
     communicator.misled = True
     dead = next((peer for peer in misled_by if not is_alive(peer)), None)
-    text = words.unconnected() if dead is None else words.refused_by_peer(dead)
+    text = words.unconnected() if dead is None else words.refused_by_peer(dead, rank)
     if dead is None:
         wait, deadline_ns = _Misled(communicator), simulation.now_ns + _CONNECTING * timeout_ns
         while simulation.park(wait, deadline_ns):
@@ -265,7 +283,12 @@ def _stream_communicator(backend: Backend) -> type[StreamCommunicator]:
 
 
 def _release(communicator: Communicator) -> None:
-    communicator.connected = True
+    if communicator.joined == communicator.size:  # no member has left since
+        communicator.connected = True
+        _wake(communicator)
+
+
+def _wake(communicator: Communicator) -> None:
     for member in communicator.members:
         if member is not None:
             member.process.wake()

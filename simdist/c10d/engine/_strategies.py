@@ -225,8 +225,8 @@ class Failure(Protocol):
 class Unreachable(Protocol):
     """The errors of a member that finds no peer at the address in the store."""
 
-    def refused_by_peer(self, peer: int) -> str:
-        """The text when the peer's process has ended: the address is that of an earlier one."""
+    def refused_by_peer(self, peer: int, rank: int) -> str:
+        """The text for `rank` when the peer's process has ended, or the peer has given the group up."""
         ...
 
     def unconnected(self) -> str:

@@ -38,9 +38,9 @@ class GlooFailure:
             f"This is typically caused by a remote worker hanging or bugs in the application. {_ADVICE}"
         )
 
-    def refused_by_peer(self, peer: int) -> str:
-        """Return the text for a peer that does not listen at its address in the store."""
-        said = f"timed out connecting: SO_ERROR: Connection refused, remote={_address(peer)}${peer}"
+    def refused_by_peer(self, peer: int, rank: int) -> str:
+        """Return `rank`'s text for a peer that does not listen at its address in the store."""
+        said = f"timed out connecting: SO_ERROR: Connection refused, remote={_address(peer)}${rank}"
         return f"Gloo connectFullMesh failed with [{Place.PAIR_REFUSED.path}] {said}"
 
     def unconnected(self) -> str:
