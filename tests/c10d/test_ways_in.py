@@ -92,7 +92,8 @@ def test_torchs_own_words_about_a_group_object_of_another_rank_name_it_too() -> 
 
     error = error_of(simdist.run(body, world_size=2), 1)
 
-    assert "<simdist gloo group '1' rank 0 of 2, which belongs to rank 0, not to 1> is not initialized" in str(error)
+    whose = "rank 0 of 2, which belongs to rank 0, not to 1: isolate the module that keeps it"
+    assert f"<simdist gloo group '1' {whose}> is not initialized" in str(error)
 
 
 def tutorial_setup() -> None:

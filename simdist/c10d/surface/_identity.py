@@ -261,7 +261,9 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
 
     def __repr__(self) -> str:
         mine, caller = self._member.process, current_process()
-        whose = "" if caller is None or caller is mine else f", which belongs to rank {mine.rank}, not to {caller.rank}"
+        whose = ""
+        if caller is not None and caller is not mine:
+            whose = f", which belongs to rank {mine.rank}, not to {caller.rank}: isolate the module that keeps it"
         return f"<simdist {self.name()} group {self._name!r} rank {self.rank()} of {self._size}{whose}>"
 
     # -- groups made from this one -------------------------------------------------------------------------------

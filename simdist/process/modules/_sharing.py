@@ -34,6 +34,7 @@ PER_RANK = (
     "accelerate",
     "deepspeed",
     "fabric",
+    "fairscale",
     "hydra-core",
     "lightning",
     "lightning-fabric",
