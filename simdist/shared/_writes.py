@@ -154,7 +154,7 @@ class _State:
         return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
 
     def _is_new(self, thing: object) -> bool:
-        home = thing.__module__ if isinstance(thing, type | types.FunctionType) else None
+        home = (thing if isinstance(thing, type | types.FunctionType) else type(thing)).__module__
         return (home in sys.modules and home not in self._imported) or is_filter_of_import(thing)
 
 

@@ -225,8 +225,9 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registers.py").write_text(
-        "import copyreg, json.encoder, warnings\n"
+        "import copyreg, json.encoder, keyword, warnings\n"
         "class Symbol: pass\n"
+        "keyword.kwlist.append(Symbol())\n"  # as libraries do with finders and `sys.meta_path`
         "class SymbolWarning(UserWarning): pass\n"
         "copyreg.pickle(Symbol, lambda symbol: 'Symbol')\n"
         "warnings.simplefilter('once', SymbolWarning)\n"
@@ -251,6 +252,7 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         assert alone.lines() == ["json.encoder.ESCAPE_DCT: 2 entries added"]  # who added which is not known
         assert symbol in copyreg.dispatch_table
     finally:
+        vars(keyword)["kwlist"].pop()
         copyreg.dispatch_table.pop(symbol)
         json.encoder.ESCAPE_DCT.pop(symbol)
         sys.modules.pop("registers")
