@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     ]  # `sys.stdout`, `sys.stderr`, `sys.excepthook`
     Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal; a number is one of `Handlers`
 
-__all__ = ["ORPHAN_NS", "SimProcess", "process_of"]
+__all__ = ["ORPHAN_NS", "OS_ENVIRON", "SimProcess", "process_of"]
+
+OS_ENVIRON = os.environ
+"""The object in which each process finds its own variables, until it puts another in its place."""
 
 # Signals that do nothing to a process without a handler; 0 only checks that it exists.
 _HARMLESS = (0, _signal.SIGCHLD, _signal.SIGURG, _signal.SIGWINCH, _signal.SIGCONT, _signal.SIGSTOP)
@@ -74,6 +77,7 @@ class SimProcess:
         "ended_ns",
         "entropy",
         "environ",
+        "environ_object",
         "epoch_ns",
         "exception",
         "exit_code",
@@ -156,6 +160,7 @@ class SimProcess:
         self.host = host
         host.residents.append(self)
         self.environ = environ
+        self.environ_object = OS_ENVIRON  # its `os.environ`
         self.argv = argv
         # Its sys.stdout, sys.stderr and sys.excepthook; None: those that every process begins with.
         self.streams: Streams | None = None

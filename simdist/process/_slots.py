@@ -1,12 +1,14 @@
 """State that Python keeps once per interpreter, and that each process of a world has for itself.
 
 `Slots.switch` swaps, at each hand-over, the state that nearly every process changes (arguments, streams, random
-generators). The layers above add functions that swap theirs. A *slot* is for state that few programs touch: it is
-described once, and swapped from the moment that a rank first touches it. A world in which no rank does pays nothing.
+generators), and the object that is `os.environ`. The layers above add functions that swap theirs. A *slot* is for state
+that few programs touch: it is described once, and swapped from the moment that a rank first touches it. A world in
+which no rank does pays nothing.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -97,7 +99,8 @@ class Slots:
         self.random = RandomStates(seed, third, memory)
         self._argv = sys.argv
         self._streams = sys.stdout, sys.stderr, sys.excepthook
-        self._system = vars(sys)  # to set an attribute of a module costs three times as much
+        self._environ = os.environ
+        self._system, self._os = vars(sys), vars(os)  # to set an attribute of a module costs three times as much
         self._swaps: list[Swap] = []
         self._own: dict[Slot[Any], _Swapped[Any]] = {}
 
@@ -105,6 +108,7 @@ class Slots:
         """Keep what is there now, replaced streams included, for the threads that are not ranks'."""
         self._argv = sys.argv
         self._streams = sys.stdout, sys.stderr, sys.excepthook
+        self._environ = os.environ
 
     def restore(self) -> None:
         """Put back what the host had."""
@@ -138,6 +142,7 @@ class Slots:
         if leaving is not None:
             leaving.argv = system["argv"]
             leaving.streams = system["stdout"], system["stderr"], system["excepthook"]
+            leaving.environ_object = self._os["environ"]
         if entering is None:
             self._show_host()
             if leaving is not None:
@@ -145,6 +150,7 @@ class Slots:
         else:
             system["argv"] = entering.argv
             system["stdout"], system["stderr"], system["excepthook"] = entering.streams or self._streams
+            self._os["environ"] = entering.environ_object
             left = random.exchange(entering.random_states)
             if leaving is not None:
                 leaving.random_states = left
@@ -154,3 +160,4 @@ class Slots:
     def _show_host(self) -> None:
         sys.argv = self._argv
         sys.stdout, sys.stderr, sys.excepthook = self._streams
+        self._os["environ"] = self._environ

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import copy
 import ctypes
+import multiprocessing
 import os
+import subprocess
 import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
 import simdist
 from simdist.faults import Crash
@@ -170,3 +174,42 @@ def test_without_a_launcher_nothing_is_set() -> None:
     simdist.spawn(lambda rank: seen.append((rank, [name for name in TORCHRUN if name in os.environ])), nprocs=2)
 
     assert seen == [(0, [name for name in TORCHRUN if name in os.environ]), (1, seen[0][1])]
+
+
+def test_a_rank_that_replaces_os_environ_by_a_copy_has_that_for_itself() -> None:
+    def body() -> tuple[str | None, ...]:
+        dist.init_process_group("gloo")
+        before = copy.deepcopy(os.environ)
+        os.environ["CHANGED"] = "yes"
+        dist.barrier()
+        os.environ = before  # noqa: B003 - as Hugging Face datasets does
+        dist.barrier()
+        os.environ["MINE"] = os.environ["RANK"]
+        dist.barrier()
+        program = subprocess.run("echo $MINE", shell=True, capture_output=True, text=True).stdout.strip()
+        return os.environ["RANK"], os.getenv("MINE"), os.environ.get("CHANGED"), program
+
+    of_host = os.environ
+    result = simdist.run(body, world_size=2)
+
+    assert result.values == [("0", "0", None, "0"), ("1", "1", None, "1")]
+    assert os.environ is of_host
+    assert "MINE" not in os.environ
+
+
+def test_a_forked_child_has_a_copy_of_what_its_parent_made_os_environ() -> None:
+    def child(queue: multiprocessing.Queue[str | None]) -> None:
+        os.environ["OF"] = "child"
+        queue.put(os.environ.get("BEFORE"))
+
+    def body() -> tuple[str | None, str]:
+        os.environ = {**os.environ, "BEFORE": "fork", "OF": "parent"}  # type: ignore[assignment]  # noqa: B003
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        found = queue.get()
+        process.join()
+        return found, os.environ["OF"]
+
+    assert simdist.run(body, world_size=1).values == [("fork", "parent")]

@@ -37,6 +37,7 @@ from simdist.process._signal_masks import SignalMasks
 from simdist.process.modules._attributes import AttributeViews
 from simdist.process.modules._fork_copies import ForkCopies
 from simdist.process.modules._library_tables import LibraryTables
+from simdist.process.stdlib._environ import forked_environ
 from simdist.process.stdlib._pipes import Pipes
 from simdist.process.threads._threads import shut_down
 from simdist.process.threads._tracing import trace_main_thread
@@ -210,6 +211,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
     child.random_states = random_states.save() if forked else random_states.fresh(child.rank, child.life, child.lineage)
     if forked:
         child.streams = sys.stdout, sys.stderr, sys.excepthook
+        child.environ_object = forked_environ(os.environ)
         child.handlers = dict(parent.handlers)
         child.warned = set(parent.warned)
         runtime.slots.inherit(child)

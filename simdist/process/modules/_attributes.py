@@ -61,6 +61,7 @@ _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib")) 
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which call ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
 name_own("sys", ("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules"))
+name_own("os", ("environ",))
 name_own("tempfile", ("tempdir",), FOLDER_SLOT)
 name_own("threading", ("excepthook",), HOOK_SLOT)
 name_own("warnings", ("filters", "showwarning"), FILTERS_SLOT)

@@ -1,22 +1,26 @@
-"""A rank's own `os.environ`. The mapping object stays the same; its data depend on the caller."""
+"""A rank's own `os.environ`. The mapping object stays the same; its data depend on the caller.
+
+A rank may put another object in its place (`Slots.switch` swaps it), such as a deep copy that it made before.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from simdist.process._process import SimProcess
+from simdist.process._process import OS_ENVIRON, SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, on_ranks
 
-__all__ = ["Encoded", "begin", "encoded", "encoded_name", "host_environ", "install", "variable_of"]
+__all__ = ["Encoded", "begin", "encoded", "encoded_name", "forked_environ", "host_environ", "install", "variable_of"]
 
 
 Encoded = bytes
 """A name or a value as `os.environ` keeps it; text on Windows. The stubs say that `encodekey` returns text anywhere."""
 
-_environ: Any = os.environ  # has what the stubs leave out
+_environ: Any = OS_ENVIRON  # has what the stubs leave out
 
 
 class _EnvironData(MutableMapping[Encoded, Encoded]):
@@ -50,6 +54,33 @@ class _EnvironData(MutableMapping[Encoded, Encoded]):
 
     def copy(self) -> dict[Encoded, Encoded]:
         return self._here().copy()
+
+    def __reduce__(self) -> tuple[type[_CopiedData], tuple[dict[Encoded, Encoded]]]:
+        return _CopiedData, (self.copy(),)
+
+
+class _CopiedData(dict[Encoded, Encoded]):
+    """The data of a deep copy of `os.environ`. What a rank changes in it reaches its process as well: `putenv`."""
+
+    def __setitem__(self, key: Encoded, value: Encoded) -> None:
+        super().__setitem__(key, value)
+        process = current_process()
+        if process is not None:
+            process.environ[key] = value
+
+    def __delitem__(self, key: Encoded) -> None:
+        super().__delitem__(key)
+        process = current_process()
+        if process is not None:
+            process.environ.pop(key, None)
+
+    def __reduce__(self) -> tuple[type[_CopiedData], tuple[dict[Encoded, Encoded]]]:
+        return _CopiedData, (dict(self),)
+
+
+def forked_environ(mapping: os._Environ[str]) -> os._Environ[str]:
+    """What a forked child has as `os.environ` if that is its parent's."""
+    return mapping if mapping is _environ else copy.deepcopy(mapping)
 
 
 def host_environ() -> Mapping[Encoded, Encoded]:
