@@ -10,6 +10,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -266,6 +267,24 @@ def test_tables_of_a_library_are_each_rank_s_and_the_host_s_come_back(monkeypatc
 
     assert values(body, world_size=2) == [[{}, 0], [{}, 1]]
     assert tables.PartialState._shared_state == {"of": "host"}
+
+
+def test_bars_of_tqdm_are_each_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("tqdm.std")
+    of_host = WeakSet([test_bars_of_tqdm_are_each_ranks_own])
+    bars: Any = type("tqdm", (), {"_instances": of_host})
+    monkeypatch.setattr(module, "tqdm", bars, raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm.std", module)
+
+    def body() -> list[int]:
+        dist.init_process_group("gloo")
+        before = len(bars._instances)
+        bars._instances.add(body)
+        dist.barrier()
+        return [before, len(bars._instances)]
+
+    assert values(body, world_size=2) == [[0, 1], [0, 1]]
+    assert bars._instances is of_host
 
 
 def test_psutil_that_each_rank_imports_for_itself_knows_of_ranks() -> None:

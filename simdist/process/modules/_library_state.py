@@ -1,7 +1,8 @@
 """State of one rank that installed libraries keep in modules which all ranks share: a slot for each library.
 
 Accelerate keeps what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
-function, Hydra and OmegaConf what is initialized and registered in tables of a class, TensorBoard a count of its files.
+function, Hydra and OmegaConf what is initialized and registered in tables of a class, TensorBoard a count of its files,
+tqdm the bars that are on the screen.
 With modules per rank each rank has these for itself anyway. `simdist.run` shares modules, and there the slots give each
 rank its own. A rank begins with what an import gives a new process, and with what the program registered when it was
 imported.
@@ -15,6 +16,7 @@ import copy
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, active_runtime, current_process
@@ -114,11 +116,23 @@ def _of_tensorboard(patches: Patches) -> None:
     _separate(Slot("tensorboard", lambda: module._global_uid, load, lambda process, of_host: kind(0), copy.copy))
 
 
+def _of_tqdm(patches: Patches) -> None:
+    kind: Any = vars(sys.modules["tqdm.std"])["tqdm"]
+    if "_instances" not in vars(kind):  # the bars, whose number gives a new one its line on the screen
+        return
+
+    def load(bars: WeakSet[object]) -> None:
+        kind._instances = bars
+
+    _separate(Slot("tqdm", lambda: kind._instances, load, lambda process, of_host: WeakSet(), WeakSet.copy))
+
+
 ADAPTERS: dict[str, Callable[[Patches], None]] = {
     "accelerate.state": _of_accelerate,
     "hydra.core.singleton": _of_hydra,
     "omegaconf": _of_omegaconf,
     "tensorboard.summary.writer.event_file_writer": _of_tensorboard,
+    "tqdm.std": _of_tqdm,
     **{
         name: _of_lightning(name)
         for name in ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
