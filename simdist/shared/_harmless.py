@@ -79,6 +79,7 @@ _ATTRIBUTES = {
     "tempfile._name_sequence": "names of temporary files, drawn anew in a process of another number",
     "threading._active": "threads of the host, such as a debugger's; those of ranks leave it when they end",
     "threading._threading_atexits": "what `concurrent.futures` registers when it is imported",
+    "urllib.parse._hextobyte": _FIRST_USE,
     "tqdm.std.TqdmDefaultWriteLock.mp_lock": _LOCKS,
     "tqdm.std.TqdmDefaultWriteLock.th_lock": _LOCKS,
     "tqdm.std.tqdm._lock": _LOCKS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
-import traceback
 from _thread import get_ident
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +20,14 @@ __all__ = ["print_exception", "rank_results", "standing_frames"]
 
 def print_exception(process: SimProcess, error: BaseException) -> None:
     """Write a traceback to the stderr of the calling rank, without the frames of simdist under the user's."""
-    text = "".join(traceback.format_exception(type(error), error, _user_part(error.__traceback__)))
-    sys.stderr.write("".join(f"[rank{process.rank}]: {line}\n" for line in text.splitlines()))
+    trace, shown = error.__traceback__, io.StringIO()
+    error.__traceback__ = _user_part(trace)
+    try:
+        with contextlib.redirect_stderr(shown):  # Python 3.11 has suggestions for names in this function only
+            sys.__excepthook__(type(error), error, error.__traceback__)
+    finally:
+        error.__traceback__ = trace
+    sys.stderr.write("".join(f"[rank{process.rank}]: {line}\n" for line in shown.getvalue().splitlines()))
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import math
 import multiprocessing
 import os
 import signal
@@ -187,6 +188,13 @@ def test_an_exception_is_reported_on_stderr_without_frames_of_the_engine() -> No
     assert lines[0] == "[rank0]: Traceback (most recent call last):"
     assert lines[1].startswith(f'[rank0]:   File "{__file__}", line ')
     assert lines[-2:] == ["[rank0]: ValueError: two", "[rank0]: lines"]
+
+
+def test_an_exception_is_reported_with_the_interpreters_suggestion() -> None:
+    result = simdist.run(lambda: math.sqr(2), world_size=1)  # type: ignore[attr-defined]
+
+    expected = "[rank0]: AttributeError: module 'math' has no attribute 'sqr'. Did you mean: 'sqrt'?"
+    assert result.ranks[0].stderr.splitlines()[-1] == expected
 
 
 def test_a_line_is_an_event_with_its_size_and_checksum() -> None:
