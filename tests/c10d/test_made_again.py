@@ -151,7 +151,8 @@ def test_a_rank_reads_no_address_before_the_last_is_there() -> None:
     assert last[0][1].endswith("[127.0.0.1]:40000$2")
 
 
-def test_a_rank_that_died_while_it_waited_refuses_connections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_ns", [1000 * MS, 2000 * MS + 100_000])  # before the other arrives; while they connect
+def test_a_rank_that_died_while_it_waited_refuses_connections(at_ns: int, tmp_path: Path) -> None:
     def body() -> str:
         rank = int(os.environ["RANK"])
         time.sleep(2 * rank)
@@ -161,6 +162,6 @@ def test_a_rank_that_died_while_it_waited_refuses_connections(tmp_path: Path) ->
             return str(error)
         return "met"
 
-    result = simdist.run(body, world_size=2, faults=[Crash(rank=0, at_ns=1000 * MS)])
+    result = simdist.run(body, world_size=2, faults=[Crash(rank=0, at_ns=at_ns)])
 
     assert str(result.ranks[1].value).endswith("Connection refused, remote=[127.0.0.1]:40000$1")

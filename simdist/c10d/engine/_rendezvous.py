@@ -283,9 +283,8 @@ def _stream_communicator(backend: Backend) -> type[StreamCommunicator]:
 
 
 def _release(communicator: Communicator) -> None:
-    if communicator.joined == communicator.size:  # no member has left since
-        communicator.connected = True
-        _wake(communicator)
+    communicator.connected = communicator.joined == communicator.size  # a member may have left since
+    _wake(communicator)
 
 
 def _wake(communicator: Communicator) -> None:
