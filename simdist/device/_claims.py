@@ -44,7 +44,7 @@ class Follower(Protocol):
     """Something that waits for claims."""
 
     def look(self) -> None:
-        """Called after the end of a claim for which it may have waited."""
+        """Called after the end of the claim that it has followed."""
         ...
 
 
@@ -57,7 +57,7 @@ class Outstanding:
         self._block = weakref.ref(block)
         self.host = block.host
         self.claims: dict[Claimant, bool] = {}  # whether each claimant writes, in the order of the calls
-        self.followers: list[Follower] = []  # they check again after the end of a claim
+        self.followers: dict[Claimant, list[Follower]] = {}  # they check again when this claimant has released it
 
     @property
     def shape(self) -> None:
@@ -73,7 +73,8 @@ class Outstanding:
     def leave_copies(self) -> None:
         """Let the claimants that read, up to the first that writes, copy the present values, which may change."""
         block = self._block()
-        for claimant, writes in list(self.claims.items()):
+        while self.claims:
+            claimant, writes = next(iter(self.claims.items()))
             if writes or block is None:  # without a block nothing else can touch the memory
                 break
             claimant.copy_inputs(block)
@@ -130,10 +131,8 @@ def release(claims: list[Outstanding], claimant: Claimant) -> None:
     for each in claims:
         each.drop(claimant)
     for each in claims:  # after all claims are gone
-        if each.followers:
-            followers, each.followers = each.followers, []
-            for follower in followers:
-                follower.look()
+        for follower in each.followers.pop(claimant, ()):
+            follower.look()
     claims.clear()
 
 

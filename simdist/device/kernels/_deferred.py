@@ -94,7 +94,7 @@ class Deferred:
         self._run: Callable[[], object] | None = run  # None once it has
         self._awaited = False  # a task of its rank waits until it has run
         self._claims: list[Outstanding] = []
-        self._before: list[tuple[Outstanding, Claimant]] = []  # claims that it comes after
+        self._before: list[tuple[Outstanding, list[Claimant]]] = []  # claims that it comes after, the latest first
 
     def come_after(self, tensor: Tensor, *, writes: bool) -> None:
         """Note the claims on memory that it reads, or writes."""
@@ -104,7 +104,13 @@ class Deferred:
             return
         if writes:
             known.leave_copies()
-        self._before += [(known, each) for each, wrote in known.claims.items() if wrote or writes]
+        found: list[Claimant] = []
+        for each, wrote in reversed(known.claims.items()):
+            if wrote or writes:
+                found.append(each)
+            if wrote and type(each) is Deferred:  # it comes after all before it
+                break
+        self._before.append((known, found))
 
     def claim(self, tensor: Tensor, *, writes: bool) -> None:
         """Claim memory that it reads, or writes."""
@@ -114,12 +120,15 @@ class Deferred:
         """Run if no claim that it comes after is left; else follow the first of them, which calls this again."""
         if self._run is None:
             return
-        for outstanding in {id(each): each for each, _ in self._before}.values():  # thousands may claim the same
+        for outstanding, _ in self._before:
             outstanding.leave_copies()
-        self._before = [(outstanding, each) for outstanding, each in self._before if each in outstanding.claims]
-        if self._before:
-            self._before[0][0].followers.append(self)
-            return
+        for outstanding, claimants in self._before:
+            while claimants and claimants[-1] not in outstanding.claims:
+                claimants.pop()
+            if claimants:
+                outstanding.followers.setdefault(claimants[-1], []).append(self)
+                return
+        self._before = []
         _ready.append(self)
         if len(_ready) > 1:  # another call runs the first: not by recursion, for thousands may follow each other
             return
@@ -178,7 +187,7 @@ class Deferred:
     def _first_cause(self) -> Any:
         cause: Any = self
         while isinstance(cause, Deferred):
-            left = (each for outstanding, each in cause._before if each in outstanding.claims)
+            left = (each for known, claimants in cause._before for each in reversed(claimants) if each in known.claims)
             cause = next(left, None)
         return cause
 
