@@ -42,14 +42,22 @@ from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.c10d.watch._flight_record import flight_record_of
 from simdist.cluster import Network
 from simdist.errors import SimdistError, UnsupportedError
-from simdist.inside.torch import Place, PrefixStore, backend_plugin, c10d_bindings, wrap_for_debugging
+from simdist.inside.torch import (
+    FileStore,
+    Place,
+    PrefixStore,
+    TCPStore,
+    backend_plugin,
+    c10d_bindings,
+    wrap_for_debugging,
+)
 from simdist.process import Patches, class_on_ranks, current_process
 
 if TYPE_CHECKING:
     from simdist.c10d.backends.nccl._options import NcclOptions
     from simdist.c10d.calls._member import Member
     from simdist.c10d.surface._identity import GroupBackend
-    from simdist.inside.torch import Store, TCPStore
+    from simdist.inside.torch import Store
 
 __all__ = ["Makers", "group_maker", "install", "make_nccl_group", "make_simulated_group", "serve"]
 
@@ -277,6 +285,10 @@ class Makers:
     ) -> SimStore | TCPStore:
         from simdist.c10d.surface._tcp_store import is_served, open_tcp_store
 
+        if not isinstance(host_name, str | bytes) or not _is_port(port):
+            TCPStore(host_name, port, world_size, is_master, timeout)  # raises torch's TypeError
+        if world_size == 0:
+            raise ValueError("TCPStore world size cannot be 0")
         if master_listen_fd is not None:
             raise UnsupportedError("a simulated TCPStore takes no listening socket")
         if not is_master and not is_served(self.servers, host_name, port):
@@ -306,6 +318,8 @@ class Makers:
     def file_store(self, path: str, world_size: int = -1) -> SimStore:
         from simdist.c10d.surface._file_store import open_file_store
 
+        if not isinstance(path, str | bytes):
+            FileStore(path, world_size)  # raises torch's TypeError
         return open_file_store(self.servers, str(path), world_size)
 
     def hash_store(self) -> SimStore:
@@ -498,8 +512,12 @@ def _require_built_in(backend: dist.Backend) -> None:
             raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in{_MAY_LACK[name]}")
 
 
+def _is_port(port: object) -> bool:
+    return not isinstance(port, str | float) and hasattr(port, "__int__") and 0 <= int(port) < 1 << 16
+
+
 def _prefix_store(prefix: str, store: Store) -> Store:
-    if isinstance(store, SimStore):
+    if isinstance(store, SimStore) and isinstance(prefix, str | bytes):
         return SimPrefixStore(prefix, store)
     # Torch makes a view of a group's store before all else. The program may wait in a view that it makes itself.
     if is_hosts(store) and sys._getframe(2).f_globals.get("__name__") == c10d.__name__:

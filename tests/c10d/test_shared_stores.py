@@ -35,6 +35,31 @@ def test_a_get_returns_a_round_trip_after_another_rank_set_the_key() -> None:
     assert values(body, 3) == [(b"value", 250_100_000)] * 3  # 50 us for the request, and as long for the answer
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dist.TCPStore(HOST, "1234", 1, True),
+        lambda: dist.TCPStore(HOST, 70_000, 1, True),
+        lambda: dist.TCPStore(HOST, 1234.0, 1, True),
+        lambda: dist.TCPStore(None, 1234, 1, True),
+        lambda: dist.FileStore(Path("store"), 1),
+        lambda: dist.PrefixStore(None, dist.HashStore()),
+    ],
+)
+def test_stores_refuse_what_torch_refuses_with_its_own_text(make: Callable[[], Any]) -> None:
+    real = "TypeError: __init__(): incompatible constructor arguments. The following argument types are supported:\n"
+
+    assert attempt(make).startswith(real)
+    assert alone(lambda: attempt(make)).startswith(real)
+
+
+def test_a_store_for_no_ranks_is_refused_at_once() -> None:
+    def body() -> tuple[str, int]:
+        return attempt(lambda: dist.TCPStore(HOST, 1234, 0, False)), now_ns()
+
+    assert alone(body) == ("ValueError: TCPStore world size cannot be 0", 0)
+
+
 def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
     def body() -> int:
         store = shared()
