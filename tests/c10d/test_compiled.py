@@ -14,6 +14,7 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel
 
 import simdist
+from simdist.cluster import build
 from simdist.errors import UnsupportedError
 from tests.c10d.worlds import values
 
@@ -121,6 +122,15 @@ def test_collectives_in_compiled_code_reach_the_group() -> None:
         return result
 
     assert values(body, 2) == [[2.0, 2.0, 3.0, 3.0]] * 2
+
+
+def test_compiled_code_asks_a_group_of_several_backends_for_its_rank_and_size() -> None:
+    def body() -> float:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        compiled = torch.compile(lambda x, group: x + group.rank() + group.size(), backend="eager", fullgraph=True)
+        return float(compiled(torch.zeros(1), dist.group.WORLD).item())
+
+    assert values(body, 2, cluster=build(2, devices_per_host=2)) == [2.0, 3.0]
 
 
 def test_nothing_of_it_is_left() -> None:

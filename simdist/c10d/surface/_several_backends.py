@@ -161,11 +161,15 @@ class SeveralBackends(GroupBackend):
         for part in self.parts.values():
             part.leave()
 
-    def __getattr__(self, name: str) -> Any:
-        main = self.__dict__.get("_main")
-        if main is None or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(main, name)
+    # Not `__getattr__`: Dynamo compiles no method of a group whose class has that (2.13).
+    def __getattribute__(self, name: str) -> Any:
+        try:
+            return super().__getattribute__(name)
+        except AttributeError:
+            main = super().__getattribute__("__dict__").get("_main")
+            if main is None or name.startswith("__"):
+                raise
+            return getattr(main, name)
 
 
 def _device_of(value: object) -> str | None:
