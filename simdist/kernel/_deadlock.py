@@ -71,6 +71,7 @@ def describe_livelock(simulation: Simulation) -> LivelockError:
         lines.append(f"  {task.name}{user_line(frames.get(task.ident))}{wait}")
     if len(alive) > 32:
         lines.append(f"  and {len(alive) - 32} more tasks")
+    lines.append("a loop that would have ended may sleep longer each time, or call simdist.step(i) when it gets on")
     return LivelockError("\n".join(lines))
 
 

@@ -26,10 +26,11 @@ def test_a_world_that_only_sleeps_ends_with_a_report_of_every_line() -> None:
         simulation.run()
     leaked = simulation.close()
 
-    first, *tasks = str(caught.value).splitlines()
+    first, *tasks, last = str(caught.value).splitlines()
     assert first == "at 0.000000155 s nothing has happened for long but sleeping and asking:"
     assert [line.split(" in ")[0][:4] for line in tasks] == ["  a ", "  b "]
     assert all("test_livelock.py:" in line and "in sleep_for_ever, in sleep until" in line for line in tasks)
+    assert last == "a loop that would have ended may sleep longer each time, or call simdist.step(i) when it gets on"
     assert leaked == []
 
 
