@@ -177,6 +177,8 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
     else:
         devices = _whole("--devices", options.devices, 0, problems)
         workers = _workers(options.nproc_per_node, devices or 0, problems)
+    if devices is not None:
+        problems += [f"--devices: {each.text}" for each in findings_of(BUILD["devices_per_host"], devices)]
     model = None
     if options.device_model is not None:
         problems += [

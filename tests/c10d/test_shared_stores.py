@@ -72,6 +72,21 @@ def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
     assert values(body, 4) == [300_100_000] * 4
 
 
+def test_a_time_limit_that_cpp_code_sets_for_a_while_ends_waits_of_a_store_and_of_its_views() -> None:
+    def body() -> list[tuple[str, float]]:
+        found = []
+        for store in (dist.HashStore(), dist.PrefixStore("view", dist.HashStore())):
+            collectives = dist._StoreCollectives(store, 1, 2)
+            for limit in (timedelta(milliseconds=50), timedelta(seconds=2)):
+                begin = now_ns()
+                said = attempt(functools.partial(collectives.broadcast_recv, f"key{limit}", limit))
+                found.append((said, round((now_ns() - begin) / 1e9, 1)))
+            assert store.timeout == timedelta(minutes=5)
+        return found
+
+    assert alone(body) == [("DistStoreError: Wait timeout", 0.1), ("DistStoreError: Wait timeout", 2.0)] * 2
+
+
 def test_an_update_of_two_requests_is_lost_where_ranks_overlap() -> None:
     def body() -> int:
         store = shared()

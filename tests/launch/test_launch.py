@@ -351,6 +351,19 @@ def test_an_unknown_option_is_reported_in_one_line(launched: Launched) -> None:
     assert len(result.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", [("--devices=9",), ("--nproc-per-node=9", "--devices=ranks")])
+def test_more_devices_than_a_host_can_have_are_reported_by_the_option(
+    launched: Launched, words: tuple[str, ...]
+) -> None:
+    result = launched(SHOWS, before=words)
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "simdist launch: 1 problem",
+        "  --devices: 9 is too large; the most is 8, for torch's device guard knows no more",
+    ]
+
+
 TIMES = """
 import torch
 

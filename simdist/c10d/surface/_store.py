@@ -46,6 +46,8 @@ __all__ = ["SimPrefixStore", "SimStore"]
 _POLL_NS = 100_000  # a round trip to the server on one machine
 _MOST_AT_ONCE = 1_000  # requests at one moment: after that, a polling loop must let others run
 _ADAPTED = ("get", "add", "compare_set", "check", "wait", "delete_key", "multi_get", "queue_pop")  # `StoreServed`
+_LIMIT_IN_CPP: Callable[[Store], timedelta] = vars(Store)["timeout"].fget  # `_UNCHANGED` until C++ code sets it
+_UNCHANGED = timedelta(minutes=5)
 _NUMBER = re.compile(rb"\s*[+-]?\d+")
 
 Kind = Literal["tcp", "hash", "file"]
@@ -109,8 +111,9 @@ class SimStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """The time limit of `get` and `wait`."""
-        return self._connection.timeout
+        """The time limit of `get` and `wait`; C++ code sets its own for a while (`StoreTimeoutGuard`)."""
+        own: timedelta = _LIMIT_IN_CPP(self)
+        return self._connection.timeout if own == _UNCHANGED else own
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of this client and of all its views."""
@@ -534,7 +537,7 @@ class SimStore(Store):
                     return arrived.issuperset(names)
                 return all(server.has(name) for name in names)
 
-        limit = self._connection.timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         late = self._is_late(process, limit)
         if over() and not late:
             return
