@@ -70,6 +70,19 @@ def test_indices_may_be_on_the_cpu() -> None:
 
 
 @on_devices
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_the_rate_of_a_fused_optimizer_may_be_a_tensor_on_the_cpu(optimizer: Any) -> None:
+    found = []
+    for device in ("cpu", "cuda:1"):
+        weight = nn.Parameter(torch.ones(3, device=device))
+        weight.grad = torch.ones_like(weight)
+        optimizer([weight], lr=torch.tensor([0.1]), fused=True).step()
+        found.append(weight.tolist())
+
+    assert found[0] == found[1] != [1.0] * 3
+
+
+@on_devices
 def test_copies_go_between_any_devices() -> None:
     target = torch.zeros(2, device=cuda(1))
 

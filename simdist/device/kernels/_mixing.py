@@ -21,6 +21,7 @@ MAY_MIX = frozenset(
         "aten._index_put_impl_.default",
         "aten._foreach_copy_.default",
         "aten.is_set_to.default",
+        *(f"aten._fused_{name}_.tensor_lr" for name in ("adam", "adamw", "sgd", "adagrad")),
     )
 )
 # Not `pointwise`, and yet written with TensorIterator.
