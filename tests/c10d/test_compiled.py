@@ -124,7 +124,7 @@ def test_collectives_in_compiled_code_reach_the_group() -> None:
     assert values(body, 2) == [[2.0, 2.0, 3.0, 3.0]] * 2
 
 
-def test_compiled_code_asks_a_group_of_several_backends_for_its_rank_and_size() -> None:
+def test_compiled_code_asks_a_group_of_several_backends_for_its_rank() -> None:
     def body() -> float:
         dist.init_process_group("cpu:gloo,cuda:nccl")
         compiled = torch.compile(lambda x, group: x + group.rank() + group.size(), backend="eager", fullgraph=True)

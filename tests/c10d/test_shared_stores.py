@@ -72,7 +72,7 @@ def test_a_wait_for_several_keys_ends_with_the_last_of_them() -> None:
     assert values(body, 4) == [300_100_000] * 4
 
 
-def test_a_time_limit_that_cpp_code_sets_for_a_while_ends_waits_of_a_store_and_of_its_views() -> None:
+def test_a_time_limit_that_cpp_code_sets_ends_waits_of_stores_and_views() -> None:
     def body() -> list[tuple[str, float]]:
         found = []
         for store in (dist.HashStore(), dist.PrefixStore("view", dist.HashStore())):
