@@ -7,6 +7,7 @@ import importlib.util
 import os
 import uuid
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LaunchError", "parsed"]
 
 _MOST_RANKS = 4096
+_RENDEZVOUS = ("c10d", "etcd", "etcd-v2", "static")  # torch's own backends
 # Options of torchrun that have no effect here and must keep their defaults, and why.
 _REFUSED = {
     "no_python": "ranks are simulated in Python; run the script itself",
@@ -212,6 +214,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         problems.append(f"{nodes[1]} nodes with {workers} workers each: more than {_MOST_RANKS} ranks")
         workers = None
     _check_script(options, problems)
+    _check_rendezvous(options, problems)
     faults: tuple[Fault, ...] = ()
     if options.faults is not None:
         size = nodes[1] * workers if nodes is not None and workers is not None else None
@@ -373,6 +376,16 @@ def _check_script(options: argparse.Namespace, problems: list[str]) -> None:
             problems.append(f"-m: no module named {brief(script)}")
     elif not Path(script).is_file():
         problems.append(f"{script}: no such file; expected a Python script, or a module with -m")
+
+
+def _check_rendezvous(options: argparse.Namespace, problems: list[str]) -> None:
+    backend = options.rdzv_backend
+    known = {*_RENDEZVOUS, *(each.name for each in metadata.entry_points(group="torchrun.handlers"))}
+    if backend not in known and not options.standalone:
+        problems.append(f"--rdzv-backend: expected one of {', '.join(sorted(known))}, found {brief(backend)}")
+    conf = (options.rdzv_conf or "").strip()
+    if conf and not all(key.strip() and value.strip() for key, _, value in (p.partition("=") for p in conf.split(","))):
+        problems.append(f"--rdzv-conf: expected KEY=VALUE, several with commas, found {brief(conf)}")
 
 
 def _is_here(name: str) -> bool:

@@ -322,6 +322,8 @@ def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_pa
         "--numa-binding=node",
         "--seed=-1",
         "--node-rank=1",
+        "--rdzv-backend=foo",
+        "--rdzv-conf=timeout=9,last_call_timeout",
         strike,
     )
 
@@ -329,7 +331,7 @@ def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_pa
 
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "simdist launch: 9 problems",
+        "simdist launch: 11 problems",
         "  --no-python: not supported: ranks are simulated in Python; run the script itself",
         "  --numa-binding: not supported: a simulated node has no processors to bind to; leave it out",
         "  --nnodes: expected 0 < MIN <= MAX, found '2:1'",
@@ -337,6 +339,8 @@ def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_pa
         "  --nproc-per-node: the nodes have no GPUs; say how many each has with --devices",
         "  --seed: -1 is too small; the least is 0",
         "  nothing.py: no such file; expected a Python script, or a module with -m",
+        "  --rdzv-backend: expected one of c10d, etcd, etcd-v2, static, found 'foo'",
+        "  --rdzv-conf: expected KEY=VALUE, several with commas, found 'timeout=9,last_call_timeout'",
         "  --faults faults.toml: faults[0].stpe: unknown key; did you mean 'step'?",
         "  --tee: expected 0, 1 (stdout), 2 (stderr) or 3 (both), or these by local rank, such as 0:3,1:1, found "
         "'both'",
