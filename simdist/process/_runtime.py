@@ -190,6 +190,7 @@ class Runtime:
         if _active is not None:
             raise SimdistError(
                 "another simulated world is running in this process; run one after the other, or in separate processes"
+                + ("" if current_process() is None else _BY_A_RANK)
             )
         self.left_behind = self._python.state_left()
         _active = self
@@ -265,6 +266,12 @@ if hasattr(os, "register_at_fork"):
 def active_runtime() -> Runtime | None:
     """The runtime of the world that lives, no matter who calls."""
     return _active
+
+
+_BY_A_RANK = (
+    "; a rank has started it: if the rank imports the file that starts worlds, put that under `if __name__ == "
+    "'__main__':`"
+)
 
 
 def current_runtime() -> Runtime | None:
