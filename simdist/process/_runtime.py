@@ -269,8 +269,8 @@ def active_runtime() -> Runtime | None:
 
 
 _BY_A_RANK = (
-    "; a rank has started it: if the rank imports the file that starts worlds, put that under `if __name__ == "
-    "'__main__':`"
+    "; a rank has started it: if the rank imports the file that starts worlds, put that under "
+    '`if __name__ == "__main__":`'
 )
 
 

@@ -164,8 +164,8 @@ def test_a_nested_world_is_refused_and_leaves_the_outer_one_alone() -> None:
             simdist.run(disturbs, world_size=2)
         assert str(caught.value) == (
             "another simulated world is running in this process; run one after the other, or in separate processes; a "
-            "rank has started it: if the rank imports the file that starts worlds, put that under `if __name__ == "
-            "'__main__':`"
+            "rank has started it: if the rank imports the file that starts worlds, put that under "
+            '`if __name__ == "__main__":`'
         )
         time.sleep(0.001)
         dist.init_process_group("gloo")
