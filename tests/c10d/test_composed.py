@@ -307,6 +307,7 @@ def test_a_group_is_dropped_after_what_is_under_way() -> None:
     assert values(body, 2) == [2.0, 2.0]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_group_in_a_reference_cycle_is_dropped_at_the_same_moment() -> None:
     def body() -> str:
         store, rank, size = place()
