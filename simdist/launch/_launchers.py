@@ -3,7 +3,7 @@
 Each launcher is described by the variables that it sets besides torchrun's, those of torchrun that it does not set, and
 the argument that it puts before the script's. The sources: `torch/distributed/launch.py` (2.13),
 `deepspeed/launcher/launch.py` (0.15), the manual of Open MPI 5 ("Environment variables set for MPI applications"), that
-of Slurm's srun ("OUTPUT ENVIRONMENT VARIABLES").
+of Slurm's srun ("OUTPUT ENVIRONMENT VARIABLES"). "python" is no launcher: the script starts its ranks itself.
 
 The variables of `accelerate launch` depend on its options: `_accelerate` gets them from accelerate.
 """
@@ -58,6 +58,7 @@ class Launcher:
     sets: Callable[[Worker], Mapping[str, str]] = field(default=_nothing)
     leaves_out: tuple[str, ...] = ()  # variables of torchrun
     argument: str = ""  # before the script's arguments, followed by the local rank
+    starts_one: bool = False  # process, which may start others itself
 
 
 def _deepspeed(worker: Worker) -> Mapping[str, str]:
@@ -114,4 +115,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "deepspeed": Launcher(_deepspeed, ELASTIC, "--local_rank="),
     "mpirun": Launcher(_mpirun, (*TORCH, *ELASTIC)),
     "srun": Launcher(_srun, (*TORCH, *ELASTIC)),
+    "python": Launcher(leaves_out=(*TORCH, *ELASTIC), starts_one=True),
 }

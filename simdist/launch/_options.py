@@ -85,7 +85,8 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         "--launcher",
         choices=list(LAUNCHERS),
         default="torchrun",
-        help="The launcher whose variables are set; after `--launcher accelerate`, accelerate's own options follow.",
+        help="The launcher whose variables are set; python: none, for scripts and test suites that start their ranks "
+        "themselves. After `--launcher accelerate`, accelerate's own options follow.",
     )
     ours.add_argument("--seed", default="0", help="Seed of scheduling and of all random numbers; 0 by default.")
     ours.add_argument("--faults", metavar="FILE", help="A TOML file with [[faults]], as in a scenario.")
@@ -213,6 +214,8 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
     if nodes is not None and workers is not None and nodes[1] * workers > _MOST_RANKS:
         problems.append(f"{nodes[1]} nodes with {workers} workers each: more than {_MOST_RANKS} ranks")
         workers = None
+    if leaves_out and LAUNCHERS[options.launcher].starts_one and (nodes, workers) != ((1, 1), 1):
+        problems.append("--launcher python: the script starts the ranks; leave --nnodes and --nproc-per-node out")
     _check_script(options, problems)
     _check_rendezvous(options, problems)
     faults: tuple[Fault, ...] = ()

@@ -92,6 +92,32 @@ def test_a_script_finds_what_its_launcher_sets(launched: Launched, launcher: str
     assert sorted(result.stdout.splitlines()) == FOUND[launcher]
 
 
+SPAWNS = """
+import os, sys
+import torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank):
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29511", rank=rank, world_size=3)
+    found = [None] * 3
+    dist.all_gather_object(found, sorted(name for name in os.environ if name.endswith("RANK") or "PORT" in name))
+    sys.stdout.write(f"{found}\\n")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, nprocs=3)
+"""
+
+
+def test_a_script_that_starts_its_ranks_finds_no_launcher(launched: Launched) -> None:
+    result = launched(SPAWNS, before=("--launcher", "python"))
+    too_many = launched(SPAWNS, before=("--launcher", "python", "--nproc-per-node=3"))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["[[], [], []]"] * 3
+    assert too_many.exit_code == 2
+    assert "the script starts the ranks; leave --nnodes and --nproc-per-node out" in too_many.stderr
+
+
 def test_the_words_of_accelerate_launch_are_its_own(launched: Launched) -> None:
     pytest.importorskip("accelerate")
 
