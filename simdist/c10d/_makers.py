@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, SupportsInt, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -513,7 +513,9 @@ def _require_built_in(backend: dist.Backend) -> None:
 
 
 def _is_port(port: object) -> bool:
-    return not isinstance(port, str | float) and hasattr(port, "__int__") and 0 <= int(port) < 1 << 16
+    if isinstance(port, str | float) or not isinstance(port, SupportsInt | SupportsIndex):
+        return False
+    return 0 <= int(port) < 1 << 16
 
 
 def _prefix_store(prefix: str, store: Store) -> Store:

@@ -65,6 +65,12 @@ class Extras(Protocol):
     def __setitem__(self, key: type[_T] | Extra[_T], value: _T, /) -> None: ...
 
 
+_BY_A_RANK = (
+    "; a rank has started it: if the rank imports the file that starts worlds, put that under "
+    '`if __name__ == "__main__":`'
+)
+
+
 class StateLeft(Protocol):
     """What ranks leave in state that all of a process share (`modules._left_behind`)."""
 
@@ -266,12 +272,6 @@ if hasattr(os, "register_at_fork"):
 def active_runtime() -> Runtime | None:
     """The runtime of the world that lives, no matter who calls."""
     return _active
-
-
-_BY_A_RANK = (
-    "; a rank has started it: if the rank imports the file that starts worlds, put that under "
-    '`if __name__ == "__main__":`'
-)
 
 
 def current_runtime() -> Runtime | None:

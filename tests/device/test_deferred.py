@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import simdist
 from simdist.cluster import build
+from simdist.device.kernels._deferred import Deferred
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -285,6 +286,28 @@ def test_more_kernels_than_a_launch_queue_takes_hold_up_the_host() -> None:
         return ahead, elapsed(at), tensor[0].item()
 
     assert run(body) == [(0.0, LATE_S, 1102.0), (0.0, 0.0, 1102.0)]
+
+
+def test_a_kept_kernel_follows_its_last_writer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    look = Deferred.look
+
+    def counted(deferred: Deferred) -> None:
+        counts.append(sum(len(claimants) for _, claimants in deferred._before))
+        look(deferred)
+
+    def body() -> Any:
+        begin()
+        tensor = reduced()
+        for _ in range(300):
+            tensor += 1
+        return tensor[0].item()
+
+    monkeypatch.setattr(Deferred, "look", counted)
+
+    assert run(body) == [302.0] * 2
+    assert len(counts) > 300
+    assert max(counts) == 1  # of up to 300 claims before it
 
 
 def test_an_error_in_a_kept_kernel_is_the_devices() -> None:
