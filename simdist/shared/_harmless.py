@@ -131,6 +131,7 @@ _ATTRIBUTES = {
     "torch._TritonLibrary.ops_table": _REGISTERED,
     "torch._ops._higher_order_ops": _REGISTERED,
     "torch._ops.cached_ops": _REGISTERED,
+    "torch._subclasses.fake_impls.FAST_OP_IMPLEMENTATIONS": _REGISTERED,
     "torch._subclasses.fake_tensor.FakeTensorMode.*": "results for shapes and types, which mean the same on every rank",
     "torch._subclasses.meta_utils.DESCRIBER_NEXT_ID": _NUMBERS,
     "torch._weights_only_unpickler._marked_safe_globals_set": "each rank's own, and put back; torch adds its own types",

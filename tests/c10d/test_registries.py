@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributions import Normal, kl_divergence
 from torch.nn.utils import parametrize
+from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -25,6 +26,7 @@ from simdist.process import current_runtime
 from tests.c10d.worlds import values
 
 trees: Any = _pytree
+flattening: Any = fx_pytree
 jit: Any = torch._jit_internal
 torch_: Any = torch
 optimizer: Any = sys.modules["torch.optim.optimizer"]
@@ -60,6 +62,13 @@ def type_as_tree() -> Any:
     )
     dist.barrier()
     return trees.tree_leaves(Pair(1, 2))
+
+
+def type_in_traced_programs() -> Any:
+    scale = rank() + 1
+    flattening.register_pytree_flatten_spec(Pair, lambda pair, _: [pair.one * scale, pair.other])
+    dist.barrier()
+    return flattening.SUPPORTED_NODES[Pair](Pair(1, 2), None)
 
 
 def dataclass_as_tree() -> Any:
@@ -193,7 +202,7 @@ def the_hosts() -> Iterator[None]:
 
 def hosts_tables() -> list[Any]:
     return [
-        [kind in trees.SUPPORTED_NODES for kind in (Pair, Point)],
+        [kind in tables.SUPPORTED_NODES for tables in (trees, flattening) for kind in (Pair, Point)],
         list(torch_.serialization._package_registry),
         dict(handlers._rendezvous_handlers),
         dict(kl._KL_REGISTRY),
@@ -206,6 +215,7 @@ def hosts_tables() -> list[Any]:
     ("program", "values"),
     [
         (type_as_tree, [[1, 2], [2, 2]]),
+        (type_in_traced_programs, [[1, 2], [2, 2]]),
         (dataclass_as_tree, [[2], [1, 2]]),
         (pipe_of_data, [[1, 2], [2, 4]]),
         (overloads_of_a_function, [1, 2]),

@@ -33,10 +33,13 @@ __all__ += [
     "saved_places",
     "set_tracing_flag",
 ]
-__all__ += ["rebuilding", "tracing", "tracing_flag", "trees", "unchecked_tensors", "unpickling"]
+__all__ += ["flattening", "rebuilding", "tracing", "tracing_flag", "trees", "unchecked_tensors", "unpickling"]
 
 trees = _pytree
 """`torch.utils._pytree`: how containers are taken apart."""
+
+flattening: ModuleType = importlib.import_module("torch.fx._pytree")
+"""How traced programs take containers apart."""
 
 tracing = _symbolic_trace
 unpickling = _weights_only_unpickler
@@ -122,6 +125,7 @@ def find_cpu_count() -> int:
 def _tables_are_known() -> str:
     return (
         missing(trees, ("SUPPORTED_NODES", "register_pytree_node"))
+        or missing(flattening, ("SUPPORTED_NODES", "SUPPORTED_NODES_EXACT_MATCH", "register_pytree_flatten_spec"))
         or missing(unpickling, ("_add_safe_globals", "_clear_safe_globals", "_remove_safe_globals"))
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))

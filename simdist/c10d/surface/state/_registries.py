@@ -22,7 +22,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.hooks import RemovableHandle
 
 from simdist.c10d.surface.state._cxx_trees import import_now
-from simdist.inside.torch import decompositions, overloads, saved_places, trees
+from simdist.inside.torch import decompositions, flattening, overloads, saved_places, trees
 from simdist.process import (
     Patches,
     Replacement,
@@ -157,6 +157,11 @@ def _set_next_hook(number: int) -> None:
 
 _REPLACEMENTS = (
     *_separating("types as trees", _TREES, _GROWING, import_now),
+    *_separating(
+        "types in traced programs",
+        [flattening.SUPPORTED_NODES, flattening.SUPPORTED_NODES_EXACT_MATCH],
+        [(flattening, "register_pytree_flatten_spec"), (flattening, "_deregister_pytree_flatten_spec")],
+    ),
     *_separating(
         "rendezvous handlers", [_rendezvous._rendezvous_handlers], [(_rendezvous, "register_rendezvous_handler")]
     ),
