@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING
 from simdist._lazy import lazily
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, claim, memory_of, release, values_now
-from simdist.device._events import StreamRaced
+from simdist.device._events import KernelRun, KernelTimes, StreamRaced
 from simdist.device._failure import break_devices, cuda_error
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
-from simdist.device._kernel_times import KernelRun, KernelTimes
 from simdist.device._marks import Mark, latest
 from simdist.device._state import account_of
 from simdist.device._state import present as devices_of_this_process

@@ -58,9 +58,9 @@ class DeviceProperties:
     gcnArchName = NAME
     pci_bus_id = pci_device_id = pci_domain_id = 0
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, uuid: str) -> None:
         self.total_memory = account.device.capacity
-        self.uuid = f"00000000-0000-0000-0000-{account.index:012d}"
+        self.uuid = uuid
 
     def __repr__(self) -> str:
         return (
@@ -81,7 +81,9 @@ def _init() -> None:
 
 
 def _properties(index: int) -> DeviceProperties:
-    return DeviceProperties(present().accounts[index])
+    devices = present()
+    account = devices.accounts[index]
+    return DeviceProperties(account, devices.uuid(devices.of_host.index(account.device)))
 
 
 def _set_device(index: int) -> None:

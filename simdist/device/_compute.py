@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from simdist.cluster import DeviceModel
+from simdist.device._events import KernelQueued
 from simdist.device._idle import is_idle
-from simdist.device._kernel_times import KernelQueued
 from simdist.device._marks import after
 from simdist.device._state import present_or_none
 from simdist.device._torch_core import core

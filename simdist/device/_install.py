@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from simdist.cluster import Cluster
-from simdist.device import _absent, _cuda_build, _legacy, _pools, _storages
+from simdist.device import _absent, _cuda_build, _legacy, _nvml, _pools, _storages
 from simdist.device._bindings import CUDA_VERSION, Markers, bindings, exchanging, finding, runtime_library
 from simdist.device._claims import abandon_claims
 from simdist.device._generators import DeviceGenerator
@@ -113,6 +113,7 @@ class DeviceState:
         patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
         patches.replace(torch.cuda.nvtx, "_nvtx", Markers())
+        _nvml.install(patches)
         _pools.install(patches)
         _absent.install(patches)
         _legacy.install(patches)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simdist.device._history import History
     from simdist.device._races import Races
 
-__all__ = ["Hardware", "ProcessDevices", "account_of", "count", "enter", "invalid_device", "keep_figures_in"]
+__all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "enter", "invalid_device", "keep_figures_in"]
 __all__ += ["devices_of", "kernel_changes", "present", "present_or_none", "there_are_devices"]
 
 _present: Hardware | None = None  # of the one world that is active
@@ -39,9 +39,15 @@ class ProcessDevices:
     """
 
     def __init__(
-        self, process: SimProcess, devices: list[Device], variables: Mapping[str, object], races: Races | None = None
+        self,
+        process: SimProcess,
+        host: int,
+        devices: list[Device],
+        variables: Mapping[str, object],
+        races: Races | None,
     ) -> None:
         self._process = process
+        self._host = host  # its number
         self._devices = devices
         self._accounts: list[Account] | None = None
         self.variables = dict(variables)
@@ -51,8 +57,18 @@ class ProcessDevices:
         self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.workspaces: dict[str, int] = {}  # bytes that the program has set for cuBLAS
+        self.management_uses = 0  # how many times NVML was begun and not ended
         self.history: History | None = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()
+
+    @property
+    def of_host(self) -> list[Device]:
+        """All devices of the process's host, seen or not."""
+        return self._devices
+
+    def uuid(self, place: int) -> str:
+        """The name of a device of the host, which no other device of the world has."""
+        return f"{self._host:08x}-0000-0000-0000-{place:012d}"
 
     @property
     def accounts(self) -> list[Account]:
@@ -117,7 +133,10 @@ class Hardware(dict[SimProcess, ProcessDevices]):
     def __missing__(self, process: SimProcess) -> ProcessDevices:
         fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
         fresh["_lazy_seed_tracker"] = type(fresh["_lazy_seed_tracker"])()
-        made = self[process] = ProcessDevices(process, self._hosts[process.host.name], fresh, self.make_races(process))
+        host = process.host.name
+        made = self[process] = ProcessDevices(
+            process, list(self._hosts).index(host), self._hosts[host], fresh, self.make_races(process)
+        )
         return made
 
     def close(self) -> None:
@@ -164,6 +183,15 @@ def present() -> ProcessDevices:
 def devices_of(process: SimProcess) -> ProcessDevices | None:
     """Return the devices of a process, on any thread; None in a world without any."""
     return None if _present is None else _present[process]
+
+
+def busy(device: Device) -> bool:
+    """True if a process has work on a stream of the device now."""
+    return any(
+        devices.accounts[index].device is device
+        for devices in (() if _present is None else _present.values())
+        for index in devices.streams.busy_devices()
+    )
 
 
 def kernel_changes() -> list[Callable[[int, str, int], tuple[int, float] | None]]:

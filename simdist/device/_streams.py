@@ -177,6 +177,10 @@ class Streams:
         key = index, number
         return key not in self._tails and self._ready_ns.get(key, 0) <= self._process.simulation.now_ns
 
+    def busy_devices(self) -> set[int]:
+        """The devices of which a stream has work."""
+        return {index for index, number in {**self._ready_ns, **self._tails} if not self.is_ready(index, number)}
+
     def synchronize(self, index: int, number: int) -> None:
         """Park until a stream is done with its present work."""
         self.wait_for(self.mark(index, number))

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributions import Normal, kl_divergence
-from torch.nn.utils import parametrize
 from torch.fx import _pytree as fx_pytree
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
