@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import uuid
 from collections.abc import Sequence
 from importlib import metadata
@@ -23,7 +24,7 @@ from simdist.launch._launchers import ELASTIC, LAUNCHERS, TORCH
 from simdist.launch._plan import Launch
 from simdist.scenario import load_faults
 from simdist.settings import SETTINGS
-from simdist.values import brief, findings_of, parse_duration
+from simdist.values import brief, findings_of, guess, parse_duration
 
 if TYPE_CHECKING:
     from simdist.judges import Judge
@@ -166,7 +167,8 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
             if unknown:  # for that reason; all else may be read wrongly, too
                 raise LaunchError(problems)
         elif unknown:
-            made.error(f"unrecognized arguments: {' '.join(unknown)}")
+            hint = guess(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", made.format_usage()))
+            made.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         leaves_out = LAUNCHERS[options.launcher].leaves_out
     for name, why in _REFUSED.items():
         if getattr(options, name) != made.get_default(name) and getattr(options, name) not in (None, "0", [], False):

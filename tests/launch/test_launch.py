@@ -348,11 +348,13 @@ def test_everything_that_is_wrong_is_reported_at_once(launched: Launched, tmp_pa
 
 
 def test_an_unknown_option_is_reported_in_one_line(launched: Launched) -> None:
-    result = launched(SHOWS, before=("--nproc=2", "--frobnicate"))
+    result = launched(SHOWS, before=("--nproc-per-node=2", "--frobnicate"))
 
     assert result.exit_code == 2
     assert result.stderr.startswith("simdist launch: 1 problem\n")
     assert len(result.stderr.splitlines()) == 2
+    assert "--frobnicate; see" in result.stderr
+    assert "--judges; did you mean '--judge'?; see" in launched(SHOWS, before=("--judges",)).stderr
 
 
 @pytest.mark.parametrize("words", [("--devices=9",), ("--nproc-per-node=9", "--devices=ranks")])
