@@ -20,7 +20,7 @@ from simdist.device._cuda_build import refused_bindings
 from simdist.device._history import allocation_traceback, record, recorded
 from simdist.device._memory import Account
 from simdist.device._pools import snapshot
-from simdist.device._state import account_of, count, invalid_device, present, present_or_none
+from simdist.device._state import account_of, count, invalid_device, is_in_bad_fork, present, present_or_none
 from simdist.device._streams import CYCLES_PER_SECOND, torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels._kernels import also_wrap
@@ -28,7 +28,7 @@ from simdist.inside.torch import begin_cuda, compiled_base, cuda_variables, is_b
 from simdist.process import current_process
 
 __all__ = ["CUDA_VERSION", "NAME", "DeviceProperties", "Markers", "bindings", "exchanging", "finding"]
-__all__ += ["runtime_library"]
+__all__ += ["count_by_nvml", "runtime_library"]
 
 NAME = "simdist virtual GPU"
 CUDA_VERSION = "13.0"
@@ -118,14 +118,30 @@ def exchanging(original: Callable[[int], int]) -> Callable[[int], int]:
 
 
 def finding(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Wrap `torch.cuda.is_available`. Hot: torch calls it whenever it looks for the current device."""
+    """Wrap `torch.cuda.is_available`, which asks the driver. Hot: torch calls it to find the current device."""
 
     @functools.wraps(original)
     def is_available() -> bool:
         devices = present_or_none()
-        return original() if devices is None else bool(devices.accounts)
+        if devices is None:
+            return original()
+        if not devices.has_asked_driver and os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
+            devices.has_asked_driver = True
+        return bool(devices.accounts)
 
     return is_available
+
+
+def count_by_nvml() -> int:
+    """What `torch.cuda.device_count` tries first, without the driver; -1, its failure, on threads of the host."""
+    return -1 if present_or_none() is None else count()
+
+
+def _count_by_driver() -> int:
+    devices = present_or_none()
+    if devices is not None:
+        devices.has_asked_driver = True
+    return count()
 
 
 def _can_access_peer(device: int, other: int) -> bool:
@@ -318,7 +334,8 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_CudaEventBase": compiled_base(streams.Event),
         "_CudaDeviceProperties": DeviceProperties,
         "_cuda_init": _init,
-        "_cuda_getDeviceCount": count,
+        "_cuda_getDeviceCount": _count_by_driver,
+        "_cuda_isInBadFork": is_in_bad_fork,
         "_cuda_getDevice": lambda: core().device().index,
         "_cuda_setDevice": _set_device,
         "_cuda_exchangeDevice": _exchange_device,

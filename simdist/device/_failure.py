@@ -35,11 +35,12 @@ _ERRORS = {
     "assert": (710, "cudaErrorAssert", "device-side assert triggered"),
     "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
     "lost": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
+    "fork": (3, "cudaErrorInitializationError", "initialization error"),
 }
 
 
 def cuda_error(kind: str) -> torch.AcceleratorError:
-    """The error that every call of CUDA raises after an "assert" that failed, an "ecc" error, or a "lost" device."""
+    """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork"."""
     code, name, text = _ERRORS[kind]
     error = torch.AcceleratorError(
         f"CUDA error: {text}\n"

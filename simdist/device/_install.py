@@ -11,10 +11,19 @@ import torch
 
 from simdist.cluster import Cluster
 from simdist.device import _absent, _cuda_build, _legacy, _nvml, _pools, _storages
-from simdist.device._bindings import CUDA_VERSION, Markers, bindings, exchanging, finding, runtime_library
+from simdist.device._bindings import (
+    CUDA_VERSION,
+    Markers,
+    bindings,
+    count_by_nvml,
+    exchanging,
+    finding,
+    runtime_library,
+)
 from simdist.device._claims import abandon_claims
+from simdist.device._failure import cuda_error
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import Hardware, enter, present_or_none, there_are_devices
+from simdist.device._state import Hardware, enter, is_in_bad_fork, present_or_none, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels import _kernels, _triton
@@ -47,7 +56,7 @@ class DeviceState:
 
     Example:
         >>> state = DeviceState(cluster)
-        >>> state.install([])
+        >>> state.install([], [])
         >>> slots.add(state.switch)
         >>> state.uninstall()
 
@@ -67,13 +76,20 @@ class DeviceState:
         self._patches = Patches()
         self._host: dict[str, object] = {}
 
-    def install(self, stops: list[Callable[[], None]]) -> None:
-        """Let ranks find devices. `stops` holds functions that run before a debugger stops a rank: it gets `settle`."""
+    def install(
+        self, stops: list[Callable[[], None]], child_begins: list[Callable[[SimProcess, SimProcess, bool], None]]
+    ) -> None:
+        """Let ranks find devices.
+
+        `stops` holds functions that run before a debugger stops a rank: it gets `settle`. `child_begins` holds those
+        that run when a process starts another.
+        """
         from simdist.device.kernels._compiled import chosen  # which worlds without devices do not need
 
         if is_built_for_cuda():
             _cuda_build.tenancy.begin(_give_back)
         stops.append(self.settle)
+        child_begins.append(self._begin_child)
         _kernels.install(chosen())
         wrappers: list[_kernels.Wrapper] = []
         if self._model is not None:
@@ -108,7 +124,8 @@ class DeviceState:
         for name in ("_exchange_device", "_maybe_exchange_device"):
             patches.wrap(torch.cuda, name, exchanging)
         patches.wrap(torch.cuda, "is_available", finding)
-        patches.replace(torch.cuda, "_device_count_nvml", lambda: -1)  # for other threads too: see `finding`
+        patches.wrap(torch.cuda, "_is_in_bad_fork", on_ranks(is_in_bad_fork))
+        patches.replace(torch.cuda, "_device_count_nvml", count_by_nvml)
         patches.wrap(torch.cuda, "is_current_stream_capturing", on_ranks(lambda: False))
         patches.wrap(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", on_ranks(lambda: False))
         patches.replace(torch.cuda, "_CudaDeviceProperties", names["_CudaDeviceProperties"])
@@ -156,6 +173,12 @@ class DeviceState:
         devices = present_or_none()
         if devices is not None:
             devices.streams.settle()
+
+    def _begin_child(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
+        """After a fork the driver does not work in the child: CUDA can't begin there, nor values reach the host."""
+        if forked and (self._hardware[parent].has_asked_driver or self._hardware[parent].is_in_bad_fork):
+            self._hardware[child].is_in_bad_fork = True
+            self._hardware[child].fail(functools.partial(cuda_error, "fork"))
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what `torch.cuda` keeps in its module: called whenever another process gets the baton."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simdist.device._races import Races
 
 __all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "enter", "invalid_device", "keep_figures_in"]
-__all__ += ["devices_of", "kernel_changes", "present", "present_or_none", "there_are_devices"]
+__all__ += ["devices_of", "is_in_bad_fork", "kernel_changes", "present", "present_or_none", "there_are_devices"]
 
 _present: Hardware | None = None  # of the one world that is active
 _account_class = account_class()
@@ -58,6 +58,8 @@ class ProcessDevices:
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.workspaces: dict[str, int] = {}  # bytes that the program has set for cuBLAS
         self.management_uses = 0  # how many times NVML was begun and not ended
+        self.has_asked_driver = False
+        self.is_in_bad_fork = False  # forked from a process that had asked the driver, so that CUDA can't begin
         self.history: History | None = None  # of the memory, while it is recorded
         self.generators: tuple[DeviceGenerator, ...] = ()
 
@@ -90,6 +92,7 @@ class ProcessDevices:
         Raises:
             RuntimeError: there is no device.
         """
+        self.has_asked_driver = True
         if not self.accounts:
             raise RuntimeError("No CUDA GPUs are available")
         # As in `at::cuda::detail::getDefaultCUDAGenerator`, their seeds are random, of 53 bits.
@@ -192,6 +195,12 @@ def busy(device: Device) -> bool:
         for devices in (() if _present is None else _present.values())
         for index in devices.streams.busy_devices()
     )
+
+
+def is_in_bad_fork() -> bool:
+    """True if the calling process is the forked child of one that had asked the driver."""
+    devices = present_or_none()
+    return devices is not None and devices.is_in_bad_fork
 
 
 def kernel_changes() -> list[Callable[[int, str, int], tuple[int, float] | None]]:

@@ -227,7 +227,7 @@ class World:
         self._torch.install(self._simulation.bus, flags_apart=chosen is not False)
         if self._devices is not None:
             undo.add(self._devices.uninstall)
-            self._devices.install(self._runtime.stops)
+            self._devices.install(self._runtime.stops, self._runtime.child_begins)
         else:
             undo.add(without_devices())
         undo.add(self._end_threads)

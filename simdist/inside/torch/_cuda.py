@@ -103,7 +103,14 @@ def functions_of_driver(known: Collection[str]) -> list[str]:
     feature="virtual devices",
 )
 def _module_is_known() -> str:
-    named = ("_lazy_init", "_parse_visible_devices", "_exchange_device", "_maybe_exchange_device", "_cudart")
+    named = (
+        "_is_in_bad_fork",
+        "_lazy_init",
+        "_parse_visible_devices",
+        "_exchange_device",
+        "_maybe_exchange_device",
+        "_cudart",
+    )
     pools = ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_beginAllocateToPool", "_cuda_endAllocateToPool")
     return (
         missing(torch.cuda, (*CUDA_VARIABLES, *named, "_device_count_nvml", "_CudaDeviceProperties"))
