@@ -144,6 +144,7 @@ _ATTRIBUTES = {
     "torch.distributed.c10d_logger._log_handlers": "handlers by the name of where they write",
     "torch.distributed.device_mesh._distributed_opaque_types_registered": _REGISTERED,
     "torch.distributed.distributed_c10d.Backend.*": "each rank's own, but for what an imported module registers",
+    "torch.distributed.elastic.events._events_loggers": "loggers by the name of where they write",
     "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls": "a class for each class",
     "torch.distributed.logging_handlers._log_handlers": "handlers by the name of where they write",
     "torch.distributed.tensor.placement_types.Placement.*": "methods of a class of C++, given to it by the import",
