@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -125,6 +125,10 @@ class OwnModules(Protocol):
 
     def own(self, thing: _T) -> _T:
         """What the calling process has in place of a class or a function of the host."""
+        ...
+
+    def own_classes(self, found: Iterable[type]) -> list[type]:
+        """Those of the classes that the calling process would find if it were real."""
         ...
 
     def handed_over(self, thing: _T) -> _T:

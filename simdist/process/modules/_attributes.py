@@ -57,6 +57,7 @@ __all__ = ["AttributeViews"]
 _T = TypeVar("_T")
 _Holder = type | ModuleType
 _MISSING = object()
+_subclasses: Callable[[type], list[type]] = type.__subclasses__  # of all processes, also while a world lives
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # they set what their callers ask for
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which call ours
 _MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
@@ -97,7 +98,7 @@ class _Kind:
         while left:
             each = left.pop()
             yield each
-            lower: list[type] = type.__subclasses__(each)
+            lower = _subclasses(each)
             for below in lower:
                 if below not in found:
                     found[below] = None

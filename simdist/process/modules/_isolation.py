@@ -10,6 +10,7 @@ dataclasses need no hook: all read that dictionary. In addition:
 - The import system's locks are per rank: a rank may park inside an import (a barrier at the top of a module).
 - A module's `__builtins__`, and what `import builtins` returns, are the rank's own copy.
 - Loggers keep one tree; what a rank changes on a logger is its own (`_logging`).
+- `__subclasses__()` of a shared class leaves out the classes of other processes (`_subclasses`).
 
 Invariant: `sys.modules` holds the isolated modules of the process with the baton, or the host's while none has it.
 All others' are in their `_View`.
@@ -44,6 +45,7 @@ from simdist.process.modules._handed_back import HandedBack
 from simdist.process.modules._handed_over import HandedOver
 from simdist.process.modules._left_behind import belongs_to_library
 from simdist.process.modules._sharing import Sharing
+from simdist.process.modules._subclasses import of_process, without_those_of_others
 from simdist.process.stdlib._logging import LoggingViews
 
 if TYPE_CHECKING:
@@ -159,6 +161,7 @@ class Isolation:
         self._count = len(sys.modules)
         self._original_lock = _bootstrap._get_module_lock
         self._patches.replace(_bootstrap, "_get_module_lock", self._module_lock)
+        self._patches.wrap_in_type(type, "__subclasses__", without_those_of_others)
         self._logging.install()
         self._attributes.install(self._patches)
         self._patches.replace(sys, "meta_path", [self._finder, *sys.meta_path])
@@ -237,6 +240,13 @@ class Isolation:
     def isolates(self, name: str) -> bool:
         """True if each rank imports the module for itself."""
         return self._sharing.isolates(name)
+
+    def own_classes(self, found: Iterable[type]) -> list[type]:
+        """Those of the classes that the process with the baton would find if it were real; see `_subclasses`."""
+        views = (self._host, *self._views.values())
+        return of_process(
+            found, self.isolates, self._present.builtins, [each.modules for each in views if each is not self._present]
+        )
 
     def _isolated(self) -> dict[str, ModuleType]:
         shared, modules = self._shared, sys.modules
