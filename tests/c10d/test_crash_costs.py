@@ -88,7 +88,7 @@ def test_a_dead_rank_in_a_large_ring_has_the_effect_of_one_in_a_small_ring() -> 
 
 
 def overlap(count: int, fault: Fault) -> simdist.RunResult:
-    """Run `count` all_reduces of four ranks, each of which begins while those before it are under way."""
+    """Run `count` all_reduces of four ranks, two at a time, each called while those before it are under way."""
 
     def body() -> None:
         dist.init_process_group("gloo")
@@ -113,7 +113,7 @@ def test_collectives_in_trouble_are_followed_once_at_any_change_of_pace(
     assert result.ok
     assert counts["rebuild"] == 24
     assert per_collective == 4 * 2 * 2 * 3 * 2  # ranks, trips, messages in each, ends of each; Gloo cuts each in two
-    assert counts["retime"] > 200
+    assert counts["retime"] > 100
 
 
 def test_a_crash_inside_one_of_many_open_collectives_makes_few_flows(counts: Counter[str]) -> None:

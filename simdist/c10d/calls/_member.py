@@ -25,6 +25,7 @@ from simdist.records import completed, failed, issued, message_completed, messag
 
 if TYPE_CHECKING:
     from simdist.c10d.calls._work import SimWork
+    from simdist.c10d.calls._worker_threads import WorkerThreads
     from simdist.c10d.engine import Communicator
 
 __all__ = ["Member", "MembersAwaited", "MembersMet", "Queued"]
@@ -82,6 +83,8 @@ class Member:
         self.on_queued: Callable[[tuple[int, ...]], None] | None = None  # called with the fields of a `Queued`
         self.place = 0  # index of the group among those of its process
         self.pending: dict[SimWork, None] = {}  # issued and not settled
+        self.threads = communicator.backend.threads  # at most as many of its collectives are at work
+        self.worker_threads: WorkerThreads[SimWork] | None = None  # made when a collective first finds no thread
         self.connect: Callable[[], None] = _do_nothing  # called before its first operation
         self.left = False  # the process ended, or destroyed the group
         self.change: Change | None = None  # of the announced operation's input; removed by the reader

@@ -118,7 +118,6 @@ class Collective:
     """The calls of a group's members that have the same number, and their outcome."""
 
     __slots__ = (
-        "_expected",
         "_followed",
         "_one_by_one",
         "_refused",
@@ -150,7 +149,6 @@ class Collective:
         self._timer: Timer | None = None  # the end, in flight
         self._wire: WireFlow | None = None  # in flight: its bytes on the network, if they are worth it
         self._followed: Followed | None = None  # not None from FOLLOWED on
-        self._expected: dict[int, Operation] | None = None  # members that called it, and do not take part yet
         self._refused: dict[int, None] | None = None  # members whose call was refused
 
     def _set_operation(self, operation: Operation) -> None:
@@ -167,17 +165,6 @@ class Collective:
         self.phase = phase
 
     # -- arrivals ------------------------------------------------------------------------------------------------
-
-    def expect(self, rank: int, operation: Operation) -> None:
-        """Note that a member has called it but does not take part yet."""
-        if self._expected is None:
-            self._expected = {}
-        self._expected[rank] = operation
-
-    def operation_of(self, rank: int) -> Operation:
-        """The call of `rank`, which is expected."""
-        assert self._expected is not None
-        return self._expected[rank]
 
     def strike(self, rank: int, when: Literal["during", "after"], action: Callable[[], None]) -> None:
         """Call `action` while the rank's data is under way ("during") or when its part is over ("after")."""

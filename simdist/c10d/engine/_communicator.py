@@ -12,14 +12,15 @@ the events of calls carry all of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from simdist.c10d.calls import REDUCTIONS
 from simdist.c10d.calls._member import Member
-from simdist.c10d.calls._operation import Fields, Key, Operation, Row, fields_of
+from simdist.c10d.calls._operation import Fields, Operation, Row, fields_of
 from simdist.c10d.calls._payload import Outputs, Payload
 from simdist.c10d.calls._read import read_by
 from simdist.c10d.calls._work import PassingWork, SimWork, WorkIssued
+from simdist.c10d.calls._worker_threads import WorkerThreads
 from simdist.c10d.engine._collective import Arrival, Collective
 from simdist.c10d.engine._hand_over import HandOver
 from simdist.c10d.engine._mailbox import Mailbox
@@ -225,11 +226,18 @@ class Communicator:
             if member.change_result is not None:
                 change, member.change_result = member.change_result, None
                 collective.change_result(member.rank, change)
-        if name == "barrier" and member.pending:
-            self._arrive_after_pending(collective, member, work, payload, timeout_ns)
-        else:
-            member.pending[work] = None
+        pending = member.pending
+        if len(pending) < member.threads and not (name == "barrier" and pending):
+            pending[work] = None
             collective.arrive(member, work, operation, payload, timeout_ns)
+        else:
+            arrive = functools.partial(collective.arrive, member, work, operation, payload, timeout_ns)
+            if name == "barrier":
+                arrive = functools.partial(_call_after, list(pending), work, arrive)
+            pending[work] = None
+            if member.worker_threads is None:
+                member.worker_threads = WorkerThreads(pending, member.threads, lambda: member.left)
+            member.worker_threads.run(work, arrive)
         return work
 
     # -- data ----------------------------------------------------------------------------------------------------
@@ -251,24 +259,6 @@ class Communicator:
         if self.counted:
             bus, now = self.simulation.bus, self.simulation.now_ns
             bus.record(completed(now, -1, operation.name, self.name, sequence, begin_ns, crc))
-
-    def _arrive_after_pending(
-        self, collective: Collective, member: Member, work: SimWork, payload: Payload, timeout_ns: int
-    ) -> None:
-        # A barrier first waits for every work that this rank queued before (ProcessGroupGloo::barrier).
-        earlier = list(member.pending)
-        left = len(earlier)
-
-        def one_less() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0 and not work.done:
-                collective.arrive(member, work, collective.operation_of(member.rank), payload, timeout_ns)
-
-        member.pending[work] = None
-        collective.expect(member.rank, self.operation(Key("barrier")))
-        for other in earlier:
-            other.after = [*(other.after or ()), one_less]
 
     # -- costs, for the flow and for closed forms ----------------------------------------------------------------
 
@@ -453,3 +443,20 @@ class Communicator:
         for collective in list(self.collectives.values()):
             collective.look_again(rank)
         self.mailbox.on_closed()
+
+
+def _call_after(earlier: Sequence[SimWork], barrier: SimWork, arrive: Callable[[], None]) -> None:
+    """Let a barrier arrive: it first waits for every work that its rank called before (ProcessGroupGloo::barrier)."""
+    unfinished = [work for work in earlier if not work.done]
+    left = len(unfinished)
+    if not left:
+        arrive()
+
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and not barrier.done:
+            arrive()
+
+    for work in unfinished:
+        work.after = [*(work.after or ()), one_less]

@@ -11,6 +11,7 @@ of a wait for an operation that is done.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,7 +289,8 @@ class Backend:
     `connect_ns` is the time that the members take to connect once all are there. Without `moves_payloads`, large
     payloads of floating-point numbers are not moved: see `_unmoved.py`. `monitored_barrier(member, limit_ns, group_ns,
     wait_all_ranks=, prefix=)` is the backend's, if it has one. With `unreachable`, members find each other by addresses
-    in the store, including those that an earlier group left there.
+    in the store, including those that an earlier group left there. A rank runs as many of a group's collectives at a
+    time as the group has `threads` there.
     """
 
     name: str
@@ -300,6 +302,7 @@ class Backend:
     moves_payloads: bool = True
     monitored_barrier: MonitoredBarrier | None = None
     unreachable: Unreachable | None = None
+    threads: int = sys.maxsize
 
     @property
     def uses_addresses(self) -> bool:

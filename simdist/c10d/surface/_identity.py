@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -169,6 +170,8 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
         if options is not None:
             self.options.global_ranks_in_group = list(options.global_ranks_in_group)
             self.options.group_name = self._name = options.group_name
+            if self._backend.threads < sys.maxsize:
+                self.options._threads = member.threads = options._threads
 
     # -- identity ------------------------------------------------------------------------------------------------
 

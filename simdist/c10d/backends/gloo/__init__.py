@@ -24,4 +24,5 @@ GLOO = Backend(
     completion=Completion(work=SimWork, message=GlooMessage),
     monitored_barrier=monitored_barrier,
     unreachable=_failure,
+    threads=2,
 )
