@@ -12,16 +12,23 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._randomness import GlobalGenerator, Memory, RandomStates
 
-__all__ = ["Slot", "Slots", "Swap", "name_own", "own_names"]
+__all__ = ["Copy", "Slot", "Slots", "Swap", "name_own", "own_names"]
 
 _S = TypeVar("_S")
+_T = TypeVar("_T")
 Swap = Callable[[SimProcess | None, SimProcess | None], None]
 """Called with the process that loses the baton and the one that gets it; None stands for the host."""
+
+
+class Copy(Protocol):
+    """Copies a thing for a forked child."""
+
+    def __call__(self, thing: _T, /) -> _T: ...
 
 
 def _the_same(state: _S) -> _S:
@@ -33,7 +40,8 @@ class Slot(Generic[_S]):
     """A piece of state.
 
     `save` reads what is there now and `load` sets it; `fresh` is what a process starts with, given what the host has.
-    `fresh` is called at a hand-over, on any thread, and must not ask who runs.
+    `fresh` is called at a hand-over, on any thread, and must not ask who runs. `copied` is for state that refers to
+    objects of the program: it is called with a function that copies these together with all else that the child has.
     """
 
     name: str
@@ -41,6 +49,7 @@ class Slot(Generic[_S]):
     load: Callable[[_S], object]
     fresh: Callable[[SimProcess, _S], _S]
     forked: Callable[[_S], _S] = _the_same  # what a forked child gets of its parent's state
+    copied: Callable[[_S, Copy], _S] | None = None  # what it has instead, in the end
 
 
 # Attributes of modules that each process has for itself anyway, by module and name.
@@ -85,6 +94,11 @@ class _Swapped(Generic[_S]):
     def inherit(self, child: SimProcess) -> None:
         """Give a forked child of the process with the baton its state."""
         self.kept[child] = self._slot.forked(self._slot.save())
+
+    def copy(self, child: SimProcess, copy: Copy) -> None:
+        """Give a forked child copies of the program's objects in what it has inherited."""
+        if self._slot.copied is not None:
+            self.kept[child] = self._slot.copied(self.kept[child], copy)
 
 
 class Slots:
@@ -135,6 +149,11 @@ class Slots:
         """Give a forked child of the process with the baton the states that are there."""
         for swapped in self._own.values():
             swapped.inherit(child)
+
+    def copy(self, child: SimProcess, copy: Copy) -> None:
+        """Give a forked child copies of the program's objects in the states that it has inherited."""
+        for swapped in self._own.values():
+            swapped.copy(child, copy)
 
     def switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         """Swap what is process-wide. Hot: called by the kernel at each hand-over to another process."""

@@ -330,6 +330,26 @@ def number_that_a_child_closed() -> list[Any]:
     return [process.exitcode, closed]
 
 
+def warned_and_bound() -> list[object]:
+    """Warnings that a child is shown, its filters, and a list that it knows by its method."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pushed: list[str] = []
+        push = pushed.append
+
+        def warn() -> None:
+            warnings.warn("child's", stacklevel=1)
+            push(str(caught[0].message))
+            assert pushed == ["child's"]
+            warnings.simplefilter("error")
+
+        process = mp.get_context("fork").Process(target=warn)
+        process.start()
+        process.join()
+        warnings.warn("parent's", stacklevel=1)
+        return [process.exitcode, pushed, [str(each.message) for each in caught]]
+
+
 BODIES: dict[Callable[[], Any], Any] = {
     files_in_memory: [[b"ab", "bc"], [b"abc", "bc"]],
     context_of_parent: [[["parent's", "child's"], 7, "raise"], ["parent's"], 7],
@@ -356,6 +376,7 @@ BODIES: dict[Callable[[], Any], Any] = {
     pooled: [True, 0],
     ends_beside_what_can_not_be_copied: [0, [1, 2]],
     number_that_a_child_closed: [0, 0],
+    warned_and_bound: [0, [], ["parent's"]],
     finalizers: [[["dropped", [2]], ["handed", []]], [], []],
 }
 

@@ -50,6 +50,7 @@ _AS_THEY_ARE = (
     *FOREIGN_VALUES,
 )
 _HOLDERS = (type, types.FunctionType, types.ModuleType)
+_OF_NO_OBJECT = (type, types.ModuleType, types.NoneType)  # what functions and static methods in C are bound to
 # Packages of classes whose objects run the program, or in which it runs.
 _NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asyncio", "hypothesis"))
 # Packages whose finalizers release what belongs to the system, or to processes and threads.
@@ -79,9 +80,12 @@ class _Copying(pickle.Pickler):
         self._found = found
 
     def reducer_override(self, thing: Any) -> Any:
-        if thing is _nth:
+        if thing is _nth or thing is _bound:
             return NotImplemented
         kind = type(thing)  # not `__class__`: a fork asks no object, and some warn or compute when asked
+        if kind is types.BuiltinMethodType and not isinstance(thing.__self__, _OF_NO_OBJECT):
+            self.shared.append(thing)
+            return _bound, (len(self.shared) - 1, thing.__self__)
         if issubclass(kind, _AS_THEY_ARE) or kind.__module__ in _BY_MODULE:
             if issubclass(kind, _HOLDERS):
                 self._found(thing)
@@ -210,6 +214,12 @@ def lay_to_rest(things: Iterable[object]) -> None:
 
 def _nth(place: int) -> object:
     return _taken[place]
+
+
+def _bound(place: int, owner: object) -> object:
+    """A method in C, such as `log.append`, of the copy of its owner."""
+    method: Any = _taken[place]
+    return method if method.__self__ is owner else getattr(owner, method.__name__)
 
 
 def _is_plain(kind: type) -> bool:

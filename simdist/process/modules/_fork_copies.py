@@ -196,18 +196,20 @@ class ForkCopies:
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Copy] = {}
         self._present: _Copy | None = None
+        self._slots = runtime.slots
         runtime.slots.add(self._switch)
         runtime.patches.on_undo(lambda: self._switch(None, None))
 
     def fork(
         self, child: SimProcess, thing: _T, popen: object, end_for_child: Callable[[Connection], Connection]
     ) -> tuple[_T, Variables]:
-        """Return copies of what the child is handed and of the context variables, and copy the contents of its code.
+        """Copy what the child is handed, its slots and what its code has; return the first and context variables.
 
         All are copied together, since they may share objects. A real child runs in the forking thread's context.
         """
         fork = _Fork(lambda found: Copies(popen, end_for_child, found))
         variables = [(variable, fork.of(value)) for variable, value in copy_context().items()]
+        self._slots.copy(child, fork.of)
         mine = fork.of(thing)
         for module in _running_modules(sys._getframe(1)):
             fork.found(module)

@@ -4,7 +4,8 @@
 Ranks that are inside at the same time would put back each other's. So from the first moment that a rank touches the
 filters, each rank has its own, swapped when the baton changes hands; a world in which none does pays nothing. A module
 that all ranks share sets its filters for all of them, and for good, when the first rank imports it. In doubt: if any
-rank has filters of its own by then, only the rank that imports the module gets them.
+rank has filters of its own by then, only the rank that imports the module gets them. A forked child has a copy of its
+parent's filters, and of the list in which its parent records what is shown.
 
 A warning is shown once for each place. Python notes that in the globals of the module that is warned. Ranks and worlds
 share these for libraries, so only the first rank of the first world would be warned. So a note that a rank leaves there
@@ -31,7 +32,7 @@ from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
-from simdist.process._slots import Slot
+from simdist.process._slots import Copy, Slot
 
 __all__ = ["FILTERS_SLOT", "begin", "install", "is_filter_of_import"]
 
@@ -65,7 +66,14 @@ def _fresh(process: SimProcess, host: _State) -> _State:
     return list(host[0]), host[1], host[2]
 
 
-FILTERS_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh)
+def _copied(state: _State, copy: Copy) -> _State:
+    """A forked child's: the functions that show warnings may be methods of objects, such as a list's `append`."""
+    filters, *functions = state
+    show, show_all = copy(functions)
+    return list(filters), show, show_all
+
+
+FILTERS_SLOT: Slot[_State] = Slot("warnings", _save, _load, _fresh, copied=_copied)
 
 
 def _separating(function: Callable[_P, _T]) -> Callable[_P, _T]:
