@@ -193,6 +193,27 @@ def shared_values(method: str) -> Any:
 
 
 PREFIXES = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
+
+
+def dropped(method: str) -> list[bool]:
+    """Whether the pipe to a child is open: when it has ended, and when its object is dropped."""
+    child = mp.get_context(method).Process(target=int)
+    child.start()
+    child.join()
+    sentinel = child.sentinel
+    was_open = is_open(sentinel)
+    del child
+    return [was_open, is_open(sentinel)]
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 PROGRAMS: dict[Callable[[str], Any], Callable[[str], Any]] = {
     queues: lambda method: (
         ([1.0, 1.0], 5, f"{PREFIXES[method]}-1", False),
@@ -211,6 +232,7 @@ PROGRAMS: dict[Callable[[str], Any], Callable[[str], Any]] = {
     children_of_children: lambda method: ((0, "Process-1:1"), 1),
     a_pipe_that_its_maker_drops: lambda method: (1, True, ("EOFError", "")),
     shared_values: lambda method: (8, [3.0, 0.0]),
+    dropped: lambda method: [True, False],
 }
 
 

@@ -24,6 +24,7 @@ import random
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, context, reduction, spawn, util
 from multiprocessing import process as processes
@@ -299,17 +300,20 @@ def _begin(
     simulation.bus.record(child_started(simulation.now_ns, child.rank, child.pid, process_obj.name))
 
 
-def _left_to_host(popen: Any, process_obj: Any, child: SimProcess) -> None:
+def _left_to_host(made: Callable[[], Any], process: Callable[[], Any], child: SimProcess) -> None:
     """Mark a child as ended after the world, for finalizers and other code that still has its object."""
-    if popen.returncode is None:
+    popen, process_obj = made(), process()
+    if popen is not None and popen.returncode is None:
         popen.returncode = -signal.SIGKILL if child.exit_code is None else child.exit_code
-    process_obj._parent_pid = os.getpid()
+    if process_obj is not None:
+        process_obj._parent_pid = os.getpid()
 
 
 def _finish(popen: Any, process_obj: Any, child: SimProcess, parent_read: int, parent_write: int) -> None:
     popen.pid = child.pid
     popen.simulated = child
-    child.on_forget = functools.partial(_left_to_host, popen, process_obj, child)
+    # With weak references: a program that drops the object of an ended child has its pipes closed.
+    child.on_forget = functools.partial(_left_to_host, weakref.ref(popen), weakref.ref(process_obj), child)
     popen.sentinel = parent_read
     popen.finalizer = util.Finalize(popen, vars(util)["close_fds"], (parent_read, parent_write))
 
