@@ -1,4 +1,8 @@
-"""How a process ends, and what it may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks."""
+"""How a process ends, and what it may do to another: `os._exit`, `os.kill`, signals, `atexit`, forks.
+
+A process may choose its cores; its children begin with its choice. In doubt: the choice of one thread is that of its
+process here, and a real program that it starts does not have it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._refusals import refused
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
@@ -48,9 +53,27 @@ def _sched_getaffinity(original: Callable[[int], set[int]]) -> Callable[[int], s
         runtime, process = current_runtime(), current_process()
         if runtime is None or process is None or pid not in (0, process.pid) or runtime.cores is None:
             return original(pid)
-        return set(runtime.cores)
+        return set(runtime.cores if process.cores is None else process.cores)
 
     return sched_getaffinity
+
+
+def _sched_setaffinity(change: Callable[[int, Iterable[int]], None]) -> Callable[[int, Iterable[int]], None]:
+    @functools.wraps(change)
+    def sched_setaffinity(pid: int, mask: Iterable[int], /) -> None:
+        process = current_process()
+        if process is None or pid not in (0, process.pid):
+            change(pid, mask)
+            return
+        # The system says what is wrong with the cores, and which of them there are. The thread stays on its core.
+        before = original(os.sched_getaffinity)(0)
+        change(0, mask)
+        try:
+            process.cores = original(os.sched_getaffinity)(0)
+        finally:
+            change(0, before)
+
+    return sched_setaffinity
 
 
 def _exit(original: Callable[[int], None]) -> Callable[[int], None]:
@@ -125,6 +148,7 @@ _MADE: tuple[tuple[object, str, Make], ...] = (
     (os, "getpid", _getpid),
     (os, "getppid", _getppid),
     (os, "sched_getaffinity", _sched_getaffinity),
+    (os, "sched_setaffinity", _sched_setaffinity),
     (os, "_exit", _exit),
     (os, "abort", _abort),
     (atexit, "register", _atexit_register),

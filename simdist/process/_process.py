@@ -69,6 +69,7 @@ class SimProcess:
         "at_exit",
         "began_ns",
         "children",
+        "cores",
         "counted_ns",
         "death_signal",
         "descriptors",
@@ -150,6 +151,7 @@ class SimProcess:
         self.lineage = ""  # which child of which child it is
         self.death_signal = 0  # sent to it when its parent has ended
         self.began_ns = simulation.now_ns
+        self.cores: set[int] | None = None  # that it chose to run on; all that the host may use if None
         self.looked_ns = -1  # what its `time.perf_counter` showed last
         self.counted_ns = -1  # what its `time.monotonic` showed last
         self.shown_ns = -1  # what its `time.time` showed last

@@ -197,13 +197,34 @@ PREFIXES = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkS
 
 def dropped(method: str) -> list[bool]:
     """Whether the pipe to a child is open: when it has ended, and when its object is dropped."""
-    child = mp.get_context(method).Process(target=int)
+    context: Any = mp.get_context(method)
+    child = context.Process(target=int)
     child.start()
     child.join()
     sentinel = child.sentinel
     was_open = is_open(sentinel)
     del child
     return [was_open, is_open(sentinel)]
+
+
+def chosen_cores(method: str) -> list[bool]:
+    """Whether a process, its child and its child's child run on the cores that the child has chosen, and an error."""
+    context: Any = mp.get_context(method)
+    answers = context.SimpleQueue()
+    context.Process(target=choose_core, args=(answers,)).start()
+    found = [answers.get(), answers.get(), len(os.sched_getaffinity(0)) == 1]
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.sched_setaffinity(0, [1000])
+    return found
+
+
+def choose_core(answers: Any) -> None:
+    os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+    answers.put(len(os.sched_getaffinity(0)) == 1)
+    context: Any = mp.get_context("fork")
+    child = context.Process(target=lambda: answers.put(len(os.sched_getaffinity(0)) == 1))
+    child.start()
+    child.join()
 
 
 def is_open(number: int) -> bool:
@@ -233,6 +254,7 @@ PROGRAMS: dict[Callable[[str], Any], Callable[[str], Any]] = {
     a_pipe_that_its_maker_drops: lambda method: (1, True, ("EOFError", "")),
     shared_values: lambda method: (8, [3.0, 0.0]),
     dropped: lambda method: [True, False],
+    chosen_cores: lambda method: [True, True, len(os.sched_getaffinity(0)) == 1],
 }
 
 

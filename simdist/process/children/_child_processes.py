@@ -201,6 +201,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         echo=parent.echo,
     )
     child.parent = parent
+    child.cores = parent.cores
     if parent.masks is not None:
         child.masks = SignalMasks(child, parent.masks.mask_of(runtime.simulation.current))
     if runtime.isolation is None:
