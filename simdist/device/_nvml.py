@@ -21,24 +21,7 @@ from typing import Any, ParamSpec
 from simdist.device._bindings import CUDA_VERSION, DeviceProperties
 from simdist.device._memory import Account
 from simdist.device._state import ProcessDevices, busy, present_or_none
-from simdist.inside.system import (
-    Memory,
-    MemoryOfV2,
-    PciPlace,
-    ProcessOfV1,
-    ProcessOnDevice,
-    Utilization,
-    become_library,
-    dynamic_library,
-    fill,
-    give,
-    give_handle,
-    give_records,
-    give_text,
-    handle_of,
-    number_of,
-    version_of,
-)
+from simdist.inside.system import nvml
 from simdist.process import Patches, Slot, current_runtime, when_imported
 
 __all__ = ["install"]
@@ -102,7 +85,7 @@ def _about_one(name: str, *endings: str) -> Callable[[Callable[..., int | None]]
         @_answering(name, *endings)
         @functools.wraps(function)
         def call(devices: ProcessDevices, handle: object, *results: object) -> int | None:
-            place = handle_of(handle) - 1
+            place = nvml.handle_of(handle) - 1
             return function(devices, place, *results) if 0 <= place < len(devices.of_host) else _INVALID
 
         return call
@@ -111,7 +94,7 @@ def _about_one(name: str, *endings: str) -> Callable[[Callable[..., int | None]]
 
 
 def _write(text: str, buffer: object, length: object) -> int:
-    return _OK if give_text(buffer, length, text) else _TOO_SMALL
+    return _OK if nvml.give_text(buffer, length, text) else _TOO_SMALL
 
 
 # -- the library and the system ----------------------------------------------------------------------------------------
@@ -130,7 +113,7 @@ def _end(devices: ProcessDevices) -> None:
 
 @_named("nvmlErrorString")
 def _error(devices: ProcessDevices, code: object) -> bytes:
-    return _ERRORS.get(number_of(code), b"Unknown Error")
+    return _ERRORS.get(nvml.number_of(code), b"Unknown Error")
 
 
 @_answering("nvmlSystemGetDriverVersion")
@@ -146,7 +129,7 @@ def _version(devices: ProcessDevices, *text: Any) -> int:
 @_answering("nvmlSystemGetCudaDriverVersion", "", "_v2")
 def _cuda_version(devices: ProcessDevices, result: object) -> None:
     major, minor = map(int, CUDA_VERSION.split(".")[:2])
-    give(result, 1000 * major + 10 * minor)
+    nvml.give(result, 1000 * major + 10 * minor)
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
@@ -154,15 +137,15 @@ def _cuda_version(devices: ProcessDevices, result: object) -> None:
 
 @_answering("nvmlDeviceGetCount", "", "_v2")
 def _count(devices: ProcessDevices, result: object) -> None:
-    give(result, len(devices.of_host))
+    nvml.give(result, len(devices.of_host))
 
 
 @_answering("nvmlDeviceGetHandleByIndex", "", "_v2")
 def _by_index(devices: ProcessDevices, index: object, handle: object) -> int | None:
-    place = number_of(index)
+    place = nvml.number_of(index)
     if not 0 <= place < len(devices.of_host):
         return _INVALID
-    give_handle(handle, place + 1)
+    nvml.give_handle(handle, place + 1)
     return _OK
 
 
@@ -172,13 +155,13 @@ def _by_name(devices: ProcessDevices, name: Any, handle: object) -> int | None:
     said = getattr(name, "value", name).decode()
     if said not in names:
         return _NOT_FOUND
-    give_handle(handle, names.index(said) + 1)
+    nvml.give_handle(handle, names.index(said) + 1)
     return _OK
 
 
 @_about_one("nvmlDeviceGet", "Index", "MinorNumber")
 def _index(devices: ProcessDevices, place: int, result: object) -> None:
-    give(result, place)
+    nvml.give(result, place)
 
 
 @_about_one("nvmlDeviceGetName")
@@ -197,24 +180,26 @@ def _name_of(devices: ProcessDevices, place: int) -> str:
 
 @_about_one("nvmlDeviceGetCudaComputeCapability")
 def _capability(devices: ProcessDevices, place: int, major: object, minor: object) -> None:
-    give(major, DeviceProperties.major)
-    give(minor, DeviceProperties.minor)
+    nvml.give(major, DeviceProperties.major)
+    nvml.give(minor, DeviceProperties.minor)
 
 
 @_about_one("nvmlDeviceGetPciInfo", "", "_v2", "_v3")
 def _pci(devices: ProcessDevices, place: int, result: object) -> None:
-    fill(result, PciPlace(b"0000:00:00.0", 0, 0, 0, 0, 0, b"00000000:00:00.0"))  # as `DeviceProperties` has it
+    nvml.fill(
+        result, nvml.PciPlace(b"0000:00:00.0", 0, 0, 0, 0, 0, b"00000000:00:00.0")
+    )  # as `DeviceProperties` has it
 
 
 @_about_one("nvmlDeviceGetMigMode")
 def _mig(devices: ProcessDevices, place: int, now: object, next_: object) -> None:
-    give(now, 0)
-    give(next_, 0)
+    nvml.give(now, 0)
+    nvml.give(next_, 0)
 
 
 @_about_one("nvmlDeviceGetComputeMode")
 def _mode(devices: ProcessDevices, place: int, result: object) -> None:
-    give(result, 0)  # several processes may use it
+    nvml.give(result, 0)  # several processes may use it
 
 
 # -- what devices do ---------------------------------------------------------------------------------------------------
@@ -223,49 +208,53 @@ def _mode(devices: ProcessDevices, place: int, result: object) -> None:
 @_about_one("nvmlDeviceGetMemoryInfo")
 def _memory(devices: ProcessDevices, place: int, result: object) -> None:
     device = devices.of_host[place]
-    fill(result, Memory(device.capacity, device.free, device.capacity - device.free))
+    nvml.fill(result, nvml.Memory(device.capacity, device.free, device.capacity - device.free))
 
 
 @_about_one("nvmlDeviceGetMemoryInfo_v2")
 def _memory_of_v2(devices: ProcessDevices, place: int, result: object) -> None:
     device = devices.of_host[place]
-    fill(result, MemoryOfV2(version_of(result), device.capacity, 0, device.free, device.capacity - device.free))
+    nvml.fill(
+        result, nvml.MemoryOfV2(nvml.version_of(result), device.capacity, 0, device.free, device.capacity - device.free)
+    )
 
 
 @_about_one("nvmlDeviceGetUtilizationRates")
 def _utilization(devices: ProcessDevices, place: int, result: object) -> None:
-    fill(result, Utilization(100 * busy(devices.of_host[place]), 0))
+    nvml.fill(result, nvml.Utilization(100 * busy(devices.of_host[place]), 0))
 
 
 @_about_one("nvmlDeviceGetTemperature")
 def _temperature(devices: ProcessDevices, place: int, sensor: object, result: object) -> None:
-    give(result, _CELSIUS)
+    nvml.give(result, _CELSIUS)
 
 
 @_about_one("nvmlDeviceGetPowerUsage")
 def _power(devices: ProcessDevices, place: int, result: object) -> None:
-    give(result, _MILLIWATTS)
+    nvml.give(result, _MILLIWATTS)
 
 
 @_about_one("nvmlDeviceGet", "EnforcedPowerLimit", "PowerManagementLimit")
 def _power_limit(devices: ProcessDevices, place: int, result: object) -> None:
-    give(result, _MOST_MILLIWATTS)
+    nvml.give(result, _MOST_MILLIWATTS)
 
 
 @_about_one("nvmlDeviceGet", "ClockInfo", "MaxClockInfo")
 def _clock(devices: ProcessDevices, place: int, kind: object, result: object) -> None:
-    give(result, _MEMORY_MHZ if number_of(kind) == _MEMORY_CLOCK else DeviceProperties.clock_rate // 1000)
+    nvml.give(result, _MEMORY_MHZ if nvml.number_of(kind) == _MEMORY_CLOCK else DeviceProperties.clock_rate // 1000)
 
 
 @_about_one("nvmlDeviceGetComputeRunningProcesses")
 def _processes_of_v1(devices: ProcessDevices, place: int, count: object, records: object) -> int | None:
-    found = [ProcessOfV1(account.pid, account.reserved) for account in _users(devices, place)]
+    found = [nvml.ProcessOfV1(account.pid, account.reserved) for account in _users(devices, place)]
     return _list(found, count, records)
 
 
 @_about_one("nvmlDeviceGetComputeRunningProcesses_v", "2", "3")
 def _processes(devices: ProcessDevices, place: int, count: object, records: object) -> int | None:
-    found = [ProcessOnDevice(each.pid, each.reserved, _NO_INSTANCE, _NO_INSTANCE) for each in _users(devices, place)]
+    found = [
+        nvml.ProcessOnDevice(each.pid, each.reserved, _NO_INSTANCE, _NO_INSTANCE) for each in _users(devices, place)
+    ]
     return _list(found, count, records)
 
 
@@ -279,12 +268,12 @@ def _users(devices: ProcessDevices, place: int) -> list[Account]:
 
 
 def _list(found: list[Any], count: object, records: object) -> int | None:
-    room = number_of(count)
-    give(count, len(found))
+    room = nvml.number_of(count)
+    nvml.give(count, len(found))
     if len(found) > room:
         return _TOO_SMALL
     if found:
-        give_records(records, found)
+        nvml.give_records(records, found)
     return _OK
 
 
@@ -300,7 +289,7 @@ def _loading(original: Callable[..., None]) -> Callable[..., None]:
         elif not devices.of_host:
             raise OSError(f"{name}: cannot open shared object file: No such file or directory")
         else:
-            become_library(self, name, _FUNCTIONS)
+            nvml.become_library(self, name, _FUNCTIONS)
 
     return load
 
@@ -343,4 +332,4 @@ when_imported("pynvml", _of_pynvml)
 
 def install(patches: Patches) -> None:
     """Let ranks load the library."""
-    patches.wrap(dynamic_library, "__init__", _loading)
+    patches.wrap(nvml.dynamic_library, "__init__", _loading)

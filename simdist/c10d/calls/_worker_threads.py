@@ -35,7 +35,7 @@ class WorkerThreads(Generic[_W]):
     """The works of one member that wait for one of its `count` threads, and the rule by which they get one.
 
     `pending` has all of its works that are not settled, in the order of the calls; `has_left` is true once the member
-    has left the group, after which no other work begins. While none waits, works begin without a word here.
+    has left the group, after which no other work begins. While none waits, works begin without a call of `run`.
     """
 
     def __init__(self, pending: Mapping[_W, None], count: int, has_left: Callable[[], bool]) -> None:

@@ -3,26 +3,9 @@
 Nothing here loads torch. On other systems than Linux all of it can be imported; its functions check the system.
 """
 
+from simdist.inside.system import _nvml as nvml
 from simdist.inside.system._calls import ask_parent_signal, become_subreaper, c_library, call, watch_opens
 from simdist.inside.system._leading import LED_TYPES, LedFunction, error_number, is_address_of, set_error_number
-from simdist.inside.system._nvml import (
-    Memory,
-    MemoryOfV2,
-    PciPlace,
-    ProcessOfV1,
-    ProcessOnDevice,
-    Utilization,
-    become_library,
-    dynamic_library,
-    fill,
-    give,
-    give_handle,
-    give_records,
-    give_text,
-    handle_of,
-    number_of,
-    version_of,
-)
 from simdist.inside.system._slots import Slot, put_into, slots_of
 from simdist.inside.system._sockets import listens_at
 from simdist.inside.system._timers import KillTimer
@@ -31,32 +14,17 @@ __all__ = [
     "LED_TYPES",
     "KillTimer",
     "LedFunction",
-    "Memory",
-    "MemoryOfV2",
-    "PciPlace",
-    "ProcessOfV1",
-    "ProcessOnDevice",
     "Slot",
-    "Utilization",
     "ask_parent_signal",
-    "become_library",
     "become_subreaper",
     "c_library",
     "call",
-    "dynamic_library",
     "error_number",
-    "fill",
-    "give",
-    "give_handle",
-    "give_records",
-    "give_text",
-    "handle_of",
     "is_address_of",
     "listens_at",
-    "number_of",
+    "nvml",
     "put_into",
     "set_error_number",
     "slots_of",
-    "version_of",
     "watch_opens",
 ]
