@@ -56,7 +56,7 @@ def _is_of_others(kind: type, isolates: Callable[[str], bool], own: dict[str, ob
     if not isinstance(home, str) or not isolates(home):
         return False
     for function in _functions_of(kind):
-        names: object = function.__builtins__  # type: ignore[attr-defined]  # not in the stubs
+        names: object = function.__builtins__  # type: ignore[attr-defined, unused-ignore]  # not in older stubs
         if names is not _OF_HOST:
             return names is not own
     mine = _named(kind, sys.modules.get(home))
