@@ -3,6 +3,7 @@
 Nothing here loads torch.
 """
 
+from simdist.inside.python._dictionaries import ChangeCount, count_of_changes
 from simdist.inside.python._endings import end_process
 from simdist.inside.python._foreign import (
     FOREIGN_FUNCTION,
@@ -55,6 +56,7 @@ __all__ = [
     "HANDLE_OF_THREAD",
     "PYTHON_LIBRARY",
     "Batch",
+    "ChangeCount",
     "ForeignLibrary",
     "Make",
     "MappedFile",
@@ -67,6 +69,7 @@ __all__ = [
     "can_exchange_setters",
     "code_with",
     "copied_bytes",
+    "count_of_changes",
     "end_process",
     "finalized_already",
     "function_types",

@@ -8,25 +8,30 @@ does not see its parent's later ones.
 Only what the child can reach of the user's code is copied: from what it is handed, from the code that starts it, and
 from there through modules, functions, closures, default arguments and classes.
 
-Invariant: `_present` is the child whose contents are in place, or None while the contents are those for all others; the
-contents of all other children are in their `_Copy`.
+Invariants: `_present` is the child whose contents are in place, or None while the contents are those for all others;
+the contents of all other children are in their `_Copy`. A dictionary whose count of changes is the one that was noted
+still has the contents that it had then, so a hand-over writes only values that differ, and compares only what has
+changed.
 
-In doubt: installed libraries, and modules of the user that can be reached only by a name in `sys.modules`, stay shared
-between parent and child. Attributes that the child sets on them are its own nevertheless (`_attributes`), and so are
-writes into a library's tables (`_library_tables`); both see writes into other objects of theirs.
+In doubt: installed libraries, modules of the user that can be reached only by a name in `sys.modules`, and default
+arguments that nothing can change stay shared between parent and child. Attributes that the child sets on libraries are
+its own nevertheless (`_attributes`), and so are writes into a library's tables (`_library_tables`); both see writes
+into other objects of theirs.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections import namedtuple
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar, copy_context
+from enum import EnumType
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.frames import is_ours, is_user_file
-from simdist.inside.python import namespace_of, note_change
+from simdist.inside.python import count_of_changes, namespace_of, note_change
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Runtime
 from simdist.process.modules._copiers import Copies, lay_to_rest
@@ -38,72 +43,131 @@ __all__ = ["ForkCopies", "is_users"]
 
 _T = TypeVar("_T")
 _Dict = dict[str, Any]
-_Defaults = tuple[tuple[object, ...] | None, dict[str, object] | None]
-_Contents = tuple[list[_Dict], list[object], list[_Defaults]]
+_Defaults = tuple[tuple[Any, ...] | None, dict[str, Any] | None]
 _Holder = ModuleType | type | FunctionType
 Variables = list[tuple[ContextVar[Any], object]]
 """Context variables, with their values."""
 _EMPTY = object()
+_PLAIN = {str, int, float, complex, bool, bytes, type(None), type(vars(namedtuple("_Any", "name"))["name"])}
+
+
+class _Place:
+    """A dictionary of a module, a class (`owner`) or a function; which contents it has while no child is present."""
+
+    __slots__ = ("__weakref__", "count", "owner", "seen", "space", "state")
+
+    def __init__(self, space: _Dict, owner: type | None) -> None:
+        self.space = space
+        self.owner = owner
+        self.count = count_of_changes(space)
+        self.seen = 0  # the count when it had those contents
+        self.state = 0  # another number for other contents
+
+    def look(self) -> None:
+        """Note whether the others have changed it, while no child is present."""
+        count = self.count.value
+        if count != self.seen:
+            self.seen = count
+            self.state += 1
+
+
+class _Own:
+    """What a child has in a place: `mine` is all of it, while the child does not have the baton.
+
+    `other` are the values that differ from those that the others have, and _EMPTY for a name that is not there: the
+    child's, or the others' while it has the baton.
+    """
+
+    __slots__ = ("mine", "other", "place", "seen", "state")
+
+    def __init__(self, place: _Place, mine: _Dict) -> None:
+        self.place = place
+        self.mine = mine
+        self.other: _Dict = {}
+        self.state = -1  # of the place, for which `other` holds
+        self.seen = 0  # the place's count when the child got the baton
+
+    def enter(self) -> None:
+        """Put the child's values in place."""
+        place = self.place
+        place.look()
+        if self.state != place.state:
+            self.state = place.state
+            self.other = _differing(self.mine, place.space)
+        if self.other:
+            self._exchange()
+            self.seen = place.count.value
+        else:
+            self.seen = place.seen
+
+    def leave(self) -> None:
+        """Put the others' values back."""
+        place = self.place
+        if place.count.value != self.seen:
+            others = {name: value for name, value in (self.mine | self.other).items() if value is not _EMPTY}
+            self.mine = dict(place.space)
+            self.other = _differing(others, place.space)
+        elif not self.other:
+            return
+        self._exchange()
+        place.seen = place.count.value
+
+    def _exchange(self) -> None:
+        space, other = self.place.space, self.other
+        for name, value in other.items():
+            other[name] = space.get(name, _EMPTY)
+            if value is not _EMPTY:
+                space[name] = value
+            elif name in space:
+                del space[name]
+        if self.place.owner is not None and other:
+            note_change(self.place.owner)
 
 
 class _Copy:
     """The contents of all places that one child has for itself."""
 
     def __init__(self) -> None:
-        # Each place with the child's contents, while another process has the baton.
-        self.spaces: list[tuple[_Dict, type | None, _Dict]] = []  # of modules and functions; of classes, with the class
+        self.spaces: list[_Own] = []
+        # With the child's contents while another process has the baton, and with the others' while the child has.
         self.cells: list[tuple[CellType, object]] = []
         self.functions: list[tuple[FunctionType, _Defaults]] = []  # their default arguments
         self.handed: object = None
         self.finalizable: list[weakref.ref[object]] = []
         self.held: list[Connection] = []  # ends of its pipes that stay open though no copy refers to them
-        self._others: _Contents = ([], [], [])  # the others' contents, while this child has the baton
 
     def enter(self) -> None:
         """Put the child's contents in place."""
-        self._others = self._read()
-        self._write(
-            [each[-1] for each in self.spaces], [each[-1] for each in self.cells], [d for _, d in self.functions]
-        )
+        for each in self.spaces:
+            each.enter()
+        self._exchange()
 
     def leave(self) -> None:
         """Put back what was there."""
-        spaces, cells, functions = self._read()
-        self._write(*self._others)
-        self._others = ([], [], [])
-        self.spaces = [(space, owner, mine) for (space, owner, _), mine in zip(self.spaces, spaces, strict=True)]
-        self.cells = [(cell, mine) for (cell, _), mine in zip(self.cells, cells, strict=True)]
-        self.functions = [(each, mine) for (each, _), mine in zip(self.functions, functions, strict=True)]
+        for each in self.spaces:
+            each.leave()
+        self._exchange()
 
     def lay_to_rest(self) -> None:
         """At the child's end: take the finalizers from the copies that it still has."""
         lay_to_rest(thing for each in self.finalizable if (thing := each()) is not None)
         self.finalizable.clear()
 
-    def _read(self) -> _Contents:
-        return (
-            [dict(space) for space, _, _ in self.spaces],
-            [_content(cell) for cell, _ in self.cells],
-            [_defaults(function) for function, _ in self.functions],
-        )
-
-    def _write(self, spaces: list[_Dict], cells: list[object], functions: list[_Defaults]) -> None:
-        for (space, owner, _), content in zip(self.spaces, spaces, strict=True):
-            _assign(space, owner, content)
-        for (cell, _), held in zip(self.cells, cells, strict=True):
-            if held is not _EMPTY:
-                cell.cell_contents = held
-            elif _content(cell) is not _EMPTY:
-                del cell.cell_contents
-        for (function, _), defaults in zip(self.functions, functions, strict=True):
+    def _exchange(self) -> None:
+        self.cells = [(cell, _exchanged(cell, content)) for cell, content in self.cells]
+        for index, (function, defaults) in enumerate(self.functions):
+            self.functions[index] = function, _defaults(function)
             function.__defaults__, function.__kwdefaults__ = defaults
 
 
 class _Fork:
     """A fork in the making: copies of what the child is handed, and of all that it can reach in the user's code."""
 
-    def __init__(self, copies: Callable[[Callable[[_Holder], None]], Copies]) -> None:
+    def __init__(
+        self, copies: Callable[[Callable[[_Holder], None]], Copies], place: Callable[[_Dict, type | None], _Place]
+    ) -> None:
         self.copy = _Copy()
+        self._place = place
         self._copies = copies(self.found)
         self._judged: dict[int, object] = {}  # holders, each looked at once
         self._waiting: list[_Holder] = []  # the user's among them, to be copied
@@ -130,8 +194,8 @@ class _Fork:
     def take(self, earlier: _Copy | None) -> None:
         """Copy all that has been found and what it leads to, and what `earlier`, a forked parent's copy, has."""
         if earlier is not None:
-            for space, owner, _ in earlier.spaces:
-                self._take_space(space, owner)
+            for each in earlier.spaces:
+                self._take_space(each.place.space, each.place.owner)
             for cell, _ in earlier.cells:
                 self._take_cell(cell)
             for function, _ in earlier.functions:
@@ -174,20 +238,28 @@ class _Fork:
 
     def _take_space(self, space: _Dict, owner: type | None) -> None:
         if self._is_new(space):
-            data = {name: value for name, value in space.items() if not (name[:2] == "__" == name[-2:])}
+            kept = 1 if isinstance(owner, EnumType) else 2  # a class of members keeps its tables in names like _map_
+            ends = "_" * kept
+            data = {name: value for name, value in space.items() if not (name[:kept] == ends == name[-kept:])}
             mine = self._copies.of(data)
             if mine is data:  # as a whole it can't be copied
                 mine = {name: self._copies.of(value) for name, value in data.items()}
-            self.copy.spaces.append((space, owner, dict(space) | mine))
+            mine = {name: _kept(value, mine[name]) for name, value in data.items()}
+            self.copy.spaces.append(_Own(self._place(space, owner), dict(space) | mine))
 
     def _take_cell(self, cell: CellType) -> None:
         if self._is_new(cell):
             content = _content(cell)
-            self.copy.cells.append((cell, content if content is _EMPTY else self._copies.of(content)))
+            mine = content if content is _EMPTY else _kept(content, self._copies.of(content))
+            self.copy.cells.append((cell, mine))
 
     def _take_defaults(self, function: FunctionType) -> None:
         if self._is_new(function):
-            self.copy.functions.append((function, self._copies.of(_defaults(function))))
+            positional, named = _defaults(function)
+            copies = self._copies.of((positional, named))
+            mine = _kept(positional, copies[0]), _kept(named, copies[1])
+            if mine[0] is not positional or mine[1] is not named:
+                self.copy.functions.append((function, mine))
 
 
 class ForkCopies:
@@ -195,6 +267,9 @@ class ForkCopies:
 
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Copy] = {}
+        self._places: weakref.WeakValueDictionary[int, _Place] = (
+            weakref.WeakValueDictionary()
+        )  # by the id of its `space`
         self._present: _Copy | None = None
         self._slots = runtime.slots
         runtime.slots.add(self._switch)
@@ -207,7 +282,7 @@ class ForkCopies:
 
         All are copied together, since they may share objects. A real child runs in the forking thread's context.
         """
-        fork = _Fork(lambda found: Copies(popen, end_for_child, found))
+        fork = _Fork(lambda found: Copies(popen, end_for_child, found), self._place)
         variables = [(variable, fork.of(value)) for variable, value in copy_context().items()]
         self._slots.copy(child, fork.of)
         mine = fork.of(thing)
@@ -218,6 +293,12 @@ class ForkCopies:
         self._of[child] = fork.copy
         child.end_listeners[self._forget] = None
         return mine, variables
+
+    def _place(self, space: _Dict, owner: type | None) -> _Place:
+        place = self._places.get(id(space))
+        if place is None:
+            place = self._places[id(space)] = _Place(space, owner)
+        return place
 
     def _switch(self, leaving: SimProcess | None, entering: SimProcess | None) -> None:
         coming = None if entering is None else self._of.get(entering)
@@ -233,16 +314,23 @@ class ForkCopies:
         self._of.pop(child).lay_to_rest()
 
 
-def _assign(space: _Dict, owner: type | None, content: _Dict) -> None:
-    # Writing to a class costs more than comparing.
-    same = owner is not None and len(space) == len(content)
-    if same and all(space.get(name, _EMPTY) is value for name, value in content.items()):
-        return
-    for name in [name for name in space if name not in content]:
-        del space[name]
-    space.update(content)
-    if owner is not None:
-        note_change(owner)
+def _differing(wanted: _Dict, present: _Dict) -> _Dict:
+    """The wanted values that are not present, and _EMPTY for each name that is not wanted."""
+    differing = {name: value for name, value in wanted.items() if present.get(name, _EMPTY) is not value}
+    if len(wanted) != len(present) or differing:
+        differing |= {name: _EMPTY for name in present if name not in wanted}
+    return differing
+
+
+def _exchanged(cell: CellType, content: object) -> object:
+    """Put other contents into a cell, and return those that it had."""
+    held = _content(cell)
+    if held is not content:
+        if content is _EMPTY:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = content
+    return held
 
 
 def _content(cell: CellType) -> object:
@@ -250,6 +338,16 @@ def _content(cell: CellType) -> object:
         return cell.cell_contents
     except ValueError:
         return _EMPTY
+
+
+def _kept(value: _T, copy: _T) -> _T:
+    """The value itself where nothing can change it, else its copy."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, tuple) and isinstance(copy, tuple) and type(value) is type(copy) is tuple:
+        same = all(_kept(one, two) is one for one, two in zip(value, copy, strict=True))
+        return value if same else copy
+    return copy
 
 
 def _defaults(function: FunctionType) -> _Defaults:
