@@ -8,6 +8,7 @@ from here. For each feature that starts fresh processes one test uses real ones.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -67,13 +68,15 @@ class Interpreters:
         env: Mapping[str, str] | None = None,
         input: str = "",
         checks: bool = False,
+        ends: bool = False,
         anew: Sequence[str] = (),
         **_: object,
     ) -> subprocess.CompletedProcess[str]:
         """Do what `subprocess.run` of Python does, with captured text: `-m MODULE`, `-c CODE` or a file, and arguments.
 
         With `checks`, a determinism check in that process takes its fresh processes from here, too. The modules and
-        packages in `anew` are not imported in it yet.
+        packages in `anew` are not imported in it yet. With `ends`, Python frees all that the process has made, as it
+        does at the end of a real one.
         """
         assert words[0] == sys.executable
         environment = dict(os.environ if env is None else env)
@@ -86,6 +89,7 @@ class Interpreters:
             environment,
             input,
             self._name if checks else "",
+            ends,
             tuple(anew),
         )
         return subprocess.CompletedProcess(list(words), *reported)
@@ -192,7 +196,13 @@ def _answer(connection: socket.socket) -> NoReturn:
 
 
 def _python(
-    words: list[str], folder: str, environment: dict[str, str], typed: str, fresh_from: str, anew: tuple[str, ...]
+    words: list[str],
+    folder: str,
+    environment: dict[str, str],
+    typed: str,
+    fresh_from: str,
+    ends: bool,
+    anew: tuple[str, ...],
 ) -> tuple[int, str, str]:
     """Run `python WORDS` in a fork of this fork, and return its exit code and output."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -212,7 +222,10 @@ def _python(
                 vars(_fresh)["_run"] = Interpreters(fresh_from).run
             for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{each}.") for each in anew)]:
                 del sys.modules[name]
-            os._exit(_exit_code(words))
+            code = _exit_code(words)
+            if ends:
+                ctypes.pythonapi.Py_Exit(code)
+            os._exit(code)
         _, status = os.waitpid(child, 0)
         texts = []
         for stream in (stdout, stderr):

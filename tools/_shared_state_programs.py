@@ -365,7 +365,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 def _compiled_shapes() -> None:
     dist.init_process_group("gloo")
     compiled = torch.compile(_doubled, backend="eager")
-    for size in (3, 4, 5):
+    for size in (3, 4):  # dynamo takes the second one for any size
         compiled(torch.ones(size + dist.get_rank()))
 
     @torch.compile(backend="aot_eager")

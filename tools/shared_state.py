@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import gc
 import sys
 import time
@@ -94,6 +95,7 @@ HARMLESS = {
 
 _Found = dict[str, object]
 _CONTAINERS = (dict, list, set, deque)
+_PLAIN = (int, float, str, bytes, type(None))
 _LONGEST = 120
 _LONG_AFTER = 1e6  # seconds
 _LOOKED_AT = ("torch.distributed", "torch.utils", "torch._dynamo", "torch.nn.parallel")
@@ -198,36 +200,51 @@ def _state() -> _Found:
 
 def _attributes(prefix: str, namespace: Mapping[str, Any], *, deep: bool = True) -> Iterator[tuple[str, object]]:
     for name, value in list(namespace.items()):
-        place = f"{prefix}.{name}"
-        if name.startswith("__") or isinstance(value, types.ModuleType):
+        kind: Any = type(value)
+        sort = _sort(kind)
+        if sort in ("", "module") or name.startswith("__"):
             continue
-        if isinstance(value, type):
+        place = f"{prefix}.{name}"
+        if sort == "class":
             if deep and value.__module__ == prefix:
                 yield from _attributes(place, vars(value), deep=False)
-        elif isinstance(value, _CONTAINERS):
+        elif sort == "container":
             yield place, _contents(value)
-        elif type(value).__name__ == "_lru_cache_wrapper":
+        elif sort == "cache":
             yield place, value.cache_info().currsize
-        elif isinstance(value, bool | int | float | str | bytes | tuple | None):
+        elif sort == "plain":
             yield place, value
-        elif _is_object(value):
+        else:
             yield place, id(value)
             yield from ((f"{place}.{key}", each) for key, each in _inside(value, {id(value)}))
 
 
-def _is_object(value: Any) -> bool:
-    """True for objects of torch's classes that have attributes."""
-    return type(value).__module__.partition(".")[0] == "torch" and "__dict__" in dir(type(value))
+@functools.cache
+def _sort(kind: type) -> str:
+    """Return what is recorded of values of a type; nothing of most."""
+    if issubclass(kind, type):
+        return "class"
+    if issubclass(kind, _CONTAINERS):
+        return "container"
+    if kind.__name__ == "_lru_cache_wrapper":
+        return "cache"
+    if issubclass(kind, (*_PLAIN, tuple)):
+        return "plain"
+    if kind.__module__.partition(".")[0] != "torch" or "__dict__" not in dir(kind):
+        return ""
+    return "module" if issubclass(kind, types.ModuleType) else "object"  # torch's own, with attributes
 
 
 def _inside(value: Any, seen: set[int], depth: int = 3) -> Iterator[tuple[str, object]]:
     """Yield an object's attributes, and those of torch's objects in them."""
     for name, each in list(object.__getattribute__(value, "__dict__").items()):
-        if isinstance(each, _CONTAINERS):
+        kind: Any = type(each)
+        sort = _sort(kind)
+        if sort == "container":
             yield name, _contents(each)
-        elif isinstance(each, bool | int | float | str | bytes | None):
+        elif sort == "plain" and not isinstance(each, tuple):
             yield name, each
-        elif depth > 1 and not isinstance(each, type) and _is_object(each) and id(each) not in seen:
+        elif depth > 1 and sort in ("object", "module") and id(each) not in seen:
             seen.add(id(each))
             yield from ((f"{name}.{key}", found) for key, found in _inside(each, seen, depth - 1))
 
@@ -242,7 +259,8 @@ def _contents(container: Any) -> object:
             (id(key), id(value), len(value) if isinstance(value, _CONTAINERS) else 0)
             for key, value in list(container.items())
         ]
-    return sorted(map(id, container)) if isinstance(container, set) else [id(each) for each in list(container)]
+    found = [*map(id, list(container))]
+    return sorted(found) if isinstance(container, set) else found
 
 
 def _same(before: object, now: object) -> bool:

@@ -48,9 +48,9 @@ def in_group(function: Any, *tensors: torch.Tensor) -> Callable[[], list[float]]
 def test_the_rank_is_the_rank_s_own(backend: str) -> None:
     compiled = torch.compile(whose, backend=backend)
 
-    found = values(in_group(compiled, torch.zeros(1)), 3)
+    found = values(in_group(compiled, torch.zeros(1)), 2)
 
-    assert found == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert found == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_neither_the_host_nor_an_earlier_world_lends_its_code() -> None:
@@ -58,12 +58,12 @@ def test_neither_the_host_nor_an_earlier_world_lends_its_code() -> None:
 
     before = compiled(torch.zeros(1)).item()
     first = values(in_group(compiled, torch.zeros(1)), 2)
-    second = values(in_group(compiled, torch.zeros(1)), 12)
+    second = values(in_group(compiled, torch.zeros(1)), 9)
     after = compiled(torch.zeros(1)).item()
 
     assert (before, after) == (100, 100)
     assert first == [[0.0, 0.0], [1.0, 1.0]]
-    assert second == [[float(rank)] * 2 for rank in range(12)]  # more than dynamo allows one process to compile
+    assert second == [[float(rank)] * 2 for rank in range(9)]  # more than dynamo allows one process to compile
 
 
 def test_each_rank_compiles_as_often_as_a_process_does() -> None:
@@ -77,9 +77,9 @@ def test_each_rank_compiles_as_often_as_a_process_does() -> None:
     compiled = torch.compile(whose, backend=count, dynamic=False)
     shapes = [torch.zeros(size) for size in (2, 3, 4)]
 
-    values(in_group(compiled, *shapes), 4)
+    values(in_group(compiled, *shapes), 2)
 
-    assert compiles == 4 * len(shapes)
+    assert compiles == 2 * len(shapes)
 
 
 def test_ddp_compiles_and_trains_as_it_does_uncompiled() -> None:
@@ -289,7 +289,7 @@ def test_each_rank_learns_from_its_own_calls_only() -> None:
         return said
 
     for apart in (0, 10):  # together, and one after the other in a second world
-        assert values(lambda apart=apart: body(apart), 3) == [ALONE] * 3
+        assert values(lambda apart=apart: body(apart), 2) == [ALONE] * 2
 
 
 def test_a_rank_that_resets_its_compiler_leaves_the_others_theirs() -> None:

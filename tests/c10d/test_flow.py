@@ -30,7 +30,7 @@ def ends(case: Case, network: FakeCosts, times: list[int], order: list[int]) -> 
     return [outcome.time_ns for outcome in outcomes if isinstance(outcome, Done)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), case=cases(), network=costs)
 def test_once_everyone_has_come_everyone_is_done(data: st.DataObject, case: Case, network: FakeCosts) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -43,7 +43,7 @@ def test_once_everyone_has_come_everyone_is_done(data: st.DataObject, case: Case
         assert min(done) >= max(times)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), case=cases(), network=costs.map(lambda network: replace(network, per_byte=0.0)))
 def test_without_contention_the_order_of_known_arrivals_changes_nothing(
     data: st.DataObject, case: Case, network: FakeCosts
@@ -54,7 +54,7 @@ def test_without_contention_the_order_of_known_arrivals_changes_nothing(
     assert ends(case, network, times, order) == ends(case, network, times, list(range(case.ranks)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), case=cases(), network=costs, late=st.integers(0, 10_000_000))
 def test_arriving_later_makes_nobody_earlier(data: st.DataObject, case: Case, network: FakeCosts, late: int) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -70,7 +70,7 @@ def test_arriving_later_makes_nobody_earlier(data: st.DataObject, case: Case, ne
         assert all(b <= a for b, a in zip(before, after, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=cases())
 def test_what_one_rank_sends_the_other_receives(case: Case) -> None:
     sent: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -222,7 +222,7 @@ def test_what_has_left_before_the_connection_closes_arrives(closed_ns: int, outc
     assert flow.outcome(1) == outcome
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), case=cases(), network=costs)
 def test_whatever_breaks_nobody_fails_before_it_came(data: st.DataObject, case: Case, network: FakeCosts) -> None:
     times = data.draw(arrivals(case.ranks))
@@ -265,7 +265,7 @@ def known(flow: Flow, ranks: int, moment: int) -> list[object]:
     return [outcomes, quiet, stuck, changed, waiting, flow.until_ns, flow.under_way(moment)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), case=cases(), network=costs, changes=speeds)
 def test_a_flow_that_is_retimed_finds_what_one_finds_that_is_built_anew(
     data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
@@ -286,7 +286,7 @@ def test_a_flow_that_is_retimed_finds_what_one_finds_that_is_built_anew(
         assert known(flow, case.ranks, moment) == known(anew, case.ranks, moment)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), case=cases(), network=costs, changes=speeds)
 def test_a_flow_in_trouble_that_is_retimed_finds_what_a_new_one_finds(
     data: st.DataObject, case: Case, network: FakeCosts, changes: list[tuple[int, float]]
@@ -316,7 +316,7 @@ def test_a_flow_in_trouble_that_is_retimed_finds_what_a_new_one_finds(
         assert known(flow, case.ranks, moment) == known(build(), case.ranks, moment)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), case=cases(), network=st.builds(UnsteadyCosts), changes=speeds)
 def test_a_retimed_flow_on_a_disturbed_network_finds_what_a_new_one_finds(
     data: st.DataObject, case: Case, network: UnsteadyCosts, changes: list[tuple[int, float]]

@@ -66,7 +66,7 @@ def known(flow: Flows, ranks: int) -> list[object]:
     return [changed, stuck, [flow.outcome(rank) for rank in range(ranks)], flow.until_ns]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), case=cases(), network=costs)
 def test_what_is_recalled_is_what_is_worked_out(data: st.DataObject, case: Case, network: FakeCosts) -> None:
     past = Past(case.ranks)
@@ -83,7 +83,7 @@ def test_what_is_recalled_is_what_is_worked_out(data: st.DataObject, case: Case,
         assert movement.story == notes.moved
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(data=st.data(), case=cases(), network=costs)
 def test_a_flow_that_takes_over_goes_on_as_if_it_had_been_there(
     data: st.DataObject, case: Case, network: FakeCosts
@@ -174,7 +174,7 @@ def faults(draw: st.DrawFn) -> Fault:
     return LinkDelay(src=rank, dst=(rank + 1) % 4, delay_ns=1_000_000, start_ns=draw(st.integers(0, 2_000_000)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     room=st.sampled_from((0, 10, 40, 50_000)),
     calls=st.lists(

@@ -78,7 +78,7 @@ def assert_all_reduced(inputs: list[torch.Tensor], outputs: list[torch.Tensor], 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 17])
 def test_all_reduce_adds_in_ring_order_for_every_dtype_and_operation(ranks: int) -> None:
     # Up to three ranks, every pair is tried at every size; in larger worlds at some, all pairs together at all sizes.
-    some = 1 if ranks <= 3 else 4
+    some = 1 if ranks <= 3 else 4 if ranks <= 8 else 14
     counts = around_chunks(ranks)
     cases = [(dtype, op, count) for index, (dtype, op) in enumerate(PAIRS) for count in counts[index % some :: some]]
     inputs = [
@@ -113,8 +113,10 @@ def test_a_nan_that_is_held_stays_and_one_that_is_received_may_be_dropped(ranks:
         assert_all_reduced(inputs, [result[index] for result in results], op)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [(2, torch.float32), (3, torch.float32), (4, torch.float32), (2, torch.bfloat16), (3, torch.float64)],
+)
 def test_large_payloads_are_cut_as_gloo_cuts_them(ranks: int, dtype: torch.dtype) -> None:
     count = LARGE // dtype.itemsize + 3
     inputs = [draw((rank,), count, dtype) for rank in range(ranks)]
@@ -147,7 +149,9 @@ def test_reduce_leaves_on_every_rank_what_gloo_leaves_there(ranks: int, at_end: 
     root = ranks - 1 if at_end else 0
     pairs = [(torch.float32, "sum"), (torch.float16, "product"), (torch.bfloat16, "max"), (torch.float64, "avg")]
     pairs += [(torch.int32, "bxor"), (torch.complex64, "sum")]
-    cases = [(dtype, op, count) for dtype, op in pairs for count in around_chunks(ranks)]
+    some = 1 if ranks <= 3 else 4  # as above
+    counts = around_chunks(ranks)
+    cases = [(dtype, op, count) for index, (dtype, op) in enumerate(pairs) for count in counts[index % some :: some]]
     cases.append((torch.float32, "sum", (LARGE * ranks // 2) // 4 + 7))  # here the loop runs on into the next chunk
     inputs = [
         [draw((rank, index), count, dtype) for rank in range(ranks)] for index, (dtype, _, count) in enumerate(cases)
@@ -308,7 +312,7 @@ def test_an_empty_ring_waits_for_nobody(call: str) -> None:
     assert in_group(body, 3) == [0.0, 0.5, 0.0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     ranks=st.integers(1, 20),
     count=st.integers(1, 3000),

@@ -114,7 +114,7 @@ def follow(story: Story, flow: Any, enter: Any, known: dict[tuple[int, int], int
     return seen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(stories())
 def test_both_flows_have_the_same_story(story: Story) -> None:
     operation = Operation(story.name, 4 * story.count, 4, torch.float32, (story.count,), "sum")

@@ -523,7 +523,7 @@ def done_on(store: Any, step: tuple[Any, ...]) -> Any:
         return outcome(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=st.lists(store_steps, max_size=40), prefix=st.sampled_from(["", "p", "p/q"]))
 def test_a_store_is_a_dictionary_with_waiters(steps: list[tuple[Any, ...]], prefix: str) -> None:
     def body() -> list[Any]:
@@ -539,7 +539,7 @@ def test_a_store_is_a_dictionary_with_waiters(steps: list[tuple[Any, ...]], pref
         assert answer == modelled(step, data, queues, lambda keys: gave_up(", ".join(full + key for key in keys))), step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sets=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=12),
     waits=st.lists(

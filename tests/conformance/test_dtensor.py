@@ -178,12 +178,11 @@ class TestRedistribution(MeshBodies):
     def test_every_pair_of_layouts_on_two_dimensions(self) -> None:
         mesh = self.mesh(2, 2)
         layouts = list(itertools.product(self.one_dimension(), repeat=2))
-        for shape in ((9, 3), (4, 8)):
-            whole = counted(*shape)
-            for before, after in itertools.product(layouts, repeat=2):
-                tensor = distribute_tensor(whole, mesh, before).redistribute(mesh, after)
+        whole = counted(9, 8)
+        for before, after in itertools.product(layouts, repeat=2):
+            tensor = distribute_tensor(whole, mesh, before).redistribute(mesh, after)
 
-                self.assertEqual(tensor.full_tensor(), whole)
+            self.assertEqual(tensor.full_tensor(), whole)
 
     def test_nested_shards_of_one_dimension_lie_as_chunks_of_chunks(self) -> None:
         mesh = self.mesh(2, 2)

@@ -123,7 +123,7 @@ def test_faults_know_their_time_in_a_run() -> None:
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 TRUE = Model(30_000, 0.2, slowdown=3.0, latency_slowdown=1.5, from_bytes=1 << 20)
-POINTS = [(operation, 4 << (2 * n)) for operation in ("all_reduce", "broadcast") for n in range(0, 13, 2)]
+POINTS = [(operation, 4 << (2 * n)) for operation in ("all_reduce", "broadcast") for n in range(0, 13, 3)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

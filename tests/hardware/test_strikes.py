@@ -155,7 +155,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(schedules(), happenings, st.integers(0, 5))
 def test_both_arms_strike_at_the_same_places(
     tmp_path: Path, faults: list[Fault], happened: list[Happening], seed: int

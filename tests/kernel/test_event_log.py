@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.kernel import EventLog
@@ -40,6 +40,7 @@ def numbered(count: int) -> list[tuple[Any, ...]]:
     return [(index, "issue", index % 4, "all_reduce", (index, 3)) for index in range(count)]
 
 
+@settings(max_examples=15)  # of many records each
 @given(st.lists(records, max_size=20))
 def test_equal_streams_have_equal_digests(entries: list[tuple[Any, ...]]) -> None:
     # Equal content, but different objects, and nothing is interned.

@@ -205,7 +205,7 @@ def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow:
 
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Callable[..., None]) -> None:
-    simulation = Simulation(stall_s=0.02)  # ten times longer for a task that computes
+    simulation = Simulation(stall_s=0.005)  # ten times longer for a task that computes
     simulation.spawn(lambda: swallow(lambda: None), "spins")
     with pytest.raises(StallError):
         simulation.run()

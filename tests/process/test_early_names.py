@@ -152,7 +152,7 @@ def asked(modules: list[types.ModuleType], seed: int = 0) -> list[list[Any]]:
     return simdist.run(body, world_size=RANKS, seed=seed).values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(taken, min_size=1, max_size=6), st.booleans())
 def test_no_program_finds_a_real_clock_pid_or_entropy(chosen: list[tuple[Name, str]], used_before: bool) -> None:
     with Loaded() as loaded:

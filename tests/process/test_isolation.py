@@ -7,7 +7,6 @@ import importlib
 import importlib._bootstrap
 import logging
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -362,7 +361,7 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interprete
     assert (done.stdout, done.stderr) == ("[(['0'], '__mp_main__'), (['1'], '__mp_main__')] [] True\n", "")
 
 
-def test_libraries_that_keep_a_rank_are_imported_by_each(tmp_path: Path) -> None:
+def test_libraries_that_keep_a_rank_are_imported_by_each(interpreters: Interpreters, tmp_path: Path) -> None:
     installed = tmp_path / "site-packages"
     tops = {"fairscale": "fairscale", "pytorch-ignite": "ignite", "monai": "monai", "other": "other"}
     for distribution, top in tops.items():
@@ -376,15 +375,9 @@ def test_libraries_that_keep_a_rank_are_imported_by_each(tmp_path: Path) -> None
         from simdist.process import Sharing
         print([name for name in ("fairscale", "ignite", "monai", "other") if Sharing().isolates(name)])
     """
-    paths = os.pathsep.join([str(installed), *filter(None, sys.path)])
 
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = interpreters.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, anew=["simdist"])
 
     assert (done.stdout, done.stderr) == ("['fairscale', 'ignite', 'monai']\n", "")
 

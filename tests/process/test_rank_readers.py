@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from simdist.process.modules._rank_readers import reads_rank
+from tests.warm import Interpreters
 
 CONSTANT = """
 import os
@@ -37,7 +37,7 @@ def distribute(folder: Path, top: str, source: str, *requires: str, also: str = 
     (folder / top / "__init__.py").write_text(source)
 
 
-def test_each_rank_has_its_number_in_a_library_that_keeps_it(tmp_path: Path) -> None:
+def test_each_rank_has_its_number_in_a_library_that_keeps_it(interpreters: Interpreters, tmp_path: Path) -> None:
     installed = tmp_path / "site-packages"
     distribute(installed, "keeps", CONSTANT, "torch (>=2.0)")
     distribute(installed, "above", "from keeps import RANK", "keeps")
@@ -45,15 +45,9 @@ def test_each_rank_has_its_number_in_a_library_that_keeps_it(tmp_path: Path) -> 
     distribute(installed, "compiled", CONSTANT, "torch", also="compiled/_C.abi3.so,,\n")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    paths = os.pathsep.join([str(installed), *filter(None, sys.path)])
 
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = interpreters.run([sys.executable, str(program)], env=environment, anew=["simdist"])
 
     assert (done.stdout, done.stderr) == ("[(0, 0, 0, 0), (1, 1, 0, 0)]\n", "")
 

@@ -32,7 +32,10 @@ LIBRARIES = {
 SMALLER = {  # the files' own settings take longer, and show no more
     "cuda_2d": ["workload.kwargs.steps=2", "workload.kwargs.layers=1"],
     "cuda_fsdp2": ["world_size=2", "workload.kwargs.steps=2"],
-    "cuda_language_model": ["workload.kwargs.steps=4"],
+    "cuda_language_model": ["workload.kwargs.steps=2"],
+    "cuda_sequence_parallel": ["workload.kwargs.steps=2"],
+    "cuda_tensor_parallel": ["workload.kwargs.steps=2"],
+    "fsdp2_checkpoint": ["world_size=2"],
 }
 
 

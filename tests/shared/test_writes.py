@@ -89,18 +89,6 @@ def put_back() -> Iterator[None]:
         decimal.DefaultContext.prec = 28
 
 
-def test_what_ranks_leave_where_all_see_it_is_named() -> None:
-    def body() -> None:
-        for act, _ in NAMED.values():
-            act()
-
-    simdist.run(len, world_size=1, args=("",))  # the first world imports modules
-    with put_back(), shared_writes() as written:
-        simdist.run(body, world_size=1).raise_for_failure()
-
-    assert written.lines() == sorted(reported for _, reported in NAMED.values())
-
-
 def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     late = types.ModuleType("late_names")
 
@@ -190,20 +178,23 @@ INSIDE: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
-def test_what_ranks_leave_inside_the_objects_of_modules_is_named() -> None:
+def test_what_ranks_leave_where_all_see_it_is_named() -> None:
+    acts = [act for act, _ in NAMED.values()] + [act for act, _, _ in INSIDE.values()]
+    reports = [reported for _, reported in NAMED.values()] + [reported for _, _, reported in INSIDE.values()]
+
     def body() -> None:
-        for act, _, _ in INSIDE.values():
+        for act in acts:
             act()
 
     before = ctypes.pythonapi.Py_GetVersion.restype
 
-    simdist.run(len, world_size=1, args=("",))
-    with shared_writes() as written:
+    simdist.run(len, world_size=1, args=("",))  # the first world imports modules
+    with put_back(), shared_writes() as written:
         simdist.run(body, world_size=1).raise_for_failure()
     for _, take_back, _ in INSIDE.values():
         take_back()
 
-    assert written.lines() == sorted(reported for _, _, reported in INSIDE.values())
+    assert written.lines() == sorted(reports)
     assert ctypes.pythonapi.Py_GetVersion.restype is before
 
 
@@ -259,24 +250,14 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         warnings.filters[:] = filters  # type: ignore[index]
 
 
-def test_types_that_an_extension_in_cython_registers_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_libraries_change_when_they_are_imported_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     types_of_all = types.ModuleType("_cython_3_2_4")
     monkeypatch.setitem(sys.modules, "_cython_3_2_4", types_of_all)
-
-    def main() -> None:
-        types_of_all.fused_cython_function = types.FunctionType  # type: ignore[attr-defined]
-
-    with shared_writes() as written:
-        simdist.run(main, world_size=2).raise_for_failure()
-
-    assert written.found == {}
-
-
-def test_what_loky_changes_when_it_is_imported_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts: dict[str, object] = vars(multiprocessing.context)["_concrete_contexts"]
     kind: Any = SemLock
 
     def main() -> None:
+        types_of_all.fused_cython_function = types.FunctionType  # type: ignore[attr-defined]
         contexts["loky"] = object()
         kind._make_name = staticmethod(lambda: "/loky")
 

@@ -91,7 +91,7 @@ def everything(calls: Any) -> list[bytes]:
     st.integers(0, 4),
     plans,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_kernels_of_calls_that_fit_end_with_what_those_give(
     name: str, ranks: int, length: int, dtype: torch.dtype, reduction: str, root: int, plan: Plan
 ) -> None:
@@ -111,7 +111,7 @@ def test_kernels_of_calls_that_fit_end_with_what_those_give(
 
 
 @given(st.sampled_from([(4, 1), (4, 2), (6, 3), (8, 4)]), st.integers(1, 3000), st.integers(1, 4), plans)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_kernels_of_trees_end_with_what_trees_give(
     shape: tuple[int, int], length: int, channels: int, plan: Plan
 ) -> None:

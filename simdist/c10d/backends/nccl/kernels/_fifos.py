@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from simdist.c10d.surface._memory import as_bytes
@@ -121,7 +122,8 @@ class Wire:
     def _at(self, step: int, length: int) -> Tensor:
         size = self.protocol.step_bytes
         if self._memory is None:
-            self._memory = torch.zeros(2 * _STEPS * size, dtype=torch.uint8)  # a slice may begin in its last step
+            # A slice may begin in its last step. NumPy lets the system zero pages on first use; most are never used.
+            self._memory = torch.from_numpy(np.zeros(2 * _STEPS * size, dtype=np.uint8))
         first = step % _STEPS * size
         return self._memory[first : first + length]
 
