@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simdist
@@ -144,6 +144,7 @@ def test_messages_of_nothing_are_waited_for(name: str) -> None:
     assert simdist.run(body, world_size=2, backend="nccl").values == [1.0, 1.0]
 
 
+@settings(max_examples=20)
 @given(
     st.integers(2, 4).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=n, max_size=n)
