@@ -218,13 +218,13 @@ def _sockets() -> list[tuple[int, int]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the test's worlds find a loop endless after a tenth of the turns, and a thread stubborn after 0.1 s.
+    """Let the test's worlds find a loop endless after a tenth of the turns, and a thread stubborn after 20 ms.
 
     The reports are the same.
     """
     from simdist.kernel import Simulation, _simulation
 
-    monkeypatch.setattr(_simulation, "_GRACE_S", 0.1)
+    monkeypatch.setattr(_simulation, "_GRACE_S", 0.02)
     begin: Any = Simulation.__init__
     defaults: dict[str, Any] = begin.__kwdefaults__
     monkeypatch.setitem(defaults, "idle_turns", defaults["idle_turns"] // 10)

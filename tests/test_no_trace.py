@@ -26,8 +26,8 @@ import simdist
 from simdist.faults import Crash, Hang, LinkDelay, Signal
 from tests.host_state import host_state
 
-WORLDS = 68  # each case four times
-ROOM_MIB = 16
+WORLDS = 34  # each case twice
+ROOM_MIB = 8
 
 
 def open_files() -> list[str]:

@@ -7,7 +7,6 @@ with bodies of our own.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import shutil
 from pathlib import Path
@@ -165,12 +164,13 @@ class TestLayouts(CheckpointBodies):
         mesh = self.begin()
         for shape, layouts in (((9, 5), (Shard(0), Shard(1), Replicate())), ((8, 6), (Shard(0), Replicate()))):
             whole = counted(*shape)
-            for before, after in itertools.product(layouts, repeat=2):
+            for before in layouts:
                 dcp.save({"weight": distribute_tensor(whole, mesh, [before])}, checkpoint_id=self.folder)
-                found = {"weight": distribute_tensor(torch.zeros(shape), mesh, [after])}
-                dcp.load(found, checkpoint_id=self.folder)
+                for after in layouts:
+                    found = {"weight": distribute_tensor(torch.zeros(shape), mesh, [after])}
+                    dcp.load(found, checkpoint_id=self.folder)
 
-                self.assertEqual(found["weight"].full_tensor(), whole)
+                    self.assertEqual(found["weight"].full_tensor(), whole)
         self.end()
 
     def test_from_one_mesh_to_another(self) -> None:
@@ -183,12 +183,13 @@ class TestLayouts(CheckpointBodies):
             (square, [Shard(1), Replicate()]),
             (square, [Shard(0), Shard(1)]),
         ]
-        for (mesh, before), (other, after) in itertools.product(layouts, repeat=2):
+        for mesh, before in layouts:
             dcp.save({"weight": distribute_tensor(whole, mesh, before)}, checkpoint_id=self.folder)
-            found = {"weight": distribute_tensor(torch.zeros(9, 5), other, after)}
-            dcp.load(found, checkpoint_id=self.folder)
+            for other, after in layouts:
+                found = {"weight": distribute_tensor(torch.zeros(9, 5), other, after)}
+                dcp.load(found, checkpoint_id=self.folder)
 
-            self.assertEqual(found["weight"].full_tensor(), whole)
+                self.assertEqual(found["weight"].full_tensor(), whole)
         self.end()
 
     def test_four_ranks_save_and_two_load(self) -> None:

@@ -15,7 +15,7 @@ STUBBORN = """
 import sys, threading, time
 from simdist.kernel import Simulation, _simulation
 
-_simulation._GRACE_S = 0.1
+_simulation._GRACE_S = 0.02
 
 def ends(again, trace):
     def swallow():

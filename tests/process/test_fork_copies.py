@@ -423,7 +423,7 @@ def parents_settings() -> list[Any]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("isolate", [False, ["networkx"]], ids=["shared", "isolated"])
+@pytest.mark.parametrize("isolate", [False, ["simpy"]], ids=["shared", "isolated"])
 def test_what_a_child_sets_on_a_library_never_reaches_its_parent(method: str, isolate: bool | list[str]) -> None:
     result = simdist.run(childs_settings, args=(method,), world_size=2, isolate=isolate)
 
@@ -435,12 +435,12 @@ def test_what_a_child_sets_on_a_library_never_reaches_its_parent(method: str, is
 def settings_of_libraries() -> tuple[Any, ...]:
     import decimal
 
-    import networkx
+    import simpy
 
-    library: Any = networkx
+    library: Any = simpy
     return (
         getattr(library, "dialect", None),
-        getattr(library.Graph, "dialect", None),
+        getattr(library.Environment, "dialect", None),
         hasattr(decimal, "dialect"),
         getattr(torch.nn.Linear, "dialect", None),
     )
@@ -449,9 +449,9 @@ def settings_of_libraries() -> tuple[Any, ...]:
 def settle(answers: Any) -> None:
     import decimal
 
-    import networkx
+    import simpy
 
-    libraries: list[Any] = [networkx, networkx.Graph, decimal, torch.nn.Linear]
+    libraries: list[Any] = [simpy, simpy.Environment, decimal, torch.nn.Linear]
     for library in libraries:
         library.dialect = "child's"
     time.sleep(1)
