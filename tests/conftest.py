@@ -61,6 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write the golden files anew")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Import simdist as it is: pytest would rewrite the assertions of each module, because the package has a plugin."""
+    config.pluginmanager.rewrite_hook._must_rewrite.discard("simdist")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Switch the garbage collector off: collection makes thousands of tests and hardly any garbage; saves a fifth."""
