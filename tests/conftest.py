@@ -63,7 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import simdist as it is: pytest would rewrite the assertions of each module, because the package has a plugin."""
-    config.pluginmanager.rewrite_hook._must_rewrite.discard("simdist")
+    hook: Any = config.pluginmanager.rewrite_hook
+    hook._must_rewrite.discard("simdist")
 
 
 @pytest.hookimpl(wrapper=True)
