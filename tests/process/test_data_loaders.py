@@ -277,3 +277,20 @@ def test_an_iterator_that_another_rank_collects_ends_on_no_awaited_thread() -> N
     result = simdist.run(main, world_size=2, cluster=build(2, devices_per_host=2))
 
     assert [(rank.status, rank.stderr) for rank in result.ranks] == [("returned", "")] * 2
+
+
+def test_a_rank_that_ends_leaves_the_persistent_workers_of_others() -> None:
+    loaders = []
+
+    def main() -> int:
+        ranks_epochs = 1 + int(os.environ["RANK"])
+        loader = DataLoader(Drawing(), batch_size=6, num_workers=1, pin_memory=True, persistent_workers=True)
+        loaders.append(loader)  # torch's handler at exit ends its workers
+        seen = 0
+        for _ in range(ranks_epochs):
+            seen += sum(len(batch) for batch, *_ in loader)
+            time.sleep(ranks_epochs)
+        return seen
+
+    for _ in range(2):  # torch registers its handler once for a process
+        assert values(main, 2, cluster=build(2, devices_per_host=2)) == [12, 24]

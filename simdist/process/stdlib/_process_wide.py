@@ -82,9 +82,16 @@ def _separating(slot: Slot[_S], writers: Sequence[Writer]) -> list[Replacement]:
 
 
 def followed_variables(
-    name: str, module: ModuleType, variables: Sequence[str], writers: Sequence[str]
+    name: str,
+    module: ModuleType,
+    variables: Sequence[str],
+    writers: Sequence[str],
+    begin: Callable[[], list[object]] | None = None,
 ) -> list[Replacement]:
-    """As `followed`, for variables of a module that its functions write; none if this version lacks one of them."""
+    """As `followed`, for variables of a module that its functions write; none if this version lacks one of them.
+
+    A writer may be a method, "Class.method". `begin` makes the values that a process begins with; the host's without it.
+    """
     namespace = vars(module)
 
     def save() -> list[object]:
@@ -95,9 +102,14 @@ def followed_variables(
 
     if not all(each in namespace for each in variables):
         return []
-    slot = Slot(name, save, load, _as_the_host)
+    slot = Slot(name, save, load, _as_the_host if begin is None else lambda process, of_host: begin())
     name_own(module.__name__, variables, slot)
-    return _separating(slot, [(module, writer) for writer in writers])
+    return _separating(slot, [_writer(module, each) for each in writers])
+
+
+def _writer(module: ModuleType, name: str) -> Writer:
+    owner, dot, method = name.partition(".")
+    return (getattr(module, owner), method) if dot else (module, name)
 
 
 def _as_the_host(process: SimProcess, of_host: _S) -> _S:

@@ -30,6 +30,7 @@ from simdist.process import (
     Slot,
     current_process,
     current_runtime,
+    followed_variables,
     name_own,
 )
 
@@ -243,6 +244,13 @@ def _collected(original: Callable[[object], None]) -> Callable[[object], None]:
 _REPLACEMENTS = (
     Replacement(vars(dataloader)["_MultiProcessingDataLoaderIter"], "__del__", _collected),
     Replacement(torch.distributed.elastic.utils.distributed, "get_free_port", _free_port),
+    *followed_variables(  # from torch 2.13 on
+        "persistent workers to be ended",
+        dataloader,
+        ("_persistent_workers_atexit_registered", "_persistent_workers_atexit"),
+        ("_MultiProcessingDataLoaderIter._register_persistent_workers_atexit",),
+        lambda: [False, weakref.WeakSet()],
+    ),
 )
 
 
