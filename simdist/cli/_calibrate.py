@@ -11,7 +11,7 @@ from simdist.cli._outputs import output_problems, write_text
 from simdist.cli._real import number_problems
 from simdist.cli._table import plain_table
 from simdist.errors import SimdistError
-from simdist.scenario import format_duration
+from simdist.values import format_duration
 
 __all__ = ["calibrate_machine"]
 

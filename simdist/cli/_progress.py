@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from simdist.scenario import format_duration
+from simdist.values import format_duration
 
 __all__ = ["LiveLine"]
 

@@ -19,9 +19,8 @@ from simdist.cli._run import picture_problems, write_graph, write_timeline
 from simdist.cli._table import plain_table
 from simdist.errors import ScenarioError
 from simdist.result import Event
-from simdist.scenario import format_duration, parse_duration
 from simdist.trace import Span, Trace, notes_of, read_trace
-from simdist.values import number_text, plain, rank_text, shortened
+from simdist.values import format_duration, number_text, parse_duration, plain, rank_text, shortened
 
 __all__ = ["show_file"]
 

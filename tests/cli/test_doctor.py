@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
 
 from simdist import native
-from simdist.cli import _doctor
+from simdist.cli import _doctor, _doctor_probes
 from simdist.cli._doctor_probes import ask
+from tests.warm import Interpreters
 
 Simdist = Callable[..., Result]
 
@@ -24,7 +27,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return said
 
 
-def test_two_ranks_run_in_a_process_of_their_own() -> None:
+def test_two_ranks_run_in_a_process_of_their_own(interpreters: Interpreters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_doctor_probes, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": interpreters.run}))
+
     assert ask("ranks") == ""
 
 

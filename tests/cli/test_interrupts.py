@@ -37,15 +37,15 @@ def _report(folder: Path) -> list[str]:
 
 def test_a_search_of_schedules_writes_and_prints_its_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--runs", "200", "--write", str(tmp_path / "found"), *_report(tmp_path)]
-    result = _interrupted(monkeypatch, tmp_path, "explore", "lost_update", 3, 30, *words)
+    result = _interrupted(monkeypatch, tmp_path, "explore", "lost_update", 3, 18, *words)
 
     assert result.exit_code == 130
     heading, first, second, *rest = result.output.splitlines()
-    assert (heading, first, second[:13]) == ("scenario", "interrupted; found until then:", "30 schedules,")
+    assert (heading, first, second[:13]) == ("scenario", "interrupted; found until then:", "18 schedules,")
     assert any(line.startswith("found: ") and "3 updates" in line for line in rest)
     assert rest[-1] == "interrupted"
     data = json.loads((tmp_path / "r.json").read_text())
-    assert (data["ok"], data["interrupted"], data["runs"]) == (False, True, 30)
+    assert (data["ok"], data["interrupted"], data["runs"]) == (False, True, 18)
     assert load(str(tmp_path / "found" / "scenario_1.toml")).world_size == 3
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import simdist
 from simdist.errors import ArgumentError, RunFailedError
 from simdist.faults import Hang
-from simdist.searches import Facts, schedule
+from simdist.searches import ExploreReport, Facts, schedule
 from tests.searches.programs import all_together, check_then_act, first_come, lost_update, wrong_sum
 
 
@@ -23,34 +23,37 @@ def test_a_program_that_never_depends_on_its_schedule_has_one_outcome() -> None:
     report.raise_for_failure()
 
 
-def test_a_lost_update_is_found_with_the_moment_at_which_it_was_lost() -> None:
-    report = simdist.explore(lost_update, world_size=2, runs=150, until_found=True)
+@pytest.fixture(scope="module")
+def lost() -> ExploreReport:
+    """The report of a search that lost an update."""
+    return simdist.explore(lost_update, world_size=3, runs=40, until_found=True)
 
-    (failure,) = report.failures
+
+def test_a_lost_update_is_found_with_the_moment_at_which_it_was_lost(lost: ExploreReport) -> None:
+    (failure,) = lost.failures
     assert failure.first > 0
     assert (failure.cause.kind, failure.cause.where[:11]) == ("raised", "programs.py")
-    assert "1 of 2 updates" in failure.cause.text
+    assert "2 of 3 updates" in failure.cause.text
     assert isinstance(failure.attempt.faults[0], Hang)
-    with pytest.raises(RunFailedError, match=r"found: rank \d raised ValueError: 1 of 2 updates"):
-        report.raise_for_failure()
+    with pytest.raises(RunFailedError, match=r"found: rank \d raised ValueError: 2 of 3 updates"):
+        lost.raise_for_failure()
 
 
-def test_the_schedule_of_a_failure_fails_again() -> None:
-    report = simdist.explore(lost_update, world_size=2, runs=150, until_found=True)
-    attempt = report.failures[0].attempt
+def test_the_schedule_of_a_failure_fails_again(lost: ExploreReport) -> None:
+    attempt = lost.failures[0].attempt
 
-    again = simdist.run(lost_update, world_size=2, policy=attempt.policy, faults=attempt.faults)
+    again = simdist.run(lost_update, world_size=3, policy=attempt.policy, faults=attempt.faults)
 
-    assert "1 of 2 updates" in str(again.first_failure())
-    assert f"policy={attempt.policy!r}" in report.failures[0].replay
+    assert "2 of 3 updates" in str(again.first_failure())
+    assert f"policy={attempt.policy!r}" in lost.failures[0].replay
 
 
 def test_receives_from_anyone_meet_in_every_order() -> None:
-    report = simdist.explore(first_come, world_size=4, runs=120)
+    report = simdist.explore(first_come, world_size=4, runs=30)
 
     assert report.ok
     assert len(report.outcomes) == 6
-    assert sum(outcome.count for outcome in report.outcomes) == 120
+    assert sum(outcome.count for outcome in report.outcomes) == 30
 
 
 def test_an_outcome_that_depends_on_the_schedule_may_be_a_failure() -> None:
@@ -61,7 +64,7 @@ def test_an_outcome_that_depends_on_the_schedule_may_be_a_failure() -> None:
 
 
 def test_a_race_between_threads_is_found_and_became_inevitable_somewhere() -> None:
-    report = simdist.explore(check_then_act, world_size=1, runs=60)
+    report = simdist.explore(check_then_act, world_size=1, runs=10)
 
     (failure,) = report.failures
     assert failure.cause.text == "rank 0 raised Empty"
@@ -132,9 +135,9 @@ def asks_again_and_again() -> int:
 def test_a_run_that_asks_for_a_starved_rank_has_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simdist.programs._attempt._EVENTS", 300)  # else it would take a minute
 
-    report = simdist.explore(asks_again_and_again, world_size=2, runs=30, one_outcome=True)
+    report = simdist.explore(asks_again_and_again, world_size=2, runs=8, one_outcome=True)
 
     assert report
     assert [outcome.text for outcome in report.outcomes] == ["ranks 0, 1 returned 2"]
-    assert report.cut == 30 - report.outcomes[0].count > 0
+    assert report.cut == 8 - report.outcomes[0].count > 0
     assert str(report).endswith(" cut short: ranks asked again and again for one that was starved")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from simdist.searches import (
     FAMILIES,
     Attempt,
     Facts,
+    FuzzReport,
     Trial,
     Tries,
     _fuzz,
@@ -91,16 +93,16 @@ def test_everything_that_lasts_has_an_end() -> None:
 
 
 def test_a_program_that_fails_only_as_its_faults_explain_has_no_bug() -> None:
-    report = simdist.fuzz(all_together, world_size=3, runs=40)
+    report = simdist.fuzz(all_together, world_size=3, runs=16)
 
     assert report.ok, str(report)
-    assert report.passed + report.explained == 40
+    assert report.passed + report.explained == 16
     assert report.explained > 0
     report.raise_for_failure()
 
 
 def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
-    report = simdist.fuzz(gives_up, world_size=3, runs=40)
+    report = simdist.fuzz(gives_up, world_size=3, runs=24)
 
     (bug,) = report.bugs
     assert (bug.cause.kind, bug.minimal, bug.attempt.policy, len(bug.attempt.faults)) == ("wrong", True, "fifo", 1)
@@ -112,10 +114,18 @@ def test_a_result_that_is_another_one_than_without_faults_is_found() -> None:
         report.raise_for_failure()
 
 
-def test_a_torn_checkpoint_is_found_as_small_as_can_be_and_written_down(tmp_path: Path) -> None:
-    report = fuzz_plan(
-        scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept"
-    )
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, FuzzReport, Path]:
+    """A plan whose checkpoint can be torn, a search that found that, and its database."""
+    folder = tmp_path_factory.mktemp("torn")
+    plan, kept = scenario(folder), folder / "kept"
+    return plan, fuzz_plan(plan, Tries(families=("crash", "signal"), runs=8, seed=10), database=kept), kept
+
+
+def test_a_torn_checkpoint_is_found_as_small_as_can_be_and_written_down(
+    torn: tuple[Plan, FuzzReport, Path], tmp_path: Path
+) -> None:
+    _, report, kept = torn
 
     bug = next(bug for bug in report.bugs if "EOFError" in bug.cause.text)
     assert bug.minimal
@@ -124,12 +134,14 @@ def test_a_torn_checkpoint_is_found_as_small_as_can_be_and_written_down(tmp_path
     written = list(report.write(tmp_path / "written"))
     assert not run_scenario(load(str(written[0]))).ok
     assert written[1].name.startswith("test_saving_")
-    assert len(list((tmp_path / "kept" / "saving").iterdir())) == len(report.bugs)
+    assert len(list((kept / "saving").iterdir())) == len(report.bugs)
 
 
-def test_what_the_database_holds_is_tried_first_and_forgotten_when_mended(tmp_path: Path) -> None:
-    plan, kept = scenario(tmp_path), tmp_path / "kept"
-    fuzz_plan(plan, Tries(families=("crash",), runs=8, seed=10), database=kept)
+def test_what_the_database_holds_is_tried_first_and_forgotten_when_mended(
+    torn: tuple[Plan, FuzzReport, Path], tmp_path: Path
+) -> None:
+    plan, _, found = torn
+    kept = shutil.copytree(found, tmp_path / "kept")
     again = fuzz_plan(plan, Tries(families=("slow",), runs=1), database=kept)
     for path in (kept / "saving").iterdir():
         path.write_text(f'{{"token": "{token_of(plan, Attempt())}"}}')

@@ -40,13 +40,14 @@ def test_schedules_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPatch, f
 
 
 def test_a_search_until_something_is_found_ends_at_the_same_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"world_size": 2, "runs": 150, "until_found": True, "inevitable": False}
+    given: dict[str, Any] = {"world_size": 3, "runs": 40, "until_found": True, "inevitable": False}
     one = simdist.explore(lost_update, **given)
 
-    with standing_in(monkeypatch):
+    with standing_in(monkeypatch, few=8) as pools:
         two = simdist.explore(lost_update, **given, workers=3)
 
-    assert two.runs == one.runs < 150
+    assert pools.submitted
+    assert two.runs == one.runs < 40
     assert str(two) == str(one)
 
 
@@ -73,17 +74,18 @@ def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.Monke
 
 
 def test_a_scenario_with_a_database_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=8, seed=10)
+    plan, tries = saving(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10)
     reports: list[FuzzReport] = []
     for name, count in (("one", 1), ("two", 2)):
-        with standing_in(monkeypatch, few=8) as pools:
-            reports += [fuzz_plan(plan, tries, database=tmp_path / name, workers=count) for _ in range(2)]
+        for each in (tries, Tries(families=("slow",), runs=8)):
+            with standing_in(monkeypatch, few=8) as pools:
+                reports.append(fuzz_plan(plan, each, database=tmp_path / name, workers=count))
+            assert bool(pools.submitted) == (count == 2)
 
-    assert pools.submitted
     assert reports[:2] == reports[2:]
     assert [bug.token for bug in reports[0].bugs] == [bug.token for bug in reports[2].bugs]
     assert reports[2].bugs
-    assert -1 in {bug.first for bug in reports[3].bugs}
+    assert {bug.first for bug in reports[3].bugs} == {-1}
     kept = [sorted(path.read_text() for path in (tmp_path / name / "saving").iterdir()) for name in ("one", "two")]
     assert kept[0] == kept[1]
 

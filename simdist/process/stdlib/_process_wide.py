@@ -90,7 +90,7 @@ def followed_variables(
 ) -> list[Replacement]:
     """As `followed`, for variables of a module that its functions write; none if this version lacks one of them.
 
-    A writer may be a method, "Class.method". `begin` makes the values that a process begins with; the host's without it.
+    A writer may be a method, "Class.method". `begin` makes the values that a process begins with, else the host's.
     """
     namespace = vars(module)
 
