@@ -27,7 +27,8 @@ FAST = (
 
 
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.name in FAST], ids=lambda entry: entry.name)
-def test_a_bug_is_found_and_its_fixed_program_left_alone(entry: Entry) -> None:
+def test_a_bug_is_found_and_its_fixed_program_left_alone(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.corpus.SCHEDULES", 0)  # which are a column of the table only
     (row,) = rows_of([entry])
 
     assert row.ok, row.line()

@@ -8,6 +8,15 @@ from tools._hunt_operators import layouts, operators
 from tools.hunt import Finding, hunt, main, on_real_processes
 
 
+FEW = ("first on dimension 1", "all on the first dimension", "first a partial avg", "first on dimensions 1 and 0")
+
+
+@pytest.fixture(autouse=True)
+def few_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hunts try one layout of each kind."""
+    monkeypatch.setattr("tools.hunt.layouts", lambda: [layout for layout in layouts() if layout.name in FEW])
+
+
 def found(name: str, ranks: int = 2, samples: int = 2) -> dict[str, Finding]:
     return {finding.layout.name: finding for finding in hunt([name], ranks, samples)}
 
@@ -30,7 +39,7 @@ def test_wrong_gradients_and_ranks_that_part_ways_are_found() -> None:
 
 @pytest.mark.parametrize("name", ["add", "nn.functional.dropout", "nn.functional.l1_loss", "rand_like"])
 def test_operators_that_are_right_or_draw_numbers_are_left_alone(name: str) -> None:
-    assert list(hunt([name], 2, 3)) == []
+    assert list(hunt([name], 2, 2)) == []
 
 
 def test_operators_without_set_results_are_not_tried() -> None:
@@ -47,7 +56,7 @@ def test_the_command_counts_and_prints(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[0].startswith(
         "nn.functional.cosine_embedding_loss, first on dimension 1: 1 x, output 0 of (5, 5) (5, 5)"
     )
-    assert lines[-1] == f"1 operators in {len(layouts())} layouts: {len(lines) - 1} findings"
+    assert lines[-1] == f"1 operators in {len(FEW)} layouts: {len(lines) - 1} findings"
     assert main(["acosh", "--ranks", "2", "--samples", "1"]) == 0
 
 

@@ -21,7 +21,7 @@ from simdist.errors import ArgumentError
 from simdist.faults import Crash, Fault, Partition, problems_of
 from simdist.searches import DEADLY, FAMILIES
 
-_CALM = settings(database=None, derandomize=True, max_examples=100)
+_CALM = settings(database=None, derandomize=True, max_examples=100, phases=[Phase.generate, Phase.shrink])
 
 
 def smallest(strategy: SearchStrategy[Any], wanted: Callable[[Any], bool] = lambda _: True) -> Any:

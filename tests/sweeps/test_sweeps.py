@@ -278,12 +278,12 @@ def test_a_request_to_a_store_is_a_point() -> None:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_run_that_begins_again_as_another_did_ends_as_that_did(sync: bool) -> None:
-    kwargs = {"steps": 3, "sync": sync}
+    kwargs = {"steps": 2, "sync": sync}
     every = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True, merge=False)
 
     merged = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True)
 
-    assert (every.known, merged.known > len(merged.cases) // 2) == (0, True)
+    assert (every.known, merged.known > len(merged.cases) // 3) == (0, True)
     assert merged == every
     assert merged.ok == sync
 
