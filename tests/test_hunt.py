@@ -7,7 +7,6 @@ import pytest
 from tools._hunt_operators import layouts, operators
 from tools.hunt import Finding, hunt, main, on_real_processes
 
-
 FEW = ("first on dimension 1", "all on the first dimension", "first a partial avg", "first on dimensions 1 and 0")
 
 
