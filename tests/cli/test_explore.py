@@ -41,22 +41,24 @@ def _explore(folder: Path, *words: str, wanted: int = 0) -> Result:
 
 
 def test_outcomes_are_counted_and_nothing_is_found(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--runs", "20")
+    result = _explore(tmp_path, "--runs", "8")
 
     assert result.exit_code == 0, result.output
-    assert "20 schedules, 2 outcomes" in result.output
+    assert "8 schedules, 2 outcomes" in result.output
     assert "rank 0 returned 1; ranks 1, 2 returned None" in result.output
 
 
 def test_an_outcome_that_depends_on_the_schedule_can_be_a_failure(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--runs", "20", "--one-outcome", "--until-found")
+    result = _explore(tmp_path, "--runs", "8", "--one-outcome", "--until-found")
 
     assert result.exit_code == 1, result.output
     assert "found: the outcome depends on the schedule" in result.output
 
 
-def test_a_failure_replays_by_the_command_that_is_printed(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--runs", "20", "--json", str(tmp_path / "report.json"), wanted=1)
+def test_a_failure_replays_by_the_command_that_is_printed_and_is_a_test_of_junit(tmp_path: Path) -> None:
+    written = ("--json", str(tmp_path / "report.json"), "--junit", str(tmp_path / "found.xml"))
+
+    result = _explore(tmp_path, "--runs", "8", *written, wanted=1)
 
     assert result.exit_code == 1, result.output
     (failure,) = json.loads((tmp_path / "report.json").read_text())["failures"]
@@ -64,6 +66,12 @@ def test_a_failure_replays_by_the_command_that_is_printed(tmp_path: Path) -> Non
     again = CliRunner().invoke(main, shlex.split(failure["replay"])[1:])
     assert again.exit_code == 1
     assert "out of order" in again.output
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    (case,) = suite
+    assert (suite.get("name"), suite.get("failures")) == ("simdist explore", "1")
+    assert str(case.get("name")).startswith("rank 0 raised ValueError: out of order (program.py")
+    assert "of 8 schedules, first number" in str(case[0].text)
+    assert "replay: simdist run" in str(case[0].text)
 
 
 def test_a_systematic_search_reports_what_it_has_had(tmp_path: Path) -> None:
@@ -108,24 +116,12 @@ def test_a_systematic_search_draws_no_schedules_and_has_one_worker(
     assert text in result.output
 
 
-def test_failures_are_written_as_tests_of_junit(tmp_path: Path) -> None:
-    result = _explore(tmp_path, "--runs", "20", "--junit", str(tmp_path / "found.xml"), wanted=1)
-
-    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
-    (case,) = suite
-    assert result.exit_code == 1, result.output
-    assert (suite.get("name"), suite.get("failures")) == ("simdist explore", "1")
-    assert str(case.get("name")).startswith("rank 0 raised ValueError: out of order (program.py")
-    assert "of 20 schedules, first number" in str(case[0].text)
-    assert "replay: simdist run" in str(case[0].text)
-
-
 def test_an_outcome_that_depends_on_the_schedule_is_reported_with_all(tmp_path: Path) -> None:
-    _explore(tmp_path, "--runs", "20", "--one-outcome", "--junit", str(tmp_path / "found.xml"))
+    _explore(tmp_path, "--runs", "8", "--one-outcome", "--junit", str(tmp_path / "found.xml"))
 
     ((case,),) = ElementTree.parse(tmp_path / "found.xml").getroot()
     assert case.get("name") == "the outcome depends on the schedule"
-    assert "20 schedules, 2 outcomes" in str(case[0].text)
+    assert "8 schedules, 2 outcomes" in str(case[0].text)
 
 
 @pytest.mark.real

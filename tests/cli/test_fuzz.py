@@ -52,32 +52,38 @@ def _run(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
 
 
-def _fuzz(folder: Path, *words: str) -> Result:
-    return _run("fuzz", _write(folder, careful=False), "--family", "exception", "--runs", "20", *words)
-
-
 def test_failures_that_faults_explain_are_no_finding(tmp_path: Path) -> None:
-    result = _run("fuzz", _write(tmp_path, careful=True), "--runs", "30")
+    result = _run("fuzz", _write(tmp_path, careful=True), "--runs", "12")
 
     assert result.exit_code == 0, result.output
-    assert re.search(r"30 runs: \d+ passed, \d+ failed as their faults explain, 0 found", result.output)
+    assert re.search(r"12 runs: \d+ passed, \d+ failed as their faults explain, 0 found", result.output)
 
 
-def test_a_finding_replays_by_its_token_and_no_more_once_it_is_mended(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+def test_a_finding_is_written_and_replays_by_its_token_until_it_is_mended(tmp_path: Path) -> None:
+    words = ("--json", str(tmp_path / "report.json"), "--junit", str(tmp_path / "found.xml"))
     result = _run(
-        "fuzz", _write(tmp_path, careful=False), "--family", "exception", "--runs", "20", "--json", str(report)
+        *("fuzz", _write(tmp_path, careful=False), "--family", "exception", "--runs", "20"),
+        *(*words, "--write", str(tmp_path / "out")),
     )
-    (bug,) = json.loads(report.read_text())["bugs"]
+    (bug,) = json.loads((tmp_path / "report.json").read_text())["bugs"]
     failing = _run("replay", bug["token"])
     mended = _run("replay", bug["token"], "--file", _write(tmp_path, careful=True))
 
     assert result.exit_code == 1, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scenario_1.toml", "test_scenario_1.py"]
     assert (bug["kind"], len(bug["faults"]), bug["minimal"]) == ("wrong", 1, True)
     assert failing.exit_code == 1
     assert "found: rank" in failing.output
     assert mended.exit_code == 0
     assert "fails as its faults explain" in mended.output
+    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
+    (case,) = suite
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("simdist fuzz", "1", "1")
+    assert case.get("classname") == "scenario"
+    assert str(case.get("name")).startswith("rank 0 returned another result than without faults")
+    assert case[0].get("message") == case.get("name")
+    assert "fault: Raise(" in str(case[0].text)
+    assert "replay: simdist replay sd1-" in str(case[0].text)
 
 
 _POLLS = """
@@ -111,22 +117,6 @@ def test_a_run_without_an_end_is_ended_when_it_is_replayed(tmp_path: Path) -> No
     assert "fails as its faults explain: the run has no end: there were more than" in result.output
 
 
-def test_files_of_a_finding_are_written(tmp_path: Path) -> None:
-    result = _run(
-        "fuzz",
-        _write(tmp_path, careful=False),
-        "--family",
-        "exception",
-        "--runs",
-        "20",
-        "--write",
-        str(tmp_path / "out"),
-    )
-
-    assert result.exit_code == 1, result.output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scenario_1.toml", "test_scenario_1.py"]
-
-
 def test_bad_input_is_one_message(tmp_path: Path) -> None:
     result = _run("fuzz", _write(tmp_path, careful=True), "--family", "chrash", "--set", "sead=1")
 
@@ -140,20 +130,6 @@ def test_what_is_no_token_is_bad_input() -> None:
 
     assert result.exit_code == 2
     assert "is no token; expected what simdist fuzz prints" in result.output
-
-
-def test_findings_are_written_as_tests_of_junit(tmp_path: Path) -> None:
-    result = _fuzz(tmp_path, "--junit", str(tmp_path / "found.xml"))
-
-    (suite,) = ElementTree.parse(tmp_path / "found.xml").getroot()
-    (case,) = suite
-    assert result.exit_code == 1, result.output
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("simdist fuzz", "1", "1")
-    assert case.get("classname") == "scenario"
-    assert str(case.get("name")).startswith("rank 0 returned another result than without faults")
-    assert case[0].get("message") == case.get("name")
-    assert "fault: Raise(" in str(case[0].text)
-    assert "replay: simdist replay sd1-" in str(case[0].text)
 
 
 def test_a_search_that_finds_nothing_is_a_test_that_passes(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ PROGRAMS = Path(__file__).parents[1] / "searches"
 
 def _run(folder: Path, *words: str) -> Result:
     path = folder / "unlucky.toml"
-    path.write_text(f"world_size = 2\n[workload]\ntarget = \"programs:unlucky\"\nfolder = '{PROGRAMS}'\n")
+    path.write_text(
+        f"world_size = 2\n[workload]\ntarget = \"programs:unlucky\"\nfolder = '{PROGRAMS}'\nkwargs = {{ bad = 11 }}\n"
+    )
     return CliRunner().invoke(main, ["run", str(path), *words])
 
 
@@ -34,27 +36,27 @@ def test_all_runs_that_pass_are_exit_code_0(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_replays_by_its_command_and_by_its_token(tmp_path: Path) -> None:
     report, junit = tmp_path / "report.json", tmp_path / "report.xml"
-    result = _run(tmp_path, "--seed", "10", "--seeds", "30", "--json", str(report), "--junit", str(junit))
+    result = _run(tmp_path, "--seed", "4", "--seeds", "5", "--json", str(report), "--junit", str(junit))
 
     assert result.exit_code == 1, result.output
-    assert "2 of 30 runs: seeds 14, 39" in result.output
+    assert "2 of 5 runs: seeds 5, 7" in result.output
     data = json.loads(report.read_text())
     (failure,) = data["failures"]
-    assert (failure["count"], failure["first"], failure["seed"]) == (2, 4, 14)
-    assert [each["seed"] for each in data["results"]] == list(range(10, 40))
+    assert (failure["count"], failure["first"], failure["seed"]) == (2, 1, 5)
+    assert [each["seed"] for each in data["results"]] == list(range(4, 9))
     (case,) = ElementTree.parse(junit).iter("testcase")
     assert case.get("classname") == "unlucky"
     again = CliRunner().invoke(main, shlex.split(failure["replay"])[1:])
-    assert (again.exit_code, data["results"][4]["digest"] in again.output) == (1, True)
+    assert (again.exit_code, data["results"][1]["digest"] in again.output) == (1, True)
     by_token = CliRunner().invoke(main, ["replay", failure["token"]])
-    assert (by_token.exit_code, "drew 7" in by_token.output) == (1, True)
+    assert (by_token.exit_code, "drew 11" in by_token.output) == (1, True)
 
 
 def test_workers_print_what_one_process_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outputs = []
     for workers in ("1", "2"):
         with standing_in(monkeypatch):
-            outputs.append(_run(tmp_path, "--seeds", "16", "--workers", workers).output.splitlines()[:-1])
+            outputs.append(_run(tmp_path, "--seeds", "8", "--workers", workers).output.splitlines()[:-1])
 
     assert outputs[0] == outputs[1]
 
@@ -63,7 +65,7 @@ def test_it_stops_at_the_first_failure_if_it_shall(tmp_path: Path) -> None:
     result = _run(tmp_path, "--seeds", "30", "--until-failure")
 
     assert result.exit_code == 1
-    assert "15 runs: 14 passed, 1 failed" in result.output
+    assert "6 runs: 5 passed, 1 failed" in result.output
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def _calls(function: Callable[[], object]) -> int:
 
 
 def test_drawing_four_times_as_many_events_takes_four_times_as_many_calls() -> None:
-    short, long = _trace(100), _trace(400)
+    short, long = _trace(50), _trace(200)
     timeline(short)  # imports modules, reads fonts, measures texts
 
     assert _calls(lambda: timeline(long)) < 4.5 * _calls(lambda: timeline(short))
