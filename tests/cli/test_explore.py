@@ -55,7 +55,7 @@ def test_an_outcome_that_depends_on_the_schedule_can_be_a_failure(tmp_path: Path
     assert "found: the outcome depends on the schedule" in result.output
 
 
-def test_a_failure_replays_by_the_command_that_is_printed_and_is_a_test_of_junit(tmp_path: Path) -> None:
+def test_a_failure_replays_by_its_command_and_is_a_test_of_junit(tmp_path: Path) -> None:
     written = ("--json", str(tmp_path / "report.json"), "--junit", str(tmp_path / "found.xml"))
 
     result = _explore(tmp_path, "--runs", "8", *written, wanted=1)

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.corpus._entries import entry
 
-EPOCHS, SIZE = 2, 24
+EPOCHS, SIZE = 2, 16
 
 
 def train(folder: str, **bugs: bool) -> None:
-    """Train two epochs of three steps, with a checkpoint after each step; each of `bugs` is one mistake."""
+    """Train two epochs of two steps, with a checkpoint after each step; each of `bugs` is one mistake."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))

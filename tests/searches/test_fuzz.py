@@ -119,7 +119,7 @@ def torn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, FuzzReport, Pa
     """A plan whose checkpoint can be torn, a search that found that, and its database."""
     folder = tmp_path_factory.mktemp("torn")
     plan, kept = scenario(folder), folder / "kept"
-    return plan, fuzz_plan(plan, Tries(families=("crash", "signal"), runs=8, seed=10), database=kept), kept
+    return plan, fuzz_plan(plan, Tries(families=("crash", "signal"), runs=5, seed=10), database=kept), kept
 
 
 def test_a_torn_checkpoint_is_found_as_small_as_can_be_and_written_down(
@@ -158,7 +158,7 @@ def test_what_was_found_outlives_an_interrupted_shrinking(tmp_path: Path, monkey
 
     monkeypatch.setattr("simdist.searches._fuzz.shrunk", interrupt)
     with pytest.raises(InterruptedRunsError) as caught:
-        fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=8, seed=10), database=tmp_path / "kept")
+        fuzz_plan(scenario(tmp_path), Tries(families=("crash", "signal"), runs=5, seed=10), database=tmp_path / "kept")
 
     (bug,) = caught.value.report.bugs
     assert (bug.count, bug.minimal, caught.value.report.ok) == (1, False, False)

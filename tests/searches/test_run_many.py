@@ -62,7 +62,9 @@ def test_runs_without_a_failure_are_ok() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 5, None])
-def test_runs_side_by_side_come_to_the_same(monkeypatch: pytest.MonkeyPatch, workers: int | None, one: ManyReport) -> None:
+def test_runs_side_by_side_come_to_the_same(
+    monkeypatch: pytest.MonkeyPatch, workers: int | None, one: ManyReport
+) -> None:
     monkeypatch.setattr("simdist.searches._run_many.cores", lambda: 3)
 
     with standing_in(monkeypatch) as pools:
