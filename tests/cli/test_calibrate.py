@@ -13,7 +13,7 @@ from simdist.hardware.compare._calibrate import Measurement, Model, predict_s
 from simdist.scenario._calibration import calibrated
 
 MACHINE = Model(40_000, 0.25, slowdown=2.0, latency_slowdown=1.5, from_bytes=64)
-POINTS = [(operation, 4 << (4 * n)) for operation in ("all_reduce", "broadcast") for n in range(7)]
+POINTS = [(operation, 4 << (4 * n)) for operation in ("all_reduce", "broadcast") for n in range(0, 7, 2)]
 
 
 @pytest.fixture

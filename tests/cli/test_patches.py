@@ -86,7 +86,7 @@ def test_a_name_that_nothing_replaces_is_an_exit_code() -> None:
 def test_names_stay_whole_for_grep() -> None:
     longest = max((f"{row['owner']}.{row['name']}" for row in json.loads(patches("--json").stdout)), key=len)
 
-    assert any(line.startswith(longest) for line in patches().stdout.splitlines())
+    assert any(line.startswith(longest) for line in patches(longest).stdout.splitlines())
 
 
 def test_nothing_is_replaced_outside_worlds() -> None:

@@ -329,9 +329,8 @@ def test_what_is_no_judge_of_the_users_is_refused_with_exit_code_2(with_own: Pat
     assert problem in by_file.output
 
 
-@pytest.mark.parametrize("words", [["--judge", "own_judges:TooMany"], ["--judge=own_judges:TooMany"]])
-def test_the_command_line_takes_a_judge_of_the_users(with_own: Path, words: list[str]) -> None:
-    found = CliRunner().invoke(main, ["run", *words, written(with_own, rank=7)])
+def test_the_command_line_takes_a_judge_of_the_users(with_own: Path) -> None:
+    found = CliRunner().invoke(main, ["run", "--judge", "own_judges:TooMany", written(with_own, rank=7)])
 
     assert found.exit_code == 1
     assert "  judge too-many: rank 0, step 1, program.py:12 in train" in found.output.splitlines()
