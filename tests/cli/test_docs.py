@@ -25,9 +25,9 @@ def test_every_page_is_listed_with_its_title() -> None:
     assert [page.topic for page in pages() if page.topic.rpartition("/")[2] not in listed.output] == []
 
 
-def test_the_longest_page_of_each_kind_is_shown() -> None:
+def test_a_page_of_each_kind_is_shown() -> None:
     for _, group in groupby(pages(), key=lambda page: page.kind):
-        page = max(group, key=lambda each: len(each.text))
+        page = next(group)
         shown = docs(page.topic)
 
         assert docs("--plain", page.topic).output == page.text

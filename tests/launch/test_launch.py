@@ -65,7 +65,9 @@ def main(path):
     begin = torch.load(path) if os.path.exists(path) else 0
     for step in range(begin, 4):
         simdist.step(step)
-        total = sum(DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
+        if step == begin:
+            read = sum(DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
+        total = read.clone()
         dist.all_reduce(total)
         time.sleep(10)
         dist.barrier()

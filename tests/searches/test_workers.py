@@ -75,11 +75,11 @@ def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.Monke
 
 
 def test_a_scenario_with_a_database_finds_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=8, seed=10, shrink=False)
+    plan, tries = saving(tmp_path), Tries(families=("crash",), runs=5, seed=10, shrink=False)
     reports: list[FuzzReport] = []
     for name, count in (("one", 1), ("two", 2)):
-        for each in (tries, Tries(families=("slow",), runs=8, shrink=False)):
-            with standing_in(monkeypatch, few=8) as pools:
+        for each in (tries, Tries(families=("slow",), runs=5, shrink=False)):
+            with standing_in(monkeypatch, few=5) as pools:
                 reports.append(fuzz_plan(plan, each, database=tmp_path / name, workers=count))
             assert bool(pools.submitted) == (count == 2)
 

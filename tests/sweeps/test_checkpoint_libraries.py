@@ -290,14 +290,14 @@ def by_hsdp(folder: str, *, steps: int = 2) -> float:
 # The writer of a rank that died is collected after its file, and Python 3.13 reports that its flush fails.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <torch.distributed.checkpoint.filesystem")
 def test_hsdp_comes_back_on_its_mesh() -> None:
-    report = _swept(by_hsdp, world_size=4, strikes=["all", "host"], limit=6)
+    report = _swept(by_hsdp, world_size=4, strikes=["all", "host"], limit=4)
 
     assert _reported(report) == ""
     assert {case.strike for case in report.cases} == {"all", "host"}
 
 
 def test_four_ranks_go_on_as_two_from_the_same_shards() -> None:
-    report = _swept(by_hsdp, world_size=4, strikes=["lost"], limit=3)
+    report = _swept(by_hsdp, world_size=4, strikes=["lost"], limit=2)
 
     assert _reported(report) == ""
     assert any(isinstance(case.fault, HostCrash) and case.fault.down_ns is None for case in report.cases)

@@ -27,7 +27,7 @@ SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "sweep_savers.toml")
 def test_each_kind_of_loss_has_its_cure(way: str, strike: Any, cure: str) -> None:
     plan = load(SCENARIO, overrides=[f"workload.kwargs.way={way}", "workload.kwargs.steps=2"])
 
-    report = sweep_plan(plan, Tries(strikes=(strike,), outcomes=2, limit=8), workers=1)
+    report = sweep_plan(plan, Tries(strikes=(strike,), outcomes=2, limit=6), workers=1)
 
     assert [each[: len(cure)] for each in report.cures] == [cure]
     reported = report.kinds()

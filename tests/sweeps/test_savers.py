@@ -68,8 +68,8 @@ def test_the_repaired_twin_comes_back_from_the_same_crash(way: str) -> None:
 
 @pytest.mark.parametrize("way", sorted(set(BROKEN.values())))
 def test_a_repaired_way_comes_back_from_crashes_all_over_the_run(way: str) -> None:
-    report = sweep_plan(_plan(way), Tries(outcomes=2, limit=6), workers=1)
+    report = sweep_plan(_plan(way), Tries(outcomes=2, limit=4), workers=1)
 
     assert report.wrong == ()
     assert [each.account for each in report.failures] == []
-    assert len(report.cases) == 6
+    assert len(report.cases) == 4
