@@ -36,7 +36,7 @@ def total() -> float:
     return float(value[0])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_every_world_runs(data: st.DataObject) -> None:
     size = data.draw(strategies.world_sizes(2, 4))

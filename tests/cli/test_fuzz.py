@@ -105,7 +105,8 @@ def wait():
 """
 
 
-def test_a_run_without_an_end_is_ended_when_it_is_replayed(tmp_path: Path) -> None:
+def test_a_run_without_an_end_is_ended_when_it_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simdist.programs._attempt._EVENTS", 300)
     (tmp_path / "program.py").write_text(_POLLS)
     path = tmp_path / "scenario.toml"
     path.write_text('world_size = 2\n[workload]\ntarget = "program:wait"\n')

@@ -67,12 +67,12 @@ def test_nothing_found_is_no_success_in_junit(tmp_path: Path, monkeypatch: pytes
 
 def test_a_search_of_faults_prints_its_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--family", "exception", "--minutes", "60", "--no-shrink", *_report(tmp_path)]
-    result = _interrupted(monkeypatch, tmp_path, "fuzz", "gives_up", 2, 20, *words)
+    result = _interrupted(monkeypatch, tmp_path, "fuzz", "gives_up", 2, 10, *words)
 
     assert result.exit_code == 130
-    assert "interrupted; found until then:\n20 runs: " in result.output
+    assert "interrupted; found until then:\n10 runs: " in result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    assert (data["interrupted"], data["runs"], len(data["bugs"])) == (True, 20, result.output.count("found: "))
+    assert (data["interrupted"], data["runs"], len(data["bugs"])) == (True, 10, result.output.count("found: "))
     assert data["bugs"]
 
 

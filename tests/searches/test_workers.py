@@ -28,7 +28,7 @@ def saving(folder: Path) -> Plan:
 
 @pytest.mark.parametrize("function", [first_come, lost_update])
 def test_schedules_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    given: dict[str, Any] = {"world_size": 2 if function is lost_update else 3, "runs": 16}
+    given: dict[str, Any] = {"world_size": 2 if function is lost_update else 3, "runs": 10}
     one = simdist.explore(function, **given)
 
     with standing_in(monkeypatch, few=8) as pools:
@@ -64,10 +64,10 @@ def test_plans_of_faults_side_by_side_find_the_same(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_that_died_changes_nothing_but_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = simdist.fuzz(all_together, world_size=2, runs=16)
+    one = simdist.fuzz(all_together, world_size=2, runs=8)
 
     with standing_in(monkeypatch, 2, few=8):
-        two = simdist.fuzz(all_together, world_size=2, runs=16, workers=2)
+        two = simdist.fuzz(all_together, world_size=2, runs=8, workers=2)
 
     assert two == one
     said = "worker processes died once; what they had begun was done again"
@@ -115,10 +115,10 @@ def test_a_scenario_with_a_fault_of_its_own_is_searched(monkeypatch: pytest.Monk
         f"[workload]\ntarget = \"programs:all_together\"\nfolder = '{PROGRAMS}'\n"
     )
     plan = load(str(path))
-    one = explore_plan(plan, runs=12)
+    one = explore_plan(plan, runs=10)
 
     with standing_in(monkeypatch, few=8) as pools:
-        two = explore_plan(plan, runs=12, workers=2)
+        two = explore_plan(plan, runs=10, workers=2)
 
     assert pools.submitted
     assert two == one

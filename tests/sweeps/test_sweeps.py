@@ -279,9 +279,10 @@ def test_a_request_to_a_store_is_a_point() -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_run_that_begins_again_as_another_did_ends_as_that_did(sync: bool) -> None:
     kwargs = {"steps": 2, "sync": sync}
-    every = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True, merge=False)
+    given: dict[str, Any] = {"world_size": 1, "kwargs": kwargs, "max_steps_lost": 0, "isolate": True, "outcomes": 4}
+    every = simdist.sweep(count, **given, merge=False)
 
-    merged = simdist.sweep(count, world_size=1, kwargs=kwargs, max_steps_lost=0, isolate=True)
+    merged = simdist.sweep(count, **given)
 
     assert (every.known, merged.known > len(merged.cases) // 3) == (0, True)
     assert merged == every
