@@ -26,12 +26,13 @@ from simdist.searches._outcomes import outcome_of
 from simdist.searches._shrinking import shrunk_order
 from tests.searches.programs import all_together, first_come, lost_update
 
+OURS = f"/tmp/simdist-{os.getpid()}"  # other processes that run these tests have files of their own
 stores: Any = dist  # torch's stubs leave them out
 
 
 def lost_between_two() -> int:
     """Read a counter on each rank and write it back."""
-    store = stores.FileStore("/tmp/counter", -1)
+    store = stores.FileStore(f"{OURS}-counter", -1)
     found: int = store.add("count", 0)
     store.set("count", str(found + 1))
     return found
@@ -40,7 +41,7 @@ def lost_between_two() -> int:
 def lock_beside_a_store() -> list[str]:
     """Take a lock in two threads of rank 0; rank 1 uses a store meanwhile, independently."""
     if os.environ["RANK"] == "1":
-        store = stores.FileStore("/tmp/beside", -1)
+        store = stores.FileStore(f"{OURS}-beside", -1)
         store.set("a", "")
         return []
     order: list[str] = []
@@ -211,7 +212,7 @@ def test_what_does_not_repeat_itself_is_refused() -> None:
 
     def other_each_time() -> None:
         runs.append(0)
-        store = stores.FileStore("/tmp/other", -1)
+        store = stores.FileStore(f"{OURS}-other", -1)
         for number in range(max(0, 8 - len(runs))):
             store.set(str(number), "")
 
