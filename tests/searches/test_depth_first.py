@@ -74,7 +74,9 @@ def searched(function: Callable[[], Any], world_size: int, *, reduced: bool) -> 
             result = simdist.run(function, world_size=world_size, policy=orders.policy)
         outcomes.add(outcome_of(result))
         runs += 1
-        if not orders.end(result):
+        more = orders.end(result)
+        assert orders.reduced == reduced, (result.shared_state, result.programs, {each.kind for each in result.events})
+        if not more:
             return outcomes, runs
 
 
