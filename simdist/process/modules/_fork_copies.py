@@ -344,7 +344,7 @@ def _kept(value: _T, copy: _T) -> _T:
     """The value itself where nothing can change it, else its copy."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, tuple) and isinstance(copy, tuple) and type(value) is type(copy) is tuple:
+    if type(value) is tuple and type(copy) is tuple:  # `isinstance` would ask the objects of the program
         same = all(_kept(one, two) is one for one, two in zip(value, copy, strict=True))
         return value if same else copy
     return copy
