@@ -345,8 +345,8 @@ def _kept(value: _T, copy: _T) -> _T:
     if type(value) in _PLAIN:
         return value
     if type(value) is tuple and type(copy) is tuple:  # `isinstance` would ask the objects of the program
-        same = all(_kept(one, two) is one for one, two in zip(value, copy, strict=True))
-        return value if same else copy
+        pairs: Iterable[tuple[object, object]] = zip(value, copy, strict=True)
+        return value if all(_kept(one, two) is one for one, two in pairs) else copy
     return copy
 
 
