@@ -340,13 +340,12 @@ def _content(cell: CellType) -> object:
         return _EMPTY
 
 
-def _kept(value: _T, copy: _T) -> _T:
+def _kept(value: Any, copy: Any) -> Any:
     """The value itself where nothing can change it, else its copy."""
     if type(value) in _PLAIN:
         return value
     if type(value) is tuple and type(copy) is tuple:  # `isinstance` would ask the objects of the program
-        pairs: Iterable[tuple[object, object]] = zip(value, copy, strict=True)
-        return value if all(_kept(one, two) is one for one, two in pairs) else copy
+        return value if all(_kept(one, two) is one for one, two in zip(value, copy, strict=True)) else copy
     return copy
 
 
