@@ -219,6 +219,10 @@ class StreamCollective:
         """The ranks on which a part depends and that have not called."""
         return [rank for rank in self._reached_from(part) if rank not in self.parts]
 
+    def needs(self, part: Part, rank: int) -> bool:
+        """True if a part waits for data of a rank, directly or through others."""
+        return part.partners is None or rank in self._reached_from(part)
+
     def _reached_from(self, part: Part) -> list[int]:
         """The ranks that a part waits for, those that they wait for, and so on; including its own."""
         found, ahead = {part.rank: None}, [part]

@@ -279,10 +279,10 @@ class Connection:
         self.gone[rank] = None
         parts = []
         for collective in self.collectives.values():
-            if not at_once and not collective.missing and not collective.stuck:
+            if rank not in collective.ranks or (not at_once and not collective.missing and not collective.stuck):
                 continue
             collective.lose()
-            parts += [part for part in collective.parts.values() if part.rank != rank]
+            parts += [part for part in collective.parts.values() if part.rank != rank and collective.needs(part, rank)]
         for queue in (*self._sends.values(), *self._receives.values(), self._stuck):
             for part in queue:
                 if part.rank == rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -106,6 +107,23 @@ def test_an_exchange_of_nothing_waits_for_nobody(form: str) -> None:
     sizes = [[0, 0], [0, 0]]
 
     assert run(sizes, form, late=LAZY) == [([[], []], 2.0), ([[], []], 0.0)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [[[0] * 4] * 4, [[0] * 4, [0] * 4, [0, 0, 0, 1 << 20], [0, 0, 1 << 20, 0]]])
+def test_a_rank_that_destroys_its_group_ends_only_exchanges_with_it(sizes: Sizes, form: str) -> None:
+    def body() -> float:
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        time.sleep(rank == 3)  # ranks 0 and 1 leave while rank 2 waits for it
+        begin = time.monotonic()
+        received = exchange(sizes, form)
+        dist.destroy_process_group()
+        assert received == expected(sizes)[rank]
+        return round(time.monotonic() - begin, 1)
+
+    assert values(body, 4, backend="nccl") == [0.0, 0.0, 1.0 if any(map(any, sizes)) else 0.0, 0.0]
 
 
 def test_a_peer_that_expects_nothing_leaves_the_sender_to_its_watchdog() -> None:
