@@ -153,6 +153,17 @@ def test_a_test_under_way_when_its_process_ended_has_died_or_timed_out() -> None
     assert outcomes_of([*lines[:2], '{"kind": "finish", "exit_code": 0}'], timed_out=False)[1]
 
 
+def test_a_test_that_fails_on_one_rank_has_not_passed() -> None:
+    end = {"kind": "end", "outcome": "passed", "text": ""}
+    failed = {**end, "outcome": "failed", "text": "no"}
+    lines = [{**failed, "test": "a", "rank": 2}, {**end, "test": "a"}, {**failed, "test": "a", "rank": 1}]
+    lines += [{**end, "test": "b", "outcome": "skipped"}, {**failed, "test": "b", "rank": 1}, {**end, "test": "c"}]
+
+    outcomes, _ = outcomes_of(list(map(json.dumps, lines)), timed_out=False)
+
+    assert outcomes == {"a": ("failed", "rank 2: no"), "b": ("failed", "rank 1: no"), "c": ("passed", "")}
+
+
 def test_the_table_has_a_row_for_each_project_and_names_what_differs() -> None:
     simulated, real = _run(a="passed", b="failed"), _run(a="passed", b="passed")
     comparison = compare(_project(), simulated, real)
@@ -171,6 +182,19 @@ def test_an_unknown_project_is_named(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_missing_copy_is_named(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match=r"no copy of us/ours at .*us\+ours"):
         fetch(_project(), tmp_path / "source", tmp_path)
+
+
+def _mirrored(tmp_path: Path, files: dict[str, str]) -> str:
+    """Make the repository us/ours in a mirror; returns its commit."""
+    copy = tmp_path / "mirror" / "us+ours" / "repo"
+    copy.mkdir(parents=True)
+    for name, text in files.items():
+        (copy / name).write_text(text)
+    git = ("git", "-c", "user.name=us", "-c", "user.email=us@example.org")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "tests")):
+        subprocess.run([*git, *command], cwd=copy, check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=copy, check=True, capture_output=True, text=True)
+    return head.stdout.strip()
 
 
 @pytest.mark.real
@@ -192,17 +216,10 @@ def test_a_child_that_is_stopped_leaves_nothing_even_in_other_sessions(tmp_path:
 def test_a_project_runs_on_both_arms_and_every_difference_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "mirror" / "us+ours" / "repo"
-    copy.mkdir(parents=True)
-    (copy / "t.py").write_text(_TESTS)
-    (copy / "broken.py").write_text("import nothing_of_this_name\n")
-    git = ("git", "-c", "user.name=us", "-c", "user.email=us@example.org")
-    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "tests")):
-        subprocess.run([*git, *command], cwd=copy, check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], cwd=copy, check=True, capture_output=True, text=True).stdout
+    commit = _mirrored(tmp_path, {"t.py": _TESTS, "broken.py": "import nothing_of_this_name\n"})
     known = {"t.py::test_that_ends_its_process": "it ends pytest on both arms"}
     project = _project(
-        commit=commit.strip(), tests=("t.py", "broken.py"), options=("--continue-on-collection-errors",), known=known
+        commit=commit, tests=("t.py", "broken.py"), options=("--continue-on-collection-errors",), known=known
     )
     out = tmp_path / "out.json"
     code = main(["--mirror", str(tmp_path / "mirror"), "--json", str(out), "--limit", "100"], [project])
@@ -223,3 +240,37 @@ def test_a_project_runs_on_both_arms_and_every_difference_is_reported(
     assert list(found["comparison"]["differing"]) == ["broken.py"]
     assert found["comparison"]["known"] == known
     assert "differs  broken.py: simulated collection error" in capsys.readouterr().out
+
+
+_TESTS_OF_RANKS = """\
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def test_sum():
+    dist.init_process_group("gloo")
+    value = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(value)
+    assert value.item() == 3
+
+
+def test_first_rank():
+    assert os.environ["RANK"] == "0"
+"""
+
+
+@pytest.mark.real
+def test_a_suite_that_torchrun_starts_runs_on_ranks_in_both_ways(tmp_path: Path) -> None:
+    commit = _mirrored(tmp_path, {"t.py": _TESTS_OF_RANKS})
+    out = tmp_path / "out.json"
+    main(
+        ["--mirror", str(tmp_path / "mirror"), "--json", str(out), "--limit", "100"], [_project(commit=commit, ranks=2)]
+    )
+    found = json.loads(out.read_text())["ours"]
+
+    for arm in ("simulated", "real"):
+        assert found[arm]["outcomes"]["t.py::test_sum"] == ["passed", ""]
+        outcome, text = found[arm]["outcomes"]["t.py::test_first_rank"]
+        assert (outcome, text.splitlines()[0]) == ("failed", "rank 1: AssertionError: assert '1' == '0'")

@@ -22,6 +22,7 @@ class Project:
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
     real: bool = True  # the share runs on real processes on a CPU
     devices: int = 0  # virtual CUDA devices of the simulated arm
+    ranks: int = 1  # more: torchrun starts pytest on each of them, where else the tests start their ranks
     test_limit_s: float = 120.0  # a test that takes longer is stopped
     known: Mapping[str, str] = field(default_factory=dict)  # tests, `*` for anything: why they end otherwise
 
@@ -183,5 +184,39 @@ PROJECTS: tuple[Project, ...] = (
         commit="146f160241651e1211c4247979f159a4ef43b54a",
         tests=("tests/nn/model_parallel", "tests/nn/wrap", "tests/optim/test_oss.py"),
         needs=("parameterized",),
+    ),
+    Project(
+        name="Megatron-LM",
+        repository="NVIDIA/Megatron-LM",
+        commit="c1e938b03902ab688cf4ac1ce1eaebe7a5a17dcf",
+        tests=(
+            "tests/unit_tests/tensor_parallel",
+            "tests/unit_tests/distributed/test_finalize_model_grads.py",
+            "tests/unit_tests/distributed/test_param_and_grad_buffer.py",
+            "tests/unit_tests/transformer/moe/test_a2a_token_dispatcher.py",
+            "tests/unit_tests/dist_checkpointing/test_serialization.py",
+            "tests/unit_tests/dist_checkpointing/test_nonpersistent.py",
+        ),
+        needs=("packaging", "einops", "triton", "tensorstore", "zarr", "requests", "pytest-mock", "pytest-asyncio"),
+        settings={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        real=False,
+        devices=8,
+        ranks=8,
+        known={
+            "tests/unit_tests/dist_checkpointing/test_nonpersistent.py::TestLegacySaveAndLoad::*": "needs Apex: "
+            "torch's Adam refuses the learning rate None",
+            "tests/unit_tests/dist_checkpointing/test_serialization.py::*::test_remove_sharded_tensors": (
+                "this commit calls a method of another class"
+            ),
+            **dict.fromkeys(
+                (
+                    "tests/unit_tests/distributed/test_finalize_model_grads.py::TestAllReduceLNGrads::*-2*",
+                    "tests/unit_tests/tensor_parallel/test_initialization.py::Test::test_te_*_init",
+                    "tests/unit_tests/tensor_parallel/test_random.py::test_checkpoint_without_output*",
+                    "tests/unit_tests/tensor_parallel/test_random.py::test_convert_cuda_rng_state",
+                ),
+                "needs Transformer Engine, which has no build for a CPU",
+            ),
+        },
     ),
 )

@@ -3,8 +3,9 @@
 The file that SIMDIST_SUITES_RECORD names gets a line of JSON when a test begins, one when it has ended, and one at the
 end of the session: so the lines of a process that dies or is stopped are kept. Tests that SIMDIST_SUITES_DONE lists,
 one per line, are left out. The plugin keeps the exit codes of the children that a test starts by multiprocessing, since
-some harnesses skip a test whose children died. It imports only the standard library, because it runs in the projects'
-environments.
+some harnesses skip a test whose children died. Where pytest runs on each rank (SIMDIST_SUITES_RANKS), rank 0 writes,
+and the others write only about tests that did not pass. It imports only the standard library, because it runs in the
+projects' environments.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ __all__ = [
 # The worst report of a test counts: subtests, teardown and repeated calls report under the same name.
 _WORST_FIRST = ("error", "failed", "passed unexpectedly", "failed as expected", "skipped", "passed")
 _SAY_NOTHING = (0, -signal.SIGTERM, -signal.SIGKILL)  # which children a harness still has to end is a race
+_IS_STARTED_ON_RANKS = int(os.environ["SIMDIST_SUITES_RANKS"]) > 1
+_RANK = int(os.environ["RANK"]) if _IS_STARTED_ON_RANKS else 0
 _PROCESS = os.getpid()  # a test's forked child that falls through into pytest reports nothing
 _outcomes: dict[str, tuple[str, str]] = {}
 _children: list[Any] = []
 
 
 def pytest_configure() -> None:
-    """Record the children that tests start, and restore the environment of plain pytest.
+    """Record the children that tests start, and restore the environment of plain pytest, if tests start their ranks.
 
     With torchrun's variables, which `simdist launch` sets, `env://` would mean the launcher's store in every child.
     """
-    for name in set(os.environ) - set(json.loads(os.environ["SIMDIST_SUITES_NAMES"])):
-        del os.environ[name]
+    if not _IS_STARTED_ON_RANKS:
+        for name in set(os.environ) - set(json.loads(os.environ["SIMDIST_SUITES_NAMES"])):
+            del os.environ[name]
     processes: Any = multiprocessing.process.BaseProcess
     start = processes.start
 
@@ -120,6 +124,10 @@ def _last_line(report: Any) -> str:
 def _write(**line: Any) -> None:
     if os.getpid() != _PROCESS:
         return
+    if _RANK:
+        if line["kind"] != "end" or line["outcome"].split(",")[0] not in ("error", "failed", "passed unexpectedly"):
+            return
+        line["rank"] = _RANK
     # The file is opened each time: a test that closes descriptors, or is killed, loses no line.
     with Path(os.environ["SIMDIST_SUITES_RECORD"]).open("a") as file:
         file.write(json.dumps(line) + "\n")

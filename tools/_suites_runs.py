@@ -207,9 +207,14 @@ def run_tests(project: Project, arm: str, source: Path, python: Path, folder: Pa
     }
     bin_folder = python / "bin"
     settings["PATH"] = f"{bin_folder}{os.pathsep}{settings.get('PATH', os.defpath)}"
+    settings["SIMDIST_SUITES_RANKS"] = str(project.ranks)
     settings["SIMDIST_SUITES_NAMES"] = json.dumps(sorted([*settings, "SIMDIST_SUITES_NAMES", MARK]))
     devices = ("--devices", str(project.devices)) if project.devices else ()
-    start = (str(bin_folder / "simdist"), "launch", *devices) if arm == "simulated" else (str(bin_folder / "python"),)
+    ranks = ("--nproc-per-node", str(project.ranks)) if project.ranks > 1 else ()
+    if arm == "simulated":
+        start = (str(bin_folder / "simdist"), "launch", *ranks, *devices)
+    else:
+        start = (str(bin_folder / "python"), *(("-m", "torch.distributed.run", *ranks) if ranks else ()))
     plugins = ("-p", "simdist_suites_recorder", "-p", "no:cacheprovider")
     command = (*start, "-m", "pytest", "-q", *plugins, *project.options, *project.tests)
     run, began = Run(), time.monotonic()
@@ -238,14 +243,21 @@ def run_tests(project: Project, arm: str, source: Path, python: Path, folder: Pa
 
 
 def outcomes_of(lines: Sequence[str], *, timed_out: bool) -> tuple[dict[str, tuple[str, str]], bool]:
-    """Return the outcomes that the recorder wrote, and True if the session reached its end."""
+    """Return the outcomes that the recorder wrote, and True if the session reached its end.
+
+    Ranks other than 0 write only about tests that did not pass there; such a test has not passed.
+    """
     outcomes: dict[str, tuple[str, str]] = {}
+    elsewhere: dict[str, tuple[str, str]] = {}
     under_way: str | None = None
     finished = False
     for line in lines:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:  # the process was killed while it wrote
+            continue
+        if entry.get("rank", 0):
+            elsewhere.setdefault(entry["test"], (entry["outcome"], f"rank {entry['rank']}: {entry['text']}"))
             continue
         if entry["kind"] == "begin":
             under_way = entry["test"]
@@ -257,6 +269,8 @@ def outcomes_of(lines: Sequence[str], *, timed_out: bool) -> tuple[dict[str, tup
     if under_way is not None:
         outcomes[under_way] = ("timed out" if timed_out else "died", "")
         finished = False
+    good = {name for name, (outcome, _) in outcomes.items() if outcome.split(",")[0] not in NOT_PASSING}
+    outcomes |= {name: outcome for name, outcome in elsewhere.items() if name in good}
     return outcomes, finished
 
 

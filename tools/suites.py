@@ -8,8 +8,9 @@
 
 Each project is fetched at a pinned commit into a scratch folder, with a virtual environment that sees this one's
 packages (torch is this one's) and has what the project needs besides. Its tests run under `simdist launch -m pytest`,
-and under plain pytest, where they run on a CPU; shares that need GPUs run on virtual devices alone. A row per project:
-tests, how many passed on both, how many ended alike, how many differ as known, how many differ otherwise, and seconds.
+and under plain pytest, where they run on a CPU; shares that need GPUs run on virtual devices alone. A suite that
+torchrun starts runs on several ranks in both ways. A row per project: tests, how many passed on both, how many ended
+alike, how many differ as known, how many differ otherwise, and seconds.
 A skipped test has not passed, and one that can't be collected, ends its process or is stopped at its time limit counts
 as a difference, whatever the other arm says. Two skipped tests of which one had children that died are not alike.
 Exit codes: 0 nothing differs that is not known, 1 something does, 2 no such project.
