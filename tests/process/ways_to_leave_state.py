@@ -287,6 +287,7 @@ def turns_of_a_child(started: Callable[[], None]) -> list[str]:
     shared: Any = string
     shared.left = "set by the rank"
     mocks = [unittest.mock.MagicMock()]
+    len(mocks[0])  # sets a method in its class
     mine, childs = multiprocessing.Pipe()
 
     def child() -> None:

@@ -60,7 +60,7 @@ _MISSING = object()
 _subclasses: Callable[[type], list[type]] = type.__subclasses__  # of all processes, also while a world lives
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # they set what their callers ask for
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which call ours
-_MAKES_A_MOCK = "_mock_set_magics"  # gives 77 methods to a class that this one mock has for itself
+_MOCKS = "unittest.mock"
 name_own("sys", ("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules"))
 name_own("os", ("environ",))
 name_own("tempfile", ("tempdir",), FOLDER_SLOT)
@@ -259,9 +259,7 @@ class AttributeViews:
         process = current_process()
         if process is None or process is not self._present or not self._is_rank_code(frame):
             return
-        if frame is not None and frame.f_code.co_name == _MAKES_A_MOCK:
-            return
-        if not self._is_shared(process, owner):
+        if not self._is_shared(process, owner) or _is_of_one_mock(owner):
             return
         of_slots = own_names(vars(owner)["__name__"]) if isinstance(owner, ModuleType) else {}
         if name in of_slots:
@@ -297,3 +295,12 @@ class AttributeViews:
         if self._sharing.isolates(name):
             return process in self._forked and not is_users(owner)
         return name != "builtins"
+
+
+def _is_of_one_mock(owner: _Holder) -> bool:
+    """True for the class that each mock has for itself: it gets 77 methods, and all are exchanged with the mock."""
+    module = sys.modules.get(_MOCKS)
+    if module is None or isinstance(owner, ModuleType) or owner.__module__ != _MOCKS:
+        return False
+    names = vars(module)
+    return names.get(owner.__name__) is not owner and names["NonCallableMock"] in owner.__mro__
