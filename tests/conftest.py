@@ -237,6 +237,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def insistent(impatient: None, no_collector: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the test's worlds end stubborn threads sooner: no collection, with a finalizer, can be under way in them."""
+    from simdist.kernel import _simulation
+
+    for name, seconds in {"_ABANDONED_S": 0.02, "_COLLECTION_S": 0.001, "_BETWEEN_S": 0.005}.items():
+        monkeypatch.setattr(_simulation, name, seconds)
+
+
+@pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `simdist run` and `launch` skip the look at all modules around a world: most worlds take less time."""
     from simdist.cli import _launch, _run

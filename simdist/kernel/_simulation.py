@@ -30,6 +30,7 @@ _Context = TypeVar("_Context")
 _RUNNING, _DONE = TaskState.RUNNING, TaskState.DONE
 
 _GRACE_S = 1.0  # of real time, in which a thread should unwind without insisting
+_ABANDONED_S = 0.2  # likewise, after Ctrl-C, or when it stalls
 # Number of further attempts, and the time between them; a thread that computes nothing is given up earlier.
 _ATTEMPTS, _FEW_ATTEMPTS, _BETWEEN_S = 500, 20, 0.03
 _COLLECTION_S = 0.1
@@ -208,7 +209,7 @@ class Simulation(Turns):
         if task is None:
             return
         task.doomed = True
-        self._regain(task, 0.2)
+        self._regain(task, _ABANDONED_S)
 
     def _regain(self, task: Task, grace_s: float, *, ended: bool = False) -> bool:
         """Wait until a doomed task gives the baton back, or is over; insist if it does not. False if that fails."""

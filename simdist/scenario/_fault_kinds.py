@@ -50,7 +50,13 @@ def fault_kind(said: object, folder: Path) -> type[Fault]:
 
 def fault_section(kind: type[Fault]) -> type[BaseModel]:
     """Return the keys of a fault, from the fields of its class."""
-    return section(kind.__name__, {file_key(name): (each.spec, each.default) for name, each in fields_of(kind).items()})
+    known: type[BaseModel] | None = kind.__dict__.get("_section")
+    if known is None:
+        keys = {file_key(name): (each.spec, each.default) for name, each in fields_of(kind).items()}
+        known = section(kind.__name__, keys)
+        # On the class, not in a cache: classes of a scenario's folder are imported anew for each load.
+        kind._section = known  # type: ignore[attr-defined]
+    return known
 
 
 def built_fault(kind: type[Fault], section: BaseModel, folder: Path) -> Fault:

@@ -15,7 +15,7 @@ STUBBORN = """
 import sys, threading, time
 from simdist.kernel import Simulation, _simulation
 
-_simulation._GRACE_S = 0.02
+_simulation._GRACE_S, _simulation._COLLECTION_S, _simulation._BETWEEN_S = 0.02, 0.001, 0.005
 
 def ends(again, trace):
     def swallow():

@@ -140,11 +140,11 @@ def test_who_computes_may_for_ten_times_as_long_as_who_blocks(
 
 def test_a_task_that_only_computes_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_watchdog, "_COMPUTING", 1_000)  # the machine may be busy
-    script = Script(Simulation(stall_s=0.5))
+    script = Script(Simulation(stall_s=0.1))
 
     def computes() -> None:
         begin_s = thread_time()
-        while thread_time() - begin_s < 0.6:
+        while thread_time() - begin_s < 0.2:
             pass
         script.note("done")
 
@@ -190,7 +190,7 @@ def swallow_in_a_helper(effect: Callable[[], None]) -> None:
 SWALLOWING = [swallow_in_one_loop, swallow_in_two_loops, swallow_in_a_helper]
 
 
-@pytest.mark.usefixtures("impatient", "no_collector")  # a finalizer may swallow an exception as well
+@pytest.mark.usefixtures("insistent")
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow: Callable[..., None]) -> None:
     simulation = Simulation(idle_turns=1_000)
@@ -203,6 +203,7 @@ def test_tasks_that_swallow_every_exception_are_ended_after_the_verdict(swallow:
     assert [task.error for task in simulation.tasks] == [None] * 3
 
 
+@pytest.mark.usefixtures("insistent")
 @pytest.mark.parametrize("swallow", SWALLOWING)
 def test_a_task_that_computes_and_swallows_every_exception_is_ended(swallow: Callable[..., None]) -> None:
     simulation = Simulation(stall_s=0.005)  # ten times longer for a task that computes
@@ -282,6 +283,7 @@ def spins(simulation: Simulation) -> None:
         pass
 
 
+@pytest.mark.usefixtures("insistent")
 @pytest.mark.parametrize(
     "bodies", [[sleeps, sleeps, sleeps], [wakes, wakes], [waits, spins]], ids=["sleep", "wake", "spin"]
 )

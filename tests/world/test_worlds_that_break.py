@@ -68,14 +68,15 @@ def strike_everywhere(phase: str, isolate: bool, every: int) -> list[Any]:
         world, strike = World(spec), StrikeAt(number)
         if phase == "start":
             strike.during(world.start)
-        else:
+        else:  # it is also the world after the one that was struck before
             world.start()
-            world.finish()
+            digest = world.finish().digest
             strike.during(world.close)
         world.close()
         after = host_state()
         changed = [name for name, value in before.items() if after[name] != value]
-        digest = World(spec).run().digest
+        if phase == "start":
+            digest = World(spec).run().digest
         if changed or digest != good:
             wrong.append((number, changed, digest))
         if not strike.struck:
