@@ -98,6 +98,7 @@ _CONTAINERS = (dict, list, set, deque)
 _PLAIN = (int, float, str, bytes, type(None))
 _LONGEST = 120
 _LONG_AFTER = 1e6  # seconds
+_WHOLE = ("torch.",)
 _LOOKED_AT = ("torch.distributed", "torch.utils", "torch._dynamo", "torch.nn.parallel")
 
 
@@ -192,7 +193,7 @@ def _state() -> _Found:
     """Return everything that torch's Python code keeps in modules and classes, by place; of containers the content."""
     found: _Found = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "torch" and isinstance(module, types.ModuleType):
+        if f"{name}.".startswith(_WHOLE) and isinstance(module, types.ModuleType):
             for place, value in _attributes(name, vars(module)):
                 found[place] = value
     return found

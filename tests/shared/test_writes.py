@@ -37,6 +37,7 @@ import torch.distributed as dist
 
 import simdist
 from simdist import shared_writes
+from simdist.shared import _writes
 
 logger = logging.getLogger("tests.shared_writes")
 
@@ -89,6 +90,15 @@ def put_back() -> Iterator[None]:
         decimal.DefaultContext.prec = 28
 
 
+@pytest.fixture
+def small_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the looks skip the libraries that are imported already: torch's modules take most of the time."""
+    libraries = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    known = _writes.is_harmless
+    monkeypatch.setattr(_writes, "is_harmless", lambda name: name.partition(".")[0] in libraries or known(name))
+
+
+@pytest.mark.usefixtures("small_look")
 def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     late = types.ModuleType("late_names")
 
@@ -108,6 +118,7 @@ def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatc
     assert written.lines() == ["late_names.other: added"]
 
 
+@pytest.mark.usefixtures("small_look")
 def test_classes_that_are_equal_to_others_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like `typing._UnionGenericAlias` and `typing.Union`, from Python 3.14 on."""
 
@@ -212,6 +223,7 @@ def test_an_ordinary_program_leaves_nothing() -> None:
     assert written.found == {}
 
 
+@pytest.mark.usefixtures("small_look")
 def test_what_an_imported_module_registers_for_itself_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +262,7 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         warnings.filters[:] = filters  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("small_look")
 def test_what_libraries_change_when_they_are_imported_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     types_of_all = types.ModuleType("_cython_3_2_4")
     monkeypatch.setitem(sys.modules, "_cython_3_2_4", types_of_all)
@@ -271,6 +284,7 @@ def test_what_libraries_change_when_they_are_imported_is_not_reported(monkeypatc
     assert written.found == {}
 
 
+@pytest.mark.usefixtures("small_look")
 def test_what_the_standard_library_finds_on_first_use_is_not_reported() -> None:
     def main() -> None:
         base64.b32encode(b"x")
@@ -288,6 +302,7 @@ def test_what_the_standard_library_finds_on_first_use_is_not_reported() -> None:
     assert process._system_limits_checked
 
 
+@pytest.mark.usefixtures("small_look")
 def test_another_name_of_what_is_known_to_be_harmless_is_not_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
