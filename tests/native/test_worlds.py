@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from types import ModuleType
 
 import pytest
@@ -36,7 +37,7 @@ def everything(backend: str) -> list[int]:
     def note(tensor: torch.Tensor) -> None:
         whole = tensor.cpu().contiguous()
         words = (torch.view_as_real(whole) if whole.is_complex() else whole).view(torch.uint8)
-        sums.append(int((words.long() * torch.arange(1, words.numel() + 1).view(words.shape)).sum()))
+        sums.append(zlib.crc32(words.numpy()))
 
     for dtype in DTYPES if backend == "gloo" else DTYPES[:-1]:
         for size in SIZES:

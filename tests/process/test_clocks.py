@@ -301,9 +301,9 @@ def test_a_loop_that_only_looks_at_the_clock_ends() -> None:
         while time.monotonic() == began:
             pass
         first = time.monotonic() - began
-        while time.monotonic() - began < 0.1:
+        while time.monotonic() - began < 0.03:
             pass
-        return [0 < first < 1e-3, 0.1 <= time.monotonic() - began < 0.11]
+        return [0 < first < 1e-3, 0.03 <= time.monotonic() - began < 0.04]
 
     results = [simdist.run(body, world_size=2) for _ in range(2)]
 

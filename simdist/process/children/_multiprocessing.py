@@ -74,6 +74,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _processes: Any = processes  # have what the stubs leave out
 _util: Any = util
+_PROCESSES, _UTIL, _SPAWN = vars(processes), vars(util), vars(spawn)  # as in `Slots`: it happens at each hand-over
 _HEAP, _POOL = "multiprocessing.heap", "multiprocessing.pool"
 _context: ModuleType = context
 _forkserver: ModuleType = forkserver
@@ -117,15 +118,15 @@ def _heap_of(module: ModuleType | None) -> object:
 
 def _load(state: _State) -> None:
     (
-        _processes._current_process,
-        _processes._parent_process,
-        _processes._process_counter,
-        _processes._children,
+        _PROCESSES["_current_process"],
+        _PROCESSES["_parent_process"],
+        _PROCESSES["_process_counter"],
+        _PROCESSES["_children"],
         finalizers,
-        _util._afterfork_registry,
-        _util._exiting,
+        _UTIL["_afterfork_registry"],
+        _UTIL["_exiting"],
         _context._default_context._actual_context,
-        (_forkserver._forkserver._preload_modules, _spawn._python_exe),
+        (_forkserver._forkserver._preload_modules, _SPAWN["_python_exe"]),
         heap,
     ) = state
     registry = _util._finalizer_registry  # refilled in place: its functions keep the dictionary itself
