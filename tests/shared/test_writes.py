@@ -38,6 +38,7 @@ import torch.distributed as dist
 import simdist
 from simdist import shared_writes
 from simdist.shared import _writes
+from simdist.shared._harmless import is_harmless
 
 logger = logging.getLogger("tests.shared_writes")
 
@@ -94,8 +95,7 @@ def put_back() -> Iterator[None]:
 def small_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the looks skip the libraries that are imported already: torch's modules take most of the time."""
     libraries = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
-    known = _writes.is_harmless
-    monkeypatch.setattr(_writes, "is_harmless", lambda name: name.partition(".")[0] in libraries or known(name))
+    monkeypatch.setattr(_writes, "is_harmless", lambda name: name.partition(".")[0] in libraries or is_harmless(name))
 
 
 @pytest.mark.usefixtures("small_look")
