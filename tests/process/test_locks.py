@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import simdist
 from simdist.faults import Crash
 from simdist.process import original
+from simdist.process.threads import _locks
 from tests.beside import wait_for_host
 from tests.process.alone import alone
 
@@ -466,7 +467,8 @@ def test_a_thread_of_the_host_keeps_a_rank_out_and_waits_for_one() -> None:
     assert order == ["rank", "host"]
 
 
-def test_a_lock_that_a_thread_of_the_host_keeps_does_not_stop_the_world() -> None:
+def test_a_lock_that_a_thread_of_the_host_keeps_does_not_stop_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_locks, "_HOST_S", 0.02)
     taken, done = threading.Event(), threading.Event()
 
     def host() -> None:
