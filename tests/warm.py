@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ _WARM = (  # slow imports, and those that most jobs need; DDP needs dynamo
     *("torch._dynamo", "torch.distributed.checkpoint", "pytest", "hypothesis.strategies"),
     *("simdist.api", "simdist.scenario", "simdist.sweeps", "simdist.cli", "simdist.testing", "rich.table"),
     *("simdist.device", "simdist.judges", "simdist.c10d.backends.nccl"),
+    *("execnet", "pdb"),  # which pytest's plugins import
     *("simdist.cli._run", "simdist.cli._launch", "simdist.cli._fuzz", "simdist.cli._explore", "simdist.cli._sweep"),
 )
 _SIZE = 8  # bytes of the number before each message
@@ -141,13 +143,21 @@ def _receive(stream: Any) -> bytes:
 
 def _serve(path: Path) -> None:
     """Answer at the socket `path`, in a background process, until no process holds a lock on the file "users" there."""
-    for name in _WARM:
+    plugins = importlib.import_module("_pytest.config").default_plugins
+    for name in (*_WARM, *(f"_pytest.{plugin}" for plugin in plugins)):
         importlib.import_module(name)
     importlib.import_module("simdist.process._following")._EARLY.among(())  # it judges each module once
-    gc.collect()
-    gc.freeze()  # pytest collects garbage when it ends: a fork would visit all of torch, and so copy its memory
     # A count of the frozen objects takes longer than most worlds with devices.
     vars(importlib.import_module("simdist.process.stdlib._collector"))["host_froze"] = lambda: True
+    if os.environ["PYTHONHASHSEED"] == HASH_SEEDS[0]:
+        # What a process works out in its first world takes longer than most worlds. Forks of the other interpreter
+        # begin with their first world, as real processes do, so a difference between first and later ones is noticed.
+        api = importlib.import_module("simdist.api")
+        with tempfile.TemporaryDirectory() as folder:
+            api.run(_train, world_size=2, disk=importlib.import_module("simdist.storage").Mount(folder=folder))
+        assert threading.active_count() == 1, "a fork has only one of these threads"
+    gc.collect()
+    gc.freeze()  # pytest collects garbage when it ends: a fork would visit all of torch, and so copy its memory
 
     os.dup2(2, 1)
     path.unlink(missing_ok=True)
@@ -178,6 +188,13 @@ def _serve(path: Path) -> None:
                 listener.close()
                 users.close()
                 _answer(connection)
+
+
+def _train() -> None:
+    distributed, torch = importlib.import_module("torch.distributed"), importlib.import_module("torch")
+    distributed.init_process_group("gloo")
+    distributed.all_reduce(torch.ones(1))
+    distributed.destroy_process_group()
 
 
 def _answer(connection: socket.socket) -> NoReturn:
@@ -220,8 +237,9 @@ def _python(
                 from simdist.determinism import _fresh
 
                 vars(_fresh)["_run"] = Interpreters(fresh_from).run
-            for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{each}.") for each in anew)]:
-                del sys.modules[name]
+            if anew:  # else not a look: it would copy the memory of all names
+                for name in [name for name in sys.modules if any(f"{name}.".startswith(f"{each}.") for each in anew)]:
+                    del sys.modules[name]
             code = _exit_code(words)
             if ends:
                 ctypes.pythonapi.Py_Exit(code)

@@ -92,7 +92,7 @@ def slots_of(names: Collection[str], *, without: tuple[str, ...] = ()) -> list[S
     if now != change:
         wanted = set(names)
         known = {
-            (name, base): known.get((name, base)) or _read(name, base, segments, wanted)
+            (name, base): known[name, base] if (name, base) in known else _read(name, base, segments, wanted)
             for name, base, segments in _libraries()
             if not name.rpartition("/")[2].startswith(without)
         }
