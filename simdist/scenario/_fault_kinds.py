@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,17 @@ def fault_kind(said: object, folder: Path) -> type[Fault]:
 
 def fault_section(kind: type[Fault]) -> type[BaseModel]:
     """Return the keys of a fault, from the fields of its class."""
-    known: type[BaseModel] | None = kind.__dict__.get("_section")
-    if known is None:
-        keys = {file_key(name): (each.spec, each.default) for name, each in fields_of(kind).items()}
-        known = section(kind.__name__, keys)
-        # On the class, not in a cache: classes of a scenario's folder are imported anew for each load.
-        kind._section = known  # type: ignore[attr-defined]
-    return known
+    made = _shipped if kind in KINDS.values() else _keys_of
+    return made(kind)  # type: ignore[arg-type]  # to mypy a class has no hash
+
+
+@functools.cache  # pydantic takes longer to make one than to check a scenario
+def _shipped(kind: type[Fault]) -> type[BaseModel]:
+    return _keys_of(kind)
+
+
+def _keys_of(kind: type[Fault]) -> type[BaseModel]:
+    return section(kind.__name__, {file_key(name): (each.spec, each.default) for name, each in fields_of(kind).items()})
 
 
 def built_fault(kind: type[Fault], section: BaseModel, folder: Path) -> Fault:
