@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
-__all__ = ["Interpreters"]
+__all__ = ["HASH_SEEDS", "Interpreters"]
 
 ROOT = Path(__file__).resolve().parents[1]
 HASH_SEEDS = ("1", "2")
