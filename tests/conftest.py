@@ -237,11 +237,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def insistent(impatient: None, no_collector: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def insistent(no_collector: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the test's worlds end stubborn threads sooner: no collection, with a finalizer, can be under way in them."""
     from simdist.kernel import _simulation
 
-    for name, seconds in {"_ABANDONED_S": 0.02, "_COLLECTION_S": 0.001, "_BETWEEN_S": 0.005}.items():
+    shorter = {"_GRACE_S": 0.02, "_ABANDONED_S": 0.02, "_COLLECTION_S": 0.001, "_BETWEEN_S": 0.005}
+    for name, seconds in shorter.items():
         monkeypatch.setattr(_simulation, name, seconds)
 
 

@@ -189,7 +189,7 @@ def test_a_stall_reports_whose_thread_is_left_behind(taken_lock: None) -> None:
     assert pickle.loads(pickle.dumps(caught.value)).left_behind == ("rank 0",)
 
 
-@pytest.mark.usefixtures("insistent")
+@pytest.mark.usefixtures("impatient", "insistent")
 def test_ranks_that_swallow_every_exception_end_with_their_world() -> None:
     def swallows() -> None:
         while True:
