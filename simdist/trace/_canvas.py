@@ -86,28 +86,7 @@ def text_width(text: str, size_px: float, bold: bool = False) -> float:
     if not text.strip():
         return 0.0
     with _without_letters_that_are_missing():
-        return _width(TextPath((0, 0), text, size=size_px, prop=font))
-
-
-def _width(outline: Any) -> float:
-    """Return `outline.get_extents().width` of letters; that looks at one curve after the other, 50 times as slowly."""
-    x, codes = outline.vertices[:, 0], outline.codes
-    # The font is a TrueType font: its curves have one control point each, between two points of the outline.
-    control = (codes == outline.CURVE3).nonzero()[0][::2]
-    drawn = (codes != outline.CLOSEPOLY) & (codes != outline.STOP)
-    drawn[control] = False
-    points = x[drawn]
-    before, beside, after = x[control - 1], x[control], x[control + 1]
-    bend = before - 2 * beside + after
-    turns = bend != 0
-    before, beside, after, bend = before[turns], beside[turns], after[turns], bend[turns]
-    t = ((before - beside) / bend).clip(0, 1)  # where the curve turns back, or one of its ends
-    furthest = (1 - t) ** 2 * before + 2 * t * (1 - t) * beside + t**2 * after
-    left, right = (
-        min(points.min(), furthest.min(initial=points[0])),
-        max(points.max(), furthest.max(initial=points[0])),
-    )
-    return float(right - left)
+        return float(TextPath((0, 0), text, size=size_px, prop=font).get_extents().width)
 
 
 class Canvas:

@@ -9,7 +9,6 @@ from simdist.errors import SimdistError
 from simdist.result import Event
 from simdist.trace import Trace, notes_of, save, short_message, timeline, trace_of
 from simdist.trace._axis import TimeAxis
-from simdist.trace._canvas import text_width
 from simdist.trace._notes import placed
 from simdist.values import rank_text
 from tests.trace import runs
@@ -32,16 +31,6 @@ def test_a_picture_is_a_png_of_twice_1200_pixels(tmp_path: Path) -> None:
     data = (tmp_path / "run.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 2400
-
-
-@pytest.mark.parametrize("text", ["(ring)", "rank 3 -> 0", "Qq|WwÅ§@8&", "…π€", "-"])
-def test_the_width_of_a_text_is_that_of_its_letters(text: str) -> None:
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    outline = TextPath((0, 0), text, size=11, prop=FontProperties(family="DejaVu Sans"))
-
-    assert text_width(text, 11) == pytest.approx(outline.get_extents().width, abs=1e-9)
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
