@@ -48,7 +48,8 @@ _Holder = ModuleType | type | FunctionType
 Variables = list[tuple[ContextVar[Any], object]]
 """Context variables, with their values."""
 _EMPTY = object()
-_PLAIN = {str, int, float, complex, bool, bytes, type(None), type(vars(namedtuple("_Any", "name"))["name"])}
+_TupleField = type(vars(namedtuple("_Tuple", "field"))["field"])  # what a named tuple's class has for each field
+_PLAIN = {str, int, float, complex, bool, bytes, type(None), _TupleField}  # nothing changes such a value
 
 
 class _Place:
@@ -267,9 +268,8 @@ class ForkCopies:
 
     def __init__(self, runtime: Runtime) -> None:
         self._of: dict[SimProcess, _Copy] = {}
-        self._places: weakref.WeakValueDictionary[int, _Place] = (
-            weakref.WeakValueDictionary()
-        )  # by the id of its `space`
+        # By the id of the dictionary, which the place keeps alive; nothing is ordered by it.
+        self._places: weakref.WeakValueDictionary[int, _Place] = weakref.WeakValueDictionary()
         self._present: _Copy | None = None
         self._slots = runtime.slots
         runtime.slots.add(self._switch)
