@@ -51,6 +51,7 @@ from simdist.c10d.surface.state import (
     _registries,
     _saved_files,
     _scopes,
+    _warned_once,
     _workers,
 )
 from simdist.c10d.surface.state._backend_tables import BackendTables
@@ -61,7 +62,7 @@ from simdist.c10d.watch._results import note_results
 from simdist.c10d.watch._strict import watch_strictly
 from simdist.cluster import Network
 from simdist.errors import SimdistError
-from simdist.inside.torch import c10d_bindings, c10d_module, forget_warnings, get_debug_level, group_world
+from simdist.inside.torch import c10d_bindings, c10d_module, get_debug_level, group_world
 from simdist.kernel import Bus
 from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
 
@@ -102,6 +103,7 @@ class TorchState:
         self._variables = vars(c10d)
         self._compiled = CompiledCode()
         self._flags: Any = ()  # the host's settings for all of torch
+        self._warns_always = False  # whether the host is shown all warnings of torch
         self._forward: object = None  # the module whose forward pass the host was in
         self._has_devices = bool(network.cluster.devices_per_host)
         self._makers = Makers(network, backend=backend, strict=strict, values=values)
@@ -122,6 +124,8 @@ class TorchState:
         host = RankState(get_debug_level())
         host.init_method = c10d_module._default_pg_init_method
         host.default_dtype = torch.get_default_dtype()
+        self._warns_always = _warned_once.begin()
+        host.shown_once = None if self._warns_always else set()
         self._debug_level = host.debug_level
         self._host = host  # from here on there is something to undo
         _present = self
@@ -134,7 +138,6 @@ class TorchState:
         if self._results:
             note_results(bus)
         torch.set_num_threads(1)
-        forget_warnings()
         c10d_bindings._set_thread_isolation_mode(True)
         self._patches.replace(c10d, "_world", WorldPerThread(group_world()))
         self._patches.replace(c10d, "_backend", c10d_module._backend)  # torch writes it, but never reads it
@@ -166,6 +169,7 @@ class TorchState:
             self._patches.undo,
             lambda: _flags.restore(self._flags),
             _flags.forget_imports,
+            lambda: _warned_once.end(self._warns_always),
             lambda: _scopes.load_forward(self._forward),
             self._compiled.uninstall,
             self._backends.uninstall,
@@ -194,12 +198,13 @@ class TorchState:
             SimdistError: torch does not know such a debug level; a real process could not import it.
         """
         assert self._host is not None
-        if debug is None:
-            return RankState(self._host.debug_level)
-        level = _level_named(debug)
+        level = self._host.debug_level if debug is None else _level_named(debug)
         if level is None:
             raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
-        return RankState(level)
+        state = RankState(level)
+        if self._host.shown_once is None:
+            state.shown_once = None
+        return state
 
     def begin_thread(self, process: SimProcess) -> None:
         """Register the rank's groups on a thread that it started: C++ keeps their names per thread.
@@ -221,6 +226,7 @@ class TorchState:
             state.init_method = self._variables["_default_pg_init_method"]
             state.default_dtype = torch.get_default_dtype()
             state.backends = mine.backends
+            state.shown_once = None if mine.shown_once is None else set(mine.shown_once)
 
     # -- switching -----------------------------------------------------------------------------------------------
 
@@ -324,4 +330,5 @@ _ALWAYS = (
     _replacements.install,
     _generators.install,
     _workers.install,
+    _warned_once.install,
 )

@@ -46,6 +46,7 @@ class RankState:
         "nccl",
         "profile",
         "ranks_in_making",
+        "shown_once",
         "stands_for_threads",
         "unwaited",
         "waits_in_cxx",
@@ -66,6 +67,8 @@ class RankState:
         self.failed: list[BaseException] = []  # errors of failed futures that the program has not read
         self.unwaited: dict[SimWork, object] = {}  # works that were not waited for; with a judge's notes on their calls
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
+        # Warnings that C++ shows once and that the process was shown, by their places; None: it is shown them always.
+        self.shown_once: set[str] | None = set()
         self.stands_for_threads = False  # a thread of torch's threaded groups, which take what no process does
         self.waits_in_cxx = 0  # how many C++ calls are under way that wait for futures which they request
         self.graph_task = -1  # the autograd graph task that has our callback queued

@@ -51,7 +51,7 @@ from simdist.process.stdlib._environ import encoded, variable_of
 from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
 from simdist.process.stdlib._host_names import address_of_host
 from simdist.process.stdlib._process_wide import followed, followed_variables
-from simdist.process.stdlib._warnings import is_filter_of_import
+from simdist.process.stdlib._warnings import is_filter_of_import, note_shown_again
 from simdist.process.threads._lock_kinds import real_methods
 from simdist.process.threads._threads import shut_down, waits_of_threads
 from simdist.process.threads._tracing import trace_main_thread
@@ -107,6 +107,7 @@ __all__ = [
     "leave_to_rounds",
     "moved_file",
     "name_own",
+    "note_shown_again",
     "on_ranks",
     "original",
     "own",

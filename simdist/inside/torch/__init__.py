@@ -41,7 +41,6 @@ from simdist.inside.torch._compiler import (
     InductorWrapper,
     backward_compilers,
     compile_without_inductor,
-    forget_warnings,
     frame_evaluation,
     guard_pointer,
 )
@@ -162,6 +161,7 @@ from simdist.inside.torch._tables import (
     unchecked_tensors,
     unpickling,
 )
+from simdist.inside.torch._warnings import SHOWN_ONCE, log_once, show_always, shows_always, storage_warning
 
 __all__ = [
     "BELOW_TORCH",
@@ -170,6 +170,7 @@ __all__ = [
     "NCCL",
     "OPERATORS",
     "RECORDER_HEADER",
+    "SHOWN_ONCE",
     "SPARSE_CPU",
     "TENSOR_TABLE",
     "Argument",
@@ -233,7 +234,6 @@ __all__ = [
     "finds_kernel",
     "flattening",
     "forget_operators",
-    "forget_warnings",
     "frame_evaluation",
     "fsdp_profiler",
     "full_name",
@@ -256,6 +256,7 @@ __all__ = [
     "loader_iterators",
     "loader_signals",
     "loader_worker",
+    "log_once",
     "missing",
     "modes_module",
     "nccl_build_of",
@@ -287,6 +288,9 @@ __all__ = [
     "schema_of",
     "set_backward_threads",
     "set_tracing_flag",
+    "show_always",
+    "shows_always",
+    "storage_warning",
     "strict_fake_kernels",
     "takes_numbers_as_tensors",
     "to_capsule",

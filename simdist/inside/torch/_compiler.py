@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,10 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = ["FakeTensorMode", "InductorWrapper", "backward_compilers", "compile_without_inductor", "forget_warnings"]
+__all__ = ["FakeTensorMode", "InductorWrapper", "backward_compilers", "compile_without_inductor"]
 __all__ += ["frame_evaluation", "guard_pointer"]
 
-_warning_once: Any = importlib.import_module("torch._logging._internal").warning_once
 frame_evaluation: ModuleType = core_bindings._dynamo.eval_frame
 backward_compilers: ModuleType = core_bindings._dynamo.compiled_autograd
 
@@ -36,11 +33,6 @@ def guard_pointer(name: str) -> int:
     return int(core_bindings._dynamo.guards.__dict__[name.lower()])
 
 
-def forget_warnings() -> None:
-    """Let torch repeat warnings that it gives once in a process (`torch._logging.warning_once`)."""
-    _warning_once.cache_clear()
-
-
 @fact(
     "torch.compiler",
     what="compiled code is kept by regions, and the compiler of a backward pass can be exchanged",
@@ -50,11 +42,7 @@ def forget_warnings() -> None:
 )
 def _compiler_is_known() -> str:
     regions = ("_get_cache_entries_for_region", "get_eval_frame_isolate_recompiles_id", "reset_code")
-    return (
-        missing(frame_evaluation, regions)
-        or missing(backward_compilers, ("set_autograd_compiler",))
-        or (missing(_warning_once, ("cache_clear",)))
-    )
+    return missing(frame_evaluation, regions) or missing(backward_compilers, ("set_autograd_compiler",))
 
 
 @fact(

@@ -34,7 +34,7 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Copy, Slot
 
-__all__ = ["FILTERS_SLOT", "begin", "install", "is_filter_of_import"]
+__all__ = ["FILTERS_SLOT", "begin", "install", "is_filter_of_import", "note_shown_again"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -44,6 +44,7 @@ _module: Any = warnings  # has what the stubs leave out
 # Since Python 3.14 a lock is held around this call.
 _FILTERS_CHANGED = next(each for each in ("_filters_mutated_lock_held", "_filters_mutated") if hasattr(warnings, each))
 _filters_changed: Callable[[], None] = getattr(_module, _FILTERS_CHANGED)
+_is_shown_again: list[Callable[[SimProcess, str], bool]] = []  # asked about texts; see `note_shown_again`
 _of_imports: list[tuple[object, ...]] = []  # they stay as long as their modules do
 
 
@@ -107,10 +108,17 @@ def _own(show_all: Callable[[warnings.WarningMessage], None]) -> Callable[[warni
             if note in process.warned:
                 return
             process.warned.add(note)
+        if process is not None and any(each(process, str(message.message)) for each in _is_shown_again):
+            return
         with contextlib.nullcontext() if process is None else _unlocked():
             show_all(message)
 
     return show
+
+
+def note_shown_again(check: Callable[[SimProcess, str], bool]) -> None:
+    """Drop warnings for which `check` is true: those that a library shows a process once, and has shown it before."""
+    _is_shown_again.append(check)
 
 
 @contextlib.contextmanager

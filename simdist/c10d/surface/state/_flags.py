@@ -48,7 +48,6 @@ _SWITCHES = tuple(
         "nnpack_enabled",
         "onednn_allow_tf32",
         "qengine",
-        "warnAlways",
     )
     if hasattr(core_bindings, f"_get_{name}") and hasattr(core_bindings, f"_set_{name}")
 ) + tuple(
