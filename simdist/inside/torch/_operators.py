@@ -15,6 +15,7 @@ from torch._ops import OperatorBase, OpOverloadPacket
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
+from simdist.inside.torch._warnings import warned_once
 
 __all__ = ["CPU", "OPERATORS", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators"]
 __all__ += ["below_autocast", "calling", "find_operator", "finds_kernel", "full_name", "has_composite_for_cpu"]
@@ -114,20 +115,19 @@ class Operator(Protocol):
 
 
 class Replacements:
-    """Kernels of one namespace that take precedence over torch's own, as `torch.library.Library` keeps them.
-
-    `impl(name, key, kernel)` registers a kernel of an operator, named without its namespace, for a dispatch key.
-    """
-
-    impl: Callable[[str, str, Kernel], object]
+    """Kernels of one namespace that take precedence over torch's own, as `torch.library.Library` keeps them."""
 
     def __init__(self, space: str) -> None:
         self._library: Any = _Library(space, "IMPL")
-        self.impl = self._library.m.impl  # without the checks of the library's own `impl`
+
+    def impl(self, name: str, key: str, kernel: Kernel) -> None:
+        """Register a kernel of an operator, named without its namespace, for a dispatch key."""
+        register = self._library.m.impl  # without the checks of the library's own `impl`
+        with warned_once():
+            register(name, key, kernel)
 
     def destroy(self) -> None:
         """Unregister all of them."""
-        del self.impl
         self._library._destroy()
 
 

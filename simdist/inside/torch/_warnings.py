@@ -9,18 +9,20 @@ those of TorchScript's fusers, of quantized and of lazy tensors, and of the prof
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import cast
 
 import torch
 
 from simdist.inside._facts import fact
+from simdist.inside.python import original
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning"]
+__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning", "warned_once"]
 
 shows_always: Callable[[], bool] = core_bindings._get_warnAlways
 show_always: Callable[[bool], None] = core_bindings._set_warnAlways
@@ -67,6 +69,7 @@ SHOWN_ONCE = (
     "torch.searchsorted(): ",
     "torch.triangular_solve is deprecated",
     "where received a uint8 condition tensor.",
+    "Warning only once for all operators",
     # layouts
     "Sparse invariant checks are implicitly disabled.",
     *(f"Sparse {layout} tensor support is in beta" for layout in ("CSR", "CSC", "BSR", "BSC")),
@@ -79,6 +82,17 @@ log_once: functools._lru_cache_wrapper[None] = importlib.import_module("torch._l
 
 storage_warning = cast("FunctionType", torch.storage._warn_typed_storage_removal)
 """Warns of typed storages, and notes in an attribute of its own that it did."""
+
+
+@contextlib.contextmanager
+def warned_once() -> Iterator[None]:
+    """Let C++ show what it shows once in a process once, not always: programs must not be warned of simdist's calls."""
+    always = original(shows_always)()
+    original(show_always)(False)
+    try:
+        yield
+    finally:
+        original(show_always)(always)
 
 
 @fact(
