@@ -15,7 +15,7 @@ from torch._ops import OperatorBase, OpOverloadPacket
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
 from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
-from simdist.inside.torch._warnings import warned_once
+from simdist.inside.torch._warnings import unwarned
 
 __all__ = ["CPU", "OPERATORS", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators"]
 __all__ += ["below_autocast", "calling", "find_operator", "finds_kernel", "full_name", "has_composite_for_cpu"]
@@ -123,7 +123,7 @@ class Replacements:
     def impl(self, name: str, key: str, kernel: Kernel) -> None:
         """Register a kernel of an operator, named without its namespace, for a dispatch key."""
         register = self._library.m.impl  # without the checks of the library's own `impl`
-        with warned_once():
+        with unwarned():
             register(name, key, kernel)
 
     def destroy(self) -> None:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from simdist.inside._facts import fact
-from simdist.inside.python import original
 from simdist.inside.torch._bindings import core_bindings, missing
 
-__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning", "warned_once"]
+__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning", "unwarned"]
 
 shows_always: Callable[[], bool] = core_bindings._get_warnAlways
 show_always: Callable[[bool], None] = core_bindings._set_warnAlways
@@ -85,14 +85,17 @@ storage_warning = cast("FunctionType", torch.storage._warn_typed_storage_removal
 
 
 @contextlib.contextmanager
-def warned_once() -> Iterator[None]:
-    """Let C++ show what it shows once in a process once, not always: programs must not be warned of simdist's calls."""
-    always = original(shows_always)()
-    original(show_always)(False)
+def unwarned() -> Iterator[None]:
+    """Keep C++ from warning programs of a call that simdist makes; in it no other process gets the baton."""
+    filters: list[tuple[object, ...]] = cast("Any", warnings).filters
+    filters.insert(0, _NO_WARNING)
     try:
         yield
     finally:
-        original(show_always)(always)
+        filters.remove(_NO_WARNING)
+
+
+_NO_WARNING = ("ignore", None, Warning, None, 0)
 
 
 @fact(
