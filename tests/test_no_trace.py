@@ -230,3 +230,41 @@ def test_a_worlds_groups_are_freed_without_the_garbage_collector() -> None:
         assert [group() for group in groups] == [None, None]
     finally:
         gc.enable()
+
+
+def _joins_a_thread() -> None:
+    meet()
+    thread = threading.Thread(target=time.sleep, args=(1,))
+    thread.start()
+    thread.join()
+
+
+def _joins_a_child() -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1,))
+    child.start()
+    child.join()
+
+
+def _leaves_store_requests() -> None:
+    meet()
+    store: Any = dist
+    store.TCPStore("localhost", 1234, 2, dist.get_rank() == 0).set("key", "value")
+
+
+@pytest.mark.parametrize("body", [meet, _joins_a_thread, _joins_a_child, _leaves_store_requests])
+def test_a_world_leaves_the_garbage_collector_nothing_to_free(body: Callable[[], None]) -> None:
+    """A session of many worlds would fill the collector's generations: a full collection looks at all of torch."""
+    simdist.run(body, world_size=2).raise_for_failure()  # what torch makes once may be in cycles
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        simdist.run(body, world_size=2).raise_for_failure()
+        gc.collect()
+        found = Counter(type(each).__name__ for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert found == {}

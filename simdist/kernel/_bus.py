@@ -129,6 +129,11 @@ class Bus:
         self._judges.setdefault(kind, []).append(judge)
         self.active = True
 
+    def dismiss(self) -> None:
+        """Drop all judges: the world is gone."""
+        self._judges.clear()
+        self.active = False
+
     def announce(self, event: object) -> Verdict:
         """Call the judges of `event`; returns their combined verdict."""
         answer = PASS

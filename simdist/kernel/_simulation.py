@@ -170,7 +170,7 @@ class Simulation(Turns):
         leaked += [
             task.name for task in self.tasks if task.started and task.state is not _DONE and task.name not in leaked
         ]
-        self._deadlines.clear()
+        self._drop_events()
         try:
             self._switch_context(None)
         finally:

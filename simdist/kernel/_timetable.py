@@ -124,6 +124,11 @@ class Timetable:
         """Run each further step of the event queue through `wrapper`: timers' actions run inside."""
         self._step = wrapper(self._step)
 
+    def _drop_events(self) -> None:
+        """Drop all events: what they would call refers to the world."""
+        self._deadlines.clear()
+        self._environment._queue.clear()
+
     def _next_deadline(self, upcoming: float) -> bool:
         """Turn the earliest deadline into a timer if it is due before `upcoming`; False if there is none."""
         earliest = min((thing.deadline_ns for thing in self._deadlines if thing.deadline_ns is not None), default=None)

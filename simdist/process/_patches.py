@@ -119,11 +119,11 @@ class Replacement:
 
 
 @functools.cache
-def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[list[Redirection], list[Replacement]]:
+def _redirections_of(replacements: tuple[Replacement, ...]) -> tuple[_Functions, list[Replacement]]:
     """The redirections, and the replacements that can have none: the name refers to an object of another kind."""
     functions = [each for each in replacements if can_be_redirected(each.function)]
     others = [each for each in replacements if not can_be_redirected(each.function)]
-    return [Redirection.of(each.function, each.make) for each in functions], others
+    return _Functions([Redirection.of(each.function, each.make) for each in functions]), others
 
 
 class _Attribute:
@@ -406,14 +406,16 @@ class Patches:
 
     def redirect(self, replacements: tuple[Replacement, ...]) -> None:
         """Make functions do what their replacements do, no matter which code imported them, or when."""
-        redirections, others = _redirections_of(replacements)
-        self.switch_on(redirections)
+        functions, others = _redirections_of(replacements)
+        self._switch_on(functions)
         for each in others:
             self.wrap(each.owner, each.name, each.make)
 
     def switch_on(self, redirections: Sequence[Redirection]) -> None:
         """Switch these redirections on."""
-        functions = _Functions(redirections)
+        self._switch_on(_Functions(redirections))
+
+    def _switch_on(self, functions: _Functions) -> None:
         self._done.append(functions)
         functions.do()
 

@@ -447,7 +447,7 @@ class SimProcess:
             self.on_forget()
             self.on_forget = None
         self.tasks.clear()
-        self.torch_state = self.parent = None
+        self.torch_state = self.parent = self.streams = self.threads = None
         self.children.clear()
         self.end_listeners.clear()
         self.inbox.clear()

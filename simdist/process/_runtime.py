@@ -187,7 +187,7 @@ class Runtime:
         self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
         # Called, perhaps repeatedly, as soon as others can see when a rank's garbage closes a file.
-        self.collect_in_rounds: Callable[[], None] = lambda: None
+        self.collect_in_rounds: Callable[[], None] = _nothing
         self.in_child: Callable[[], None] = self.deactivate  # called in a process forked from this one meanwhile
 
     def activate(self, *called: object) -> None:
@@ -249,9 +249,14 @@ class Runtime:
 
     def _leave(self) -> None:
         global _active
+        self.collect_in_rounds = _nothing  # it refers to the world, which would be left to the collector
         if _active is self:
             _active = None
             self.left_behind.restore()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _let_go(process: SimProcess) -> None:

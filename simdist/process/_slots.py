@@ -140,6 +140,11 @@ class Slots:
             swapped = self._own[slot] = _Swapped(slot, running)
             self._swaps.append(swapped.swap)
 
+    def forget(self) -> None:
+        """Forget what each process had: the world is gone."""
+        self._own.clear()
+        self._swaps.clear()
+
     def states(self, slot: Slot[_S]) -> list[_S]:
         """The kept states of those that do not have the baton, the host among them; none before `separate`."""
         swapped = self._own.get(slot)

@@ -577,17 +577,15 @@ class World:
         """Cut the cycles between processes, tasks and groups; otherwise a finished world waits for the collector."""
         for life in self._lives:
             for process in life:
-                process.tasks.clear()
                 process.torch_state.world.forget()
-                process.torch_state = process.streams = None
-                process.end_listeners.clear()
-                process.inbox.clear()
-                process.value = process.exception = None
+                process.forget()
         self._lives.clear()
         if self._launcher is not None:
             self._launcher.forget()
             self._launcher = None
         self._simulation.tasks.clear()
+        self._simulation.bus.dismiss()
+        self._slots.forget()
         self._runtime.in_child = _do_nothing
         if self._injector is not None:
             self._injector.lose_store = _do_nothing

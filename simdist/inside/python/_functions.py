@@ -204,10 +204,22 @@ class _Words:
         starts = [ctypes.addressof(words) for words, _, _ in functions]
         first = min(starts)
         extent = (max(starts) - first) // _WORD + _ENTRY + 1
-        self.memory = np.frombuffer(memoryview((ctypes.c_size_t * extent).from_address(first)), dtype=np.uintp)
+        self.memory = np.asarray(_Memory(first, extent))
         self.places = np.array([(start - first) // _WORD + place for start in starts for place in _WRITTEN])
         self.on = np.array([word for _, on, _ in functions for word in on], dtype=np.uintp)
         self.off = np.array([word for _, _, off in functions for word in off], dtype=np.uintp)
+
+
+class _Memory:
+    """So many words from an address on, for numpy. A ctypes array has a type for each length, which is in a cycle."""
+
+    def __init__(self, first: int, extent: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (extent,),
+            "typestr": np.dtype(np.uintp).str,
+            "data": (first, False),
+        }
 
 
 class _Stand:
