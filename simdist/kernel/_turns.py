@@ -76,6 +76,10 @@ class _Sleep:
         return ()
 
 
+def _nothing() -> None:
+    pass
+
+
 class Turns(Timetable):
     """The tasks of a world, of which one runs at a time."""
 
@@ -492,5 +496,6 @@ class Turns(Timetable):
             threading._active.pop(task.ident, None)  # type: ignore[attr-defined]
             if task.state is not _FROZEN:
                 self._alive -= 1
+            task.function = _nothing  # the function refers to what is gone now, perhaps to the task
             task.state = _DONE
             self._hand_over(None if self._closing else self._choose())

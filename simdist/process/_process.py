@@ -447,6 +447,8 @@ class SimProcess:
             self.on_forget()
             self.on_forget = None
         self.tasks.clear()
+        if self.threads is not None:
+            self.threads.forget()
         self.torch_state = self.parent = self.streams = self.threads = None
         self.children.clear()
         self.end_listeners.clear()

@@ -92,6 +92,13 @@ class Threads:
             thread._started.set()
         return self._main
 
+    def forget(self) -> None:
+        """Let go of all of them: the process is gone."""
+        self.objects.clear()
+        self.ends.clear()
+        self.calls.clear()
+        self._main = None
+
     def alive(self) -> list[threading.Thread]:
         """The `Thread` of every task that has one, in the order in which they began."""
         found = [self.main]
