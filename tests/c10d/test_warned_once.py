@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,15 @@ def test_a_forked_child_is_not_shown_what_its_parent_was() -> None:
         return len(shown) * 100 + (child.exitcode or 0)
 
     assert values(forked, 2) == [110, 110]
+
+
+def test_each_rank_is_warned_of_a_kernel_that_it_replaces() -> None:
+    def replaces() -> list[str]:
+        library = _torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            library.impl("normal_", lambda tensor, *_, **__: tensor, "CPU")
+            library.impl("log_normal_", lambda tensor, *_, **__: tensor, "CPU")
+        return [f"{Path(each.filename).name}: {str(each.message)[:36]}" for each in caught]
+
+    assert values(replaces, 2) == [["library.py: Warning only once for all operators,"]] * 2

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simdist.c10d.surface._identity import GroupBackend
-from simdist.inside.torch import BELOW_TORCH, c10d_bindings, functional_operators, has_kernel, kernel_library
+from simdist.inside.torch import BELOW_TORCH, c10d_bindings, functional_operators, has_kernel, kernel_library, unwarned
 from simdist.process import Patches
 
 __all__ = ["install"]
@@ -26,9 +26,10 @@ def install(patches: Patches, *, has_devices: bool) -> None:
         return
     # Not `torch.library.Library`, which takes ten times as long: programs start thousands of worlds.
     library = kernel_library("IMPL", _SPACE, "")
-    for device in ("CPU", "CUDA") if has_devices else ("CPU",):
-        library.impl(_NAME, device, _gather)
     patches.on_undo(library.reset)
+    with unwarned():
+        for device in ("CPU", "CUDA") if has_devices else ("CPU",):
+            library.impl(_NAME, device, _gather)
 
 
 @functools.cache

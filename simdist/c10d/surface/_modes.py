@@ -30,6 +30,7 @@ from simdist.inside.torch import (
     DispatchKey,
     calls_override,
     keys_of,
+    unwarned,
     without_functions,
     without_modes,
 )
@@ -233,10 +234,11 @@ class _Operators:
     def __init__(self, patches: Patches) -> None:
         library: Any = torch.library.Library  # not typed
         self._library = library("c10d", "IMPL")
-        for row in METHODS.values():
-            operator = getattr(torch.ops.c10d, row.operator).default
-            self._library.impl(row.operator, _kernel(operator, row), _HERE.name, with_keyset=True)
         patches.on_undo(self._library._destroy)
+        with unwarned():
+            for row in METHODS.values():
+                operator = getattr(torch.ops.c10d, row.operator).default
+                self._library.impl(row.operator, _kernel(operator, row), _HERE.name, with_keyset=True)
 
 
 def _kernel(operator: Any, row: Method) -> Callable[..., object]:

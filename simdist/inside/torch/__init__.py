@@ -161,7 +161,7 @@ from simdist.inside.torch._tables import (
     unchecked_tensors,
     unpickling,
 )
-from simdist.inside.torch._warnings import SHOWN_ONCE, log_once, show_always, shows_always, storage_warning
+from simdist.inside.torch._warnings import SHOWN_ONCE, log_once, show_always, shows_always, storage_warning, unwarned
 
 __all__ = [
     "BELOW_TORCH",
@@ -299,6 +299,7 @@ __all__ = [
     "trees",
     "unchecked_tensors",
     "unpickling",
+    "unwarned",
     "visible_devices",
     "with_inference",
     "without_functions",

@@ -85,17 +85,24 @@ storage_warning = cast("FunctionType", torch.storage._warn_typed_storage_removal
 
 
 @contextlib.contextmanager
-def unwarned() -> Iterator[None]:
-    """Keep C++ from warning programs of a call that simdist makes; in it no other process gets the baton."""
-    filters: list[tuple[object, ...]] = cast("Any", warnings).filters
-    filters.insert(0, _NO_WARNING)
+def unwarned() -> Iterator[list[str]]:
+    """Keep C++ from warning programs of a call that simdist makes, in which no other process gets the baton.
+
+    Yields the texts of what it would show.
+    """
+    module: Any = warnings
+    texts: list[str] = []
+    show = module._showwarnmsg
+    module.filters.insert(0, _ALWAYS)
+    module._showwarnmsg = lambda shown: texts.append(str(shown.message))
     try:
-        yield
+        yield texts
     finally:
-        filters.remove(_NO_WARNING)
+        module._showwarnmsg = show
+        module.filters.remove(_ALWAYS)
 
 
-_NO_WARNING = ("ignore", None, Warning, None, 0)
+_ALWAYS = ("always", None, Warning, None, 0)
 
 
 @fact(

@@ -29,9 +29,9 @@ def install(patches: Patches) -> None:
     if not hasattr(functional_operators, _NAME):
         return  # torch before 2.11
     kernels = Replacements("_c10d_functional")
+    patches.on_undo(kernels.destroy)
     for device in _DEVICES:
         kernels.impl(_NAME, device, _batch)
-    patches.on_undo(kernels.destroy)
 
 
 def _batch(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from simdist.inside.torch import (
     kernel_library,
     operator_tables,
     strict_fake_kernels,
+    unwarned,
 )
 from simdist.process import Patches, Runtime, SimProcess, current_process, current_runtime, imported_for_all
 
@@ -59,6 +61,7 @@ class _Kernel:
 
     def __init__(self, before: Any) -> None:
         self.real: KernelLibrary
+        self.warnings: list[str] = []  # what C++ shows a process that registers it
         # The last one of each rank counts.
         self.functions: dict[SimProcess, list[tuple[_RanksLibrary, Callable[..., object], bool]]] = {}
         self._before = before  # the original kernel; None for an operator of ranks
@@ -153,9 +156,12 @@ class _RanksLibrary:
         if kernel is None:
             kernel = _Kernel(None if name in self._world.operators else _kernel_before(name, dispatch_key))
             kernel.real = self._real()
-            kernel.real.impl(name, dispatch_key, functools.wraps(function)(_calling(kernel)), True)
+            with unwarned() as kernel.warnings:
+                kernel.real.impl(name, dispatch_key, functools.wraps(function)(_calling(kernel)), True)
             self._world.kernels[name, dispatch_key] = kernel
         kernel.functions.setdefault(self._process, []).append((self, function, with_keyset))
+        for text in kernel.warnings:
+            warnings.warn(text, UserWarning, stacklevel=2)
 
     def fallback(self, dispatch_key: str, function: Callable[..., object], with_keyset: bool = False) -> None:
         self._keep(lambda real: real.fallback(dispatch_key, function, with_keyset))
