@@ -152,6 +152,7 @@ def asked(modules: list[types.ModuleType], seed: int = 0) -> list[list[Any]]:
     return simdist.run(body, world_size=RANKS, seed=seed).values
 
 
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utc:DeprecationWarning")  # since Python 3.12
 @settings(max_examples=25, deadline=None)
 @given(st.lists(taken, min_size=1, max_size=6), st.booleans())
 def test_no_program_finds_a_real_clock_pid_or_entropy(chosen: list[tuple[Name, str]], used_before: bool) -> None:
