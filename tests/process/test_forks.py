@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing as mp
 import os
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,3 +131,62 @@ def test_a_rank_may_not_fork() -> None:
             os.forkpty()
 
     simdist.run(body, world_size=1).raise_for_failure()
+
+
+def forked(call: Callable[[], Any]) -> Any:
+    """Return the result of `call` in a child that `multiprocessing` forks."""
+    context: Any = mp.get_context("fork")
+    answers, answer = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: answer.send(call()))
+    child.start()
+    result = answers.recv()
+    child.join()
+    return result
+
+
+def lines_of_parent_and_child() -> tuple[Any, list[Any]]:
+    """A `SimpleQueue` with two items, one of which is a list that refers to it."""
+    line: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    item = [line]
+    line.put("first")
+    line.put(item)
+
+    def take() -> list[Any]:
+        line.put("child's")
+        first, second, third = (line.get(timeout=1) for _ in range(3))
+        return [first, second[0] is line, second is item, third, line.empty()]
+
+    return forked(take), [line.get(timeout=1), line.get(timeout=1) is item, line.empty()]
+
+
+def pools_of_parent_and_child() -> tuple[Any, Any]:
+    """A pool of threads that has none in a child, and does not know it: it runs nothing there."""
+    pool = ThreadPoolExecutor(1)
+    assert pool.submit(os.getpid).result() == os.getpid()
+    time.sleep(0.1)  # its thread waits for work
+
+    def submit() -> str:
+        try:
+            pool.submit(os.getpid).result(timeout=1)
+        except TimeoutError:
+            return "no thread"
+        return "ran"
+
+    return forked(submit), pool.submit(os.getpid).result() == os.getpid()
+
+
+QUEUES: dict[Callable[[], Any], Any] = {
+    lines_of_parent_and_child: (["first", True, True, "child's", True], ["first", True, True]),
+    pools_of_parent_and_child: ("no thread", True),
+}
+
+
+@pytest.mark.parametrize("body", QUEUES, ids=lambda body: body.__name__)
+def test_a_forked_child_has_queues_of_its_own(body: Callable[[], Any]) -> None:
+    assert simdist.run(body, world_size=2).values == [QUEUES[body]] * 2
+
+
+@FORKS_BESIDE_THREADS
+@pytest.mark.parametrize("body", QUEUES, ids=lambda body: body.__name__)
+def test_queues_of_real_children_are_their_own(body: Callable[[], Any]) -> None:
+    assert body() == QUEUES[body]

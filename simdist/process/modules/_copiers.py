@@ -21,6 +21,7 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
+import queue
 import struct
 import sys
 import threading
@@ -57,6 +58,9 @@ _NOT_THE_PROGRAMS = frozenset(("simdist", "_pytest", "pytest", "pluggy", "asynci
 _SYSTEMS = frozenset(("torch", *sys.stdlib_module_names)) - {"__main__"}
 _BY_MODULE = ("multiprocessing.sharedctypes", "multiprocessing.heap", "multiprocessing.shared_memory")
 _taken: list[object] = []  # objects to which the pickle being read refers by number
+# The methods in C, which no world replaces: a fork takes no turn, and wakes no thread.
+_take_item: Callable[..., object] = queue.SimpleQueue.get
+_put_item: Callable[..., None] = queue.SimpleQueue.put
 _made: list[object] = []  # the copies that this pickle has made of objects with a finalizer
 _T = TypeVar("_T")
 _Holder = type | types.FunctionType | types.ModuleType
@@ -100,6 +104,8 @@ class _Copying(pickle.Pickler):
             if id(thing) not in self.ends:  # two with one descriptor would close it twice
                 self.ends[id(thing)] = thing, self._end_for_child(thing)
             return self._share(self.ends[id(thing)][1])
+        if kind is queue.SimpleQueue:
+            return kind, (), _items_of(thing), None, None, _fill
         if issubclass(kind, queues.Queue | queues.SimpleQueue):
             return _bare, (kind,), thing.__getstate__(), None, None, _set_state_by_method
         home, has_finalizer = str(kind.__module__).partition(".")[0], hasattr(kind, "__del__")
@@ -314,6 +320,17 @@ def _set_state_anew(thing: Any, given: tuple[int, Any, Callable[[Any, Any], obje
         thing.__setstate__(state)
     else:
         _set_state(thing, state if isinstance(state, tuple) and len(state) == 2 else (state, {}))
+
+
+def _items_of(line: queue.SimpleQueue[object]) -> list[object]:
+    items = [_take_item(line, False) for _ in range(line.qsize())]
+    _fill(line, items)
+    return items
+
+
+def _fill(line: queue.SimpleQueue[object], items: list[object]) -> None:
+    for item in items:
+        _put_item(line, item)
 
 
 def _set_state_by_method(thing: Any, state: object) -> None:
