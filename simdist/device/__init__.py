@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from simdist._lazy import lazily
 from simdist.device._aliases import block_of
-from simdist.device._claims import Claimant, claim, memory_of, release, values_now
+from simdist.device._claims import Claimant, Follower, claim, follow_writes, memory_of, release, values_now
 from simdist.device._events import KernelRun, KernelTimes, StreamRaced
 from simdist.device._failure import break_devices, cuda_error
 from simdist.device._host_copies import HostCopies
@@ -48,6 +48,7 @@ from simdist.device.kernels._wrong import change_kernels
 __all__ = [
     "Claimant",
     "DeviceState",
+    "Follower",
     "HostCopies",
     "KernelRun",
     "KernelTimes",
@@ -65,6 +66,7 @@ __all__ = [
     "cuda_error",
     "current_device",
     "devices_of_this_process",
+    "follow_writes",
     "latest",
     "memory_of",
     "release",

@@ -13,6 +13,7 @@ free at once.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,7 +22,8 @@ from simdist.device._aliases import NotYet, block_of, host, memory
 from simdist.device._memory import Block
 from simdist.device._state import account_of
 
-__all__ = ["Claimant", "Follower", "Outstanding", "abandon_claims", "claim", "memory_of", "release", "values_now"]
+__all__ = ["Claimant", "Follower", "Outstanding", "abandon_claims", "claim", "follow_writes", "memory_of", "release"]
+__all__ += ["values_now"]
 
 Tensor = torch.Tensor
 
@@ -168,3 +170,19 @@ def values_now(tensor: Tensor) -> Tensor | None:
     if block is not None and type(block.host) is Outstanding and True in block.host.claims.values():
         return None
     return memory(tensor)
+
+
+def follow_writes(tensor: Tensor, follower: Follower) -> Callable[[], bool]:
+    """Let an observer look before any later operation, once those called so far have written a device's tensor.
+
+    Returns a function that says whether they have. `memory_of` shows the values then: later operations may have claimed
+    the memory, but do not begin before the observer has looked.
+    """
+    block = block_of(tensor)
+    known = None if block is None else block.host
+    if type(known) is Outstanding:
+        for claimant, writes in reversed(known.claims.items()):
+            if writes:
+                known.followers.setdefault(claimant, []).append(follower)
+                return lambda: claimant not in known.claims
+    return lambda: True

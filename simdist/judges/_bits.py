@@ -9,18 +9,19 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from simdist.device import values_now
+from simdist.device import Follower, follow_writes, memory_of, values_now
 from simdist.inside.python import bytes_at
+from simdist.inside.torch import without_functions, without_modes
 from simdist.native import NOT_LOOKED, place_not_finite
 
-__all__ = ["bits_inside", "bits_of", "bits_of_each", "first_not_finite", "is_constant", "local_part", "place_in_memory"]
-__all__ += ["tensors_in"]
+__all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_written", "first_not_finite", "follow", "is_constant"]
+__all__ += ["local_part", "place_in_memory", "tensors_in"]
 
 Tensor = torch.Tensor
 
@@ -45,6 +46,20 @@ def bits_of(tensor: Tensor | None) -> int | None:
 def bits_of_each(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """Return `bits_of` each tensor."""
     return [None if found is None else zlib.crc32(found[1]) for found in _readable(tensors)]
+
+
+def follow(tensor: Tensor, follower: Follower) -> Callable[[], bool]:
+    """Let a follower look when a rank's tensor is there, before it changes again; returns whether it is there."""
+    return follow_writes(local_part(tensor), follower)
+
+
+def bits_of_written(tensor: Tensor) -> int | None:
+    """Return `bits_of` a tensor that is there, though operations that have still to begin will change it."""
+    try:
+        with without_modes(), without_functions():
+            return bits_of(memory_of(local_part(tensor).data))
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None  # a tensor without its own memory
 
 
 def is_constant(tensor: Tensor) -> bool:

@@ -18,9 +18,8 @@ Invariants:
 - After the first finding, nothing is checked any more.
 
 Doubt: optimizers of ranks are matched by the order of their first use. If ranks use several in different orders, they
-are not compared correctly; usually their parameters have different bits, and so are no replicas. On devices a step is
-checked when its values are there, at the latest before the next step. If a program never waits for its devices, only
-changes by a rank to its own copies are seen.
+are not compared correctly; usually their parameters have different bits, and so are no replicas. On devices parameters
+are read when their values are there; gradients and states that are there later are not compared.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simdist.c10d import WorkIssued
-from simdist.judges._bits import bits_of, bits_of_each, place_in_memory, tensors_in
+from simdist.judges._bits import bits_of, bits_of_each, bits_of_written, follow, place_in_memory, tensors_in
 from simdist.judges._contents import Content
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
@@ -113,6 +112,34 @@ class _Suspicion:
     held: dict[int, torch.Tensor | None]  # the tensors of the copies, by rank
 
 
+class _Late:
+    """A row whose bits are still on a device: each is read when it is there, before a later operation changes it."""
+
+    def __init__(self, table: Table, number: int, row: Row, rank: int, complete: Callable[[_Late], None]) -> None:
+        self.table, self.number, self.row, self.rank = table, number, row, rank
+        self.bits = list(row.bits)
+        self._complete = complete
+        self._missing: dict[int, tuple[Copy, Callable[[], bool]]] = {}  # by place, with whether its values are there
+
+    def follow(self, copies: Sequence[Copy], wanted: Collection[int]) -> None:
+        """Look at these copies when they are there."""
+        for place in wanted:
+            tensor = copies[place].tensor()
+            if self.bits[place][0] is None and tensor is not None:
+                self._missing[place] = copies[place], follow(tensor, self)
+        self.look()
+
+    def look(self) -> None:
+        """Read what is there; with the last of it, the row is complete."""
+        for place, (copy, is_there) in list(self._missing.items()):
+            if is_there():
+                del self._missing[place]
+                tensor = copy.tensor()
+                self.bits[place] = (None if tensor is None else bits_of_written(tensor), *self.bits[place][1:])
+        if not self._missing:
+            self._complete(self)
+
+
 class _Watch:
     """The judge's state for one world."""
 
@@ -124,8 +151,7 @@ class _Watch:
         self._leaves: dict[tuple[int, int], Leaves] = {}  # parameters of the first loss, by life and rank
         self._beside: set[int] = set()  # lives in which some rank trains parameters that are in no optimizer
         self._stepped: set[tuple[int, int]] = set()  # lives and ranks that have taken a step
-        # By life, rank and optimizer: a row whose bits are still on a device; the arguments of `_complete`.
-        self._late: dict[tuple[int, int, int], tuple[Table, int, Row, int]] = {}
+        self._late: dict[_Late, None] = {}
         self._suspicion: _Suspicion | None = None
         self._done = False
 
@@ -225,9 +251,6 @@ class _Watch:
             return
         if self._suspicion is not None:
             self._look_again()
-        late = self._late.pop((process.life, process.rank, event.index), None)
-        if late is not None:
-            self._complete(*late)
 
     def on_step(self, event: OptimizerStepped) -> None:
         """Keep the bits of a rank after a step."""
@@ -312,20 +335,19 @@ class _Watch:
         if number >= 0:
             optimized.last = row
         if not content.is_there(wanted):  # the device has not computed it yet
-            index = next(index for (_, index), each in self._tables.items() if each is table)
-            self._late[process.life, process.rank, index] = table, number, row, process.rank
+            late = _Late(table, number, row, process.rank, self._complete)
+            self._late[late] = None
+            late.follow(optimized.copies, wanted)
         else:
             self._put(table, number, row, process.rank)
 
-    def _complete(self, table: Table, number: int, row: Row, rank: int) -> None:
-        """Fill in bits that could not be read after the step; before the next step, parameters are still the same."""
-        copies = table.ranks[rank].copies
-        bits = [
-            (bits_of(tensor), *bits[1:]) if bits[0] is None and (tensor := copy.tensor()) is not None else bits
-            for bits, copy in zip(row.bits, copies, strict=True)
-        ]
-        row.content = Content(bits)
-        self._put(table, number, row, rank)
+    def _complete(self, late: _Late) -> None:
+        """Add a row whose bits could not be read after the step."""
+        if late in self._late:
+            del self._late[late]
+            late.row.content = Content(late.bits)
+            if not self._done:
+                self._put(late.table, late.number, late.row, late.rank)
 
     def _put(self, table: Table, number: int, row: Row, rank: int) -> None:
         if number in table.rows or len(table.rows) <= _MOST_ROWS:
@@ -398,9 +420,8 @@ class _Watch:
 
     def on_end(self, ending: Ending) -> None:
         """Report a remaining suspicion at the end of the world, or steps that one rank never took."""
-        for late in self._late.values():
-            if not self._done:
-                self._complete(*late)
+        for late in list(self._late):
+            self._complete(late)
         for (life, _), table in list(self._tables.items()):
             for number in sorted(table.rows):
                 rows = table.rows[number]

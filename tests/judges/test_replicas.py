@@ -397,11 +397,12 @@ def test_a_run_with_judges_has_the_digest_of_the_run_without(body: Callable[[int
     assert with_judges.judges == ("replicas", "collectives", "buffers", "races", "finite", "samples")
 
 
-def on_devices(rank: int, *, spoil: bool, waits: bool) -> None:
+def on_devices(rank: int, *, spoil: bool, waits: bool, rewinds: bool = False) -> None:
     torch.cuda.set_device(rank)
     model = DistributedDataParallel(net().cuda())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for step in range(3):
+        kept = [each.detach().clone() for each in model.parameters()]
         optimizer.zero_grad()
         model(torch.randn(3, 4, device="cuda")).sum().backward()
         if spoil and (rank, step) == (1, 1):
@@ -409,6 +410,8 @@ def on_devices(rank: int, *, spoil: bool, waits: bool) -> None:
         optimizer.step()
         if waits:
             torch.cuda.synchronize()
+        if rewinds:
+            torch._foreach_copy_([each.data for each in model.parameters()], kept)
 
 
 def over_nccl(body: Callable[[int], None]) -> Callable[[], None]:
@@ -421,8 +424,10 @@ def over_nccl(body: Callable[[int], None]) -> Callable[[], None]:
     return program
 
 
-def test_replicas_on_devices_are_looked_at_when_their_values_are_there() -> None:
-    body = over_nccl(partial(on_devices, spoil=True, waits=True))
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_replicas_on_devices_are_looked_at_when_their_values_are_there(waits: bool, rewinds: bool) -> None:
+    body = over_nccl(partial(on_devices, spoil=True, waits=waits, rewinds=rewinds))
 
     found = only_finding(simdist.run(body, world_size=3, backend="nccl", judges=True))
 
@@ -430,8 +435,9 @@ def test_replicas_on_devices_are_looked_at_when_their_values_are_there() -> None
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_equal_replicas_on_devices_are_left_alone_and_take_no_time(waits: bool) -> None:
-    body = over_nccl(partial(on_devices, spoil=False, waits=waits))
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_equal_replicas_on_devices_are_left_alone_and_take_no_time(waits: bool, rewinds: bool) -> None:
+    body = over_nccl(partial(on_devices, spoil=False, waits=waits, rewinds=rewinds))
     with_judges = simdist.run(body, world_size=3, backend="nccl", judges=True)
     without = simdist.run(body, world_size=3, backend="nccl")
 
