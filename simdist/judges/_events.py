@@ -73,7 +73,7 @@ class FileUsed:
 
     `use` is the kind: the file was opened ("open" changes nothing yet, "create" makes it exclusively, or makes a
     folder), renamed from `path` to `to`, removed, looked for ("seen", or "missed": it was not there), or locked; for a
-    lock, `path` identifies the file independently of its name.
+    lock, `path` identifies the file independently of its name. So does `to` of a write that found the file empty.
     """
 
     process: SimProcess

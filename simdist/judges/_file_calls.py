@@ -69,6 +69,19 @@ def _path_of(given: StrOrBytesPath, folder: object = None) -> str:
     return "" if path.startswith(_SYSTEM) or path.endswith(".pyc") else path
 
 
+def _identity(said: os.stat_result) -> str:
+    return f"{said.st_dev}:{said.st_ino}"
+
+
+def _empty(path: str) -> str:
+    """Identify a file that is there and has no bytes; "" for any other."""
+    try:
+        said = os.lstat(path)
+    except OSError:
+        return ""
+    return "" if said.st_size else _identity(said)
+
+
 def _reporter() -> SimProcess | None:
     process = current_process()
     return process if process is not None and process.simulation.bus.hears(FileUsed) else None
@@ -98,6 +111,7 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
         if process is None or not path or kwargs.get("opener") is not None:
             return original(file, mode, *args, **kwargs)
         use = _use_of(mode)
+        empty = _empty(path) if use == "write" else ""
         try:
             opened = original(file, mode, *args, **kwargs)
         except FileNotFoundError:
@@ -106,7 +120,7 @@ def _opening(original: Callable[..., _T]) -> Callable[..., _T]:
         except FileExistsError:
             _report(process, "seen", path, file)
             raise
-        _report(process, use, path, file)
+        _report(process, use, path, file, empty)
         return opened
 
     return open
@@ -119,6 +133,7 @@ def _opening_descriptor(original: Callable[..., int]) -> Callable[..., int]:
         place = "" if process is None else _path_of(path, dir_fd)
         if process is None or not place or os.path.isdir(place):
             return original(path, flags, mode, dir_fd=dir_fd)
+        empty = _empty(place) if flags & os.O_TRUNC else ""
         try:
             number = original(path, flags, mode, dir_fd=dir_fd)
         except FileNotFoundError:
@@ -132,7 +147,7 @@ def _opening_descriptor(original: Callable[..., int]) -> Callable[..., int]:
             use = "append" if flags & os.O_APPEND else "write" if flags & os.O_TRUNC else "open"
         if flags & os.O_CREAT and flags & os.O_EXCL:
             use = "create"
-        _report(process, use, place, path)
+        _report(process, use, place, path, empty if use == "write" else "")
         return number
 
     return open
@@ -227,8 +242,7 @@ def _locking(original: Callable[..., _T]) -> Callable[..., _T]:
         result = original(fd, *args, **kwargs)
         process = _reporter()
         if process is not None:
-            said = os.fstat(fd if isinstance(fd, int) else fd.fileno())
-            _report(process, "lock", f"{said.st_dev}:{said.st_ino}", "")
+            _report(process, "lock", _identity(os.fstat(fd if isinstance(fd, int) else fd.fileno())), "")
         return result
 
     return lock

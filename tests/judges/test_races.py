@@ -210,6 +210,29 @@ def test_a_lock_on_a_file_puts_its_holders_in_order(tmp_path: Path) -> None:
     assert run(locked, "races").ok
 
 
+@pytest.mark.parametrize("by_descriptor", [True, False])
+@pytest.mark.parametrize("content", ["", "text"])
+def test_an_empty_file_is_opened_for_writing_to_lock_it(content: str, by_descriptor: bool, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def opened() -> Any:
+        if by_descriptor:
+            return os.fdopen(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC), "w")
+        return open(tmp_path / "lock", "w")
+
+    def locked(rank: int) -> None:
+        time.sleep(rank if not content else 2 * rank)
+        with opened() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(content)
+            time.sleep(1.5)
+
+    if content:
+        assert only_finding(run(locked, "races")).problem.startswith("writes file")
+    else:
+        assert run(locked, "races").ok
+
+
 def counts(rank: int, *, in_one_step: bool) -> None:
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:

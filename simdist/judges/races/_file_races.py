@@ -5,7 +5,8 @@ then reads it, the read comes after the file was made: programs wait for files i
 opening it may still be half written then; a file that was renamed is complete. A lock on a file, by `fcntl` or by
 exclusive creation, puts the ranks that take it in order.
 
-These are no races: several ranks append to a file, make a folder, rename files to one name, or remove a file.
+These are no races: several ranks append to a file, make a folder, rename files to one name, or remove a file; and a
+rank opens a file for writing that is empty, and that ranks have locked: it does so to lock it.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class FileRaces:
             order.learn(rank, file.gone)
             file.written = self._use(event, rank, "makes")
             file.shown = order.publish(rank)
+        elif use == "write" and event.to and (locked := self._files.get(event.to)) and locked.holders:
+            return
         elif use in ("write", "append"):
             verb = "writes" if use == "write" else "appends to"
             self._change(event, self._use(event, rank, verb), file)
