@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from simdist.errors import SimdistError
@@ -145,6 +146,10 @@ class OwnModules(Protocol):
 
     def inherit(self, parent: SimProcess, child: SimProcess) -> None:
         """Give a forked child what its parent has imported."""
+        ...
+
+    def keeps_apart(self, owner: type | ModuleType, name: str) -> bool:
+        """True if processes have set this attribute, so that each of them has its own."""
         ...
 
     def run_program(self, script: str, *, module: bool) -> None:

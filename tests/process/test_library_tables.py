@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing as mp
 import sys
 import time
@@ -117,6 +118,85 @@ def test_a_child_of_a_child_begins_with_what_that_had() -> None:
 
 def has_own_module() -> bool:
     return vars(sys.modules[__name__]) is globals()
+
+
+ASSIGNS = """
+def assign(text):
+    global of_process, other_of_process
+    found = globals().get("of_process"), globals().get("other_of_process")
+    of_process = text
+    if "other_of_process" in globals():
+        del other_of_process
+    else:
+        other_of_process = text
+    return found
+
+class Assigning:
+    @classmethod
+    def assign(cls, text):
+        def inside():
+            global of_class
+            before, of_class = globals().get("of_class"), text
+            return before
+        return inside()
+"""
+
+
+@pytest.fixture
+def assigning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of a library that assign its variables."""
+    names: dict[str, Any] = {}
+    exec(ASSIGNS, vars(networkx), names)
+    names["Assigning"].__module__ = "networkx"
+    for name, value in {**names, "of_process": "at first", "other_of_process": 0, "of_class": 1}.items():
+        monkeypatch.setattr(networkx, name, value, raising=False)
+
+
+def assigned(text: str) -> list[Any]:
+    return [*library.assign(text), library.Assigning.assign(text)]
+
+
+def assign_in_child(answers: Any, *, also_from_outside: bool) -> None:
+    answers.put(assigned("child's"))
+    if also_from_outside:
+        library.of_process = "set by the child"
+    time.sleep(1)
+    answers.put(assigned("child's again"))
+
+
+def assign_beside_child(*, also_from_outside: bool) -> list[Any]:
+    context: Any = mp.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=assign_in_child, args=(answers,), kwargs={"also_from_outside": also_from_outside})
+    process.start()
+    time.sleep(0.5)
+    between = assigned("parent's")
+    process.join()
+    return [answers.get(), answers.get(), between, assigned("parent's again")]
+
+
+def expected(again: str) -> list[list[Any]]:
+    return [["at first", 0, 1], [again, None, "child's"], ["at first", 0, 1], ["parent's", None, "parent's"]]
+
+
+OUTSIDE = {False: expected("child's"), True: expected("set by the child")}
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("also_from_outside", OUTSIDE)
+def test_what_functions_of_a_library_assign_in_a_child_is_its_own(
+    isolate: bool, also_from_outside: bool, assigning: None
+) -> None:
+    body = functools.partial(assign_beside_child, also_from_outside=also_from_outside)
+
+    assert simdist.run(body, world_size=1, isolate=isolate).values == [OUTSIDE[also_from_outside]]
+    assert (library.of_process, library.of_class) == ("parent's again", "parent's again")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("also_from_outside", OUTSIDE)
+def test_so_it_is_in_real_children(also_from_outside: bool, assigning: None) -> None:
+    assert assign_beside_child(also_from_outside=also_from_outside) == OUTSIDE[also_from_outside]
 
 
 def modules_of_a_child() -> list[bool]:

@@ -33,15 +33,15 @@ import textwrap
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Never, TypeVar
 
 import numpy as np
 
 from simdist.errors import UnsupportedError
 
-__all__ = ["Batch", "Make", "Redirection", "can_be_redirected", "code_with", "looks_up", "note_wrapper"]
-__all__ += ["original", "without_wrapper"]
+__all__ = ["Batch", "Make", "Redirection", "assigned_globals", "can_be_redirected", "code_with", "looks_up"]
+__all__ += ["note_wrapper", "original", "without_wrapper"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -285,6 +285,20 @@ def _fast_entry() -> int:
 def looks_up(function: types.FunctionType, name: str) -> bool:
     """True if a function reads a global name, and uses the name for nothing else."""
     return {each.opname for each in dis.get_instructions(function) if each.argval == name} == {"LOAD_GLOBAL"}
+
+
+_ASSIGNING = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+def assigned_globals(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that a function, or one inside it, assigns or deletes; some more than once."""
+    if not _ASSIGNING.isdisjoint(code.co_code[::2]):
+        for each in dis.get_instructions(code):
+            if each.opcode in _ASSIGNING:
+                yield each.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from assigned_globals(inner)
 
 
 class _Marking(ast.NodeTransformer):

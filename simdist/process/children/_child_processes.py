@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, context, reduction, spawn, util
 from multiprocessing import process as processes
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from simdist.kernel import Task, TaskKilled
@@ -224,7 +225,7 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         runtime.isolation.inherit(parent, child)
     tables = runtime.extras.get(LibraryTables)
     if tables is None:
-        tables = runtime.extras[LibraryTables] = LibraryTables(runtime)
+        tables = runtime.extras[LibraryTables] = LibraryTables(runtime, functools.partial(_is_kept_apart, runtime))
     tables.begin(child)
     for begins in runtime.child_begins:
         begins(parent, child, forked)
@@ -238,6 +239,11 @@ def _attributes_in(runtime: Runtime, child: SimProcess, *, forked: bool) -> None
         views = _views(runtime)
     if forked:
         views.inherit(child)
+
+
+def _is_kept_apart(runtime: Runtime, owner: ModuleType, name: str) -> bool:
+    views = runtime.isolation or runtime.extras.get(AttributeViews)
+    return views is not None and views.keeps_apart(owner, name)
 
 
 def _views(runtime: Runtime, *, of_all: bool = False) -> AttributeViews:

@@ -47,6 +47,7 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process
 from simdist.process._slots import name_own, own_names
 from simdist.process.modules._fork_copies import is_users
+from simdist.process.modules._library_tables import LibraryTables
 from simdist.process.modules._sharing import Sharing
 from simdist.process.stdlib._tempfiles import FOLDER_SLOT
 from simdist.process.stdlib._warnings import FILTERS_SLOT
@@ -228,6 +229,10 @@ class AttributeViews:
                 kind.put(owner, name, value)
         self._present = entering
 
+    def keeps_apart(self, owner: _Holder, name: str) -> bool:
+        """True if processes have set this attribute, so that each of them has its own."""
+        return (id(owner), name) in self._of_host
+
     def inherit(self, child: SimProcess) -> None:
         """Give a forked child of the process with the baton what that has set."""
         self._forked.add(child)
@@ -266,6 +271,9 @@ class AttributeViews:
             slot = of_slots[name]
             if slot is not None:
                 self._runtime.separate(slot)
+            return
+        tables = None if process.parent is None else self._runtime.extras.get(LibraryTables)
+        if tables is not None and tables.exchanges(process, owner, name):
             return
         key = id(owner), name
         if key not in self._of_host:

@@ -237,6 +237,10 @@ class Isolation:
         self._attributes.inherit(child)
         self._logging.inherit(child)
 
+    def keeps_apart(self, owner: type | ModuleType, name: str) -> bool:
+        """True if processes have set this attribute, so that each of them has its own."""
+        return self._attributes.keeps_apart(owner, name)
+
     def isolates(self, name: str) -> bool:
         """True if each rank imports the module for itself."""
         return self._sharing.isolates(name)
