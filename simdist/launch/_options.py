@@ -267,6 +267,7 @@ def parsed(words: Sequence[str]) -> tuple[Launch, argparse.Namespace]:
         launcher=options.launcher,
         env=tuple(sorted(env.items())),
         leaves_out=leaves_out,
+        of_shell=tuple((name, os.environ[name]) for name in leaves_out if name in os.environ),
         devices=devices or 0,
         device_model=model,
         program_ns=program_ns,

@@ -45,6 +45,7 @@ class Launch:
     launcher: str = "torchrun"  # the script gets this launcher's variables
     env: tuple[tuple[str, str], ...] = ()  # set by that launcher for all workers alike
     leaves_out: tuple[str, ...] = ()  # variables of torchrun that it does not set
+    of_shell: tuple[tuple[str, str], ...] = ()  # those among them that the command was started with
     devices: int = 0  # virtual CUDA devices on each node
     device_model: DeviceModel | None = None  # for the duration of their computations
     program_ns: int = 0  # the duration of a program that a worker starts

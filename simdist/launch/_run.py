@@ -151,6 +151,7 @@ def _main(plan: Launch, script: str, rank: int) -> None:
         sys.argv.insert(1, argument + os.environ["LOCAL_RANK"])
     for name in plan.leaves_out:
         os.environ.pop(name, None)
+    os.environ.update(plan.of_shell)
     run_program(script, module=plan.module)
 
 

@@ -118,6 +118,20 @@ def test_a_script_that_starts_its_ranks_finds_no_launcher(launched: Launched) ->
     assert "the script starts the ranks; leave --nnodes and --nproc-per-node out" in too_many.stderr
 
 
+@pytest.mark.parametrize("launcher", ["python", "mpirun", "srun"])
+def test_variables_that_a_launcher_does_not_set_are_those_of_the_shell(
+    launcher: str, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+
+    result = launched(
+        "import os; print(os.environ['MASTER_PORT'], 'MASTER_ADDR' in os.environ)", before=("--launcher", launcher)
+    )
+
+    assert (result.exit_code, result.stdout) == (0, "29400 False\n"), result.output
+
+
 def test_the_words_of_accelerate_launch_are_its_own(launched: Launched) -> None:
     pytest.importorskip("accelerate")
 
