@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from simdist.device import Follower, follow_writes, memory_of, values_now
 from simdist.inside.python import bytes_at
@@ -94,12 +95,16 @@ def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:
     return None
 
 
-def place_in_memory(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 if it has none."""
+def place_in_memory(tensor: Tensor) -> StorageWeakRef | None:
+    """Return a tensor's storage, as a key that does not keep its memory; None if it has no memory.
+
+    An address would not do: the memory of a tensor that is gone soon belongs to another one.
+    """
     try:
-        return int(local_part(tensor).untyped_storage().data_ptr())
+        storage = local_part(tensor).untyped_storage()
+        return StorageWeakRef(storage) if storage.data_ptr() else None  # type: ignore[no-untyped-call]
     except (RuntimeError, NotImplementedError):
-        return 0
+        return None
 
 
 def tensors_in(given: Any) -> list[Tensor]:

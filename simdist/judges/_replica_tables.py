@@ -24,6 +24,7 @@ from simdist.judges._judge import Moment
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.multiprocessing.reductions import StorageWeakRef
     from torch.optim import Optimizer
 
     from simdist.c10d.engine import Communicator
@@ -57,16 +58,17 @@ class Copy:
 class Filled:
     """The tensors that collectives filled on a rank before its first step."""
 
-    places: set[int] = field(default_factory=set)  # addresses
-    sums: list[tuple[int, int, Communicator]] = field(default_factory=list)  # since the last backward pass, with sizes
+    places: set[StorageWeakRef] = field(default_factory=set)
+    # Sums since the last backward pass, with sizes.
+    sums: list[tuple[StorageWeakRef | None, int, Communicator]] = field(default_factory=list)
 
-    def reducers(self, elements: int) -> tuple[dict[int, Communicator], Communicator | None]:
-        """Return the group that reduced each address, and the group that reduced exactly `elements` elements in all."""
+    def reducers(self, elements: int) -> tuple[dict[StorageWeakRef, Communicator], Communicator | None]:
+        """Return the group that reduced each storage, and the group that reduced exactly `elements` elements in all."""
         total: dict[Communicator, int] = {}
         for _, count, group in self.sums:
             total[group] = total.get(group, 0) + count
         whole = next((group for group, count in total.items() if count == elements), None)
-        return {place: group for place, _, group in self.sums if place}, whole
+        return {place: group for place, _, group in self.sums if place is not None}, whole
 
 
 @dataclass(slots=True)
@@ -216,9 +218,12 @@ class Table:
         yield from (found for found in sets.values() if len(found) > 1)
 
 
-def copy_of(key: Key, name: str, parameter: Tensor, places: Set[int], reduced: Communicator | None = None) -> Copy:
-    """Return the current copy at a place; `places` are the addresses that collectives have filled."""
+def copy_of(
+    key: Key, name: str, parameter: Tensor, places: Set[StorageWeakRef], reduced: Communicator | None = None
+) -> Copy:
+    """Return the current copy at a place; `places` are the storages that collectives have filled."""
     peers = mesh_peers(parameter)
+    own = place_in_memory(parameter) if places else None
     return Copy(
         key,
         name,
@@ -229,7 +234,7 @@ def copy_of(key: Key, name: str, parameter: Tensor, places: Set[int], reduced: C
         is_constant(parameter),
         peers,
         strict=bool(peers),
-        synced=bool(places) and place_in_memory(parameter) in places,
+        synced=own is not None and own in places,
         reduced=reduced,
     )
 

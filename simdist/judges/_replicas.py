@@ -172,7 +172,8 @@ class _Watch:
         filled = self._filled.setdefault(who, Filled())
         for tensor in tensors_in(work.outputs):
             place = place_in_memory(tensor)
-            filled.places.add(place)
+            if place is not None:
+                filled.places.add(place)
             if event.reduction in ("sum", "avg") and event.name == "all_reduce":
                 filled.sums.append((place, tensor.numel(), work.member.communicator))
 
@@ -281,7 +282,8 @@ class _Watch:
         by_place, whole = filled.reducers(sum(each.numel() for each in gradients))
         for copy, (_, parameter, _) in zip(held.copies, found, strict=True):
             if parameter.grad is not None and is_first:
-                copy.reduced = by_place.get(place_in_memory(parameter.grad), whole)
+                own = place_in_memory(parameter.grad)
+                copy.reduced = whole if own is None else by_place.get(own, whole)
         filled.places.clear()
         return held
 

@@ -5,7 +5,7 @@ second sum multiplies by the number of ranks, so the training goes on with anoth
 so no other judge notices.
 
 Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognized. In-place reductions
-are identified by their memory, so a reduction of a bucket of several gradients counts for each of them.
+are identified by their storage, so a reduction of a bucket of several gradients counts for each of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from simdist.judges._parameter_names import name_in_group, names_in_frames
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.multiprocessing.reductions import StorageWeakRef
 
     from simdist.c10d.engine import Communicator
     from simdist.process import SimProcess
@@ -36,7 +37,7 @@ _ADDS = ("sum", "avg", "premul_sum")
 class _Reduction:
     """A reduction by the program over the ranks of a group, of the bytes of a storage from `begin` to `end`."""
 
-    storage: int
+    storage: StorageWeakRef
     begin: int
     end: int
     group: Communicator
@@ -143,11 +144,11 @@ class TwiceReduced:
         )
 
 
-def _bytes_of(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Return the address of a tensor's storage, and the tensor's begin and end in bytes there; None without memory."""
+def _bytes_of(tensor: Tensor) -> tuple[StorageWeakRef, int, int] | None:
+    """Return a tensor's storage, and the tensor's begin and end in bytes there; None without memory."""
     part: Any = local_part(tensor)
     storage = place_in_memory(part)
-    if not storage or not part.numel():
+    if storage is None or not part.numel():
         return None
     begin = part.storage_offset() * part.itemsize
     extent = 1 + sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))

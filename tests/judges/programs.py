@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import simdist
 from simdist.result import JudgeFinding, RunResult
 
-__all__ = ["grouped", "line_of", "net", "only_finding", "run"]
+__all__ = ["gradient_in_memory_of_sums", "grouped", "line_of", "net", "only_finding", "run"]
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -33,6 +33,17 @@ def grouped(body: Callable[[int], None]) -> Callable[[], None]:
         dist.destroy_process_group()
 
     return program
+
+
+def gradient_in_memory_of_sums(size: int) -> torch.Tensor:
+    """Sum two tensors over all ranks that are gone at once, and return a new one in their memory.
+
+    An allocator does so when it likes; here it always happens.
+    """
+    memory = bytearray(4 * size)
+    for _ in range(2):
+        dist.all_reduce(torch.frombuffer(memory, dtype=torch.float32))
+    return torch.frombuffer(memory, dtype=torch.float32).fill_(dist.get_rank())
 
 
 def run(body: Callable[[int], None], *judges: str, world_size: int = 3, **settings: Any) -> RunResult:

@@ -19,7 +19,7 @@ import torch.distributed.nn.functional
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.judges.programs import line_of, net, only_finding, run
+from tests.judges.programs import gradient_in_memory_of_sums, line_of, net, only_finding, run
 
 Body: TypeAlias = Callable[[int], None]
 
@@ -165,6 +165,17 @@ def test_gradients_that_ddp_has_averaged_and_a_program_sums_are_found() -> None:
     ],
 )
 def test_gradients_that_are_summed_once_for_each_backward_are_left_alone(body: Body) -> None:
+    assert run(body).findings == ()
+
+
+def test_a_gradient_in_the_memory_of_earlier_sums_is_left_alone() -> None:
+    def body(rank: int) -> None:
+        weight = torch.nn.Parameter(torch.randn(1000))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            weight.grad = gradient_in_memory_of_sums(1000)
+            optimizer.step()
+
     assert run(body).findings == ()
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import simdist
-from tests.judges.programs import grouped, line_of, net, only_finding, run
+from tests.judges.programs import gradient_in_memory_of_sums, grouped, line_of, net, only_finding, run
 
 
 def training(model: nn.Module, steps: int) -> Iterator[int]:
@@ -243,6 +243,18 @@ def test_shards_with_different_bits_are_no_replicas() -> None:
             optimizer.step()
 
     assert run(body).ok
+
+
+def test_shards_with_gradients_in_the_memory_of_sums_are_no_replicas() -> None:
+    def body(rank: int) -> None:
+        torch.manual_seed(rank)
+        shard = nn.Parameter(torch.randn(1000))
+        optimizer = torch.optim.SGD([shard], lr=0.1)
+        for _ in range(2):
+            shard.grad = gradient_in_memory_of_sums(1000)
+            optimizer.step()
+
+    assert run(body, "replicas").findings == ()
 
 
 def test_a_constant_counts_where_all_else_is_the_same() -> None:
