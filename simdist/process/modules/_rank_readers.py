@@ -1,10 +1,12 @@
-"""Installed libraries that keep the number of a rank, found by what their files do when they are imported.
+"""Installed libraries that keep the number or the groups of a rank, found by what their files say.
 
 `RANK = int(os.getenv("RANK", -1))` at the top of a library's module is right where each rank is a process that imports
-the library for itself. Where ranks share the module, all of them are the rank that imported it first.
+the library for itself. Where ranks share the module, all of them are the rank that imported it first. The same goes for
+a function under `functools.cache` that calls `dist.get_rank()`, and for one that puts a new group into a global name.
 
 When a module of a distribution is first imported, the files of the distribution are searched if it requires torch, and
-so are those of its requirements that require torch. A file is parsed only if it has the name of a variable in quotes.
+so are those of its requirements that require torch. A file is parsed only if it has the name of a variable in quotes,
+or calls a function that asks for a rank or makes a group.
 
 In doubt: three kinds are missed, and need `isolate=["library"]`: libraries that require torch as an extra only, modules
 that get the number from another module's function, and modules that compute the variable's name.
@@ -20,7 +22,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["Installed", "installed", "keeps_rank", "reads_rank", "tops_of"]
+__all__ = ["Installed", "installed", "keeps_rank", "reads_rank", "stores_rank", "tops_of"]
 
 # Variables that launchers set to a different value for each rank of a host.
 _VARIABLES = frozenset(
@@ -38,6 +40,10 @@ _VARIABLES = frozenset(
     )
 )
 _NAMED = re.compile(rb"[\"'](?:%s)[\"']" % "|".join(sorted(_VARIABLES)).encode())
+_ASKS = frozenset(("get_rank", "get_node_local_rank", "get_group_rank"))
+_ASKS |= {"new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_device_mesh"}
+_CACHED_ASKS = _ASKS | {"get_world_size", "is_initialized"}  # the same on all ranks, but not in the next world
+_CALLED = re.compile(rb"\b(?:%s)\b" % "|".join(sorted(_CACHED_ASKS)).encode())
 _READERS = frozenset(("environ", "environb", "getenv"))
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -72,14 +78,14 @@ def tops_of(distribution: importlib.metadata.Distribution) -> Collection[str]:
 
 
 def keeps_rank(top: str) -> bool:
-    """True if its distribution, or one that this requires, has a module that reads the rank's number at its import."""
+    """True if its distribution, or one that this requires, has a module that keeps the number or a group of a rank."""
     begin = _tops_that_need_torch().get(top)
     if begin is None:
         return False
     about = installed()
     names = [begin]
     for name in names:  # it grows
-        if _reads_rank_somewhere(name):
+        if _keeps_rank_somewhere(name):
             return True
         names += [each for each in sorted(about[name][1]) if each in _need_torch() and each not in names]
     return False
@@ -94,11 +100,8 @@ def reads_rank(source: bytes) -> bool:
         >>> reads_rank(b'def rank(): return int(os.environ["RANK"])')
         False
     """
-    if _NAMED.search(source) is None:
-        return False
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = None if _NAMED.search(source) is None else _parsed(source)
+    if tree is None:
         return False
     readers = {each.name for each in tree.body if isinstance(each, _LATER[:2]) and _reads(ast.walk(each))}
     for statement in _run_at_import(tree.body):
@@ -109,6 +112,78 @@ def reads_rank(source: bytes) -> bool:
         if any(isinstance(each, ast.Name) and each.id in readers for each in calls):
             return True
     return False
+
+
+def stores_rank(source: bytes) -> bool:
+    """True if a function of a module of this source keeps a rank's number or groups for later calls.
+
+    Example:
+        >>> stores_rank(b"@functools.cache\\ndef rank(): return dist.get_rank()")
+        True
+        >>> stores_rank(b"def rank(): return dist.get_rank()")
+        False
+    """
+    asks = _CALLED.search(source) is not None or _NAMED.search(source) is not None
+    tree = _parsed(source) if asks else None
+    if tree is None:
+        return False
+    shared = {"cls", *(each.name for each in tree.body if isinstance(each, ast.ClassDef))}
+    shared |= {
+        node.id
+        for statement in _run_at_import(tree.body)
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for function in ast.walk(tree):
+        if isinstance(function, _LATER[:2]):
+            nodes = list(ast.walk(function))
+            if _is_cached(function) and (_calls(nodes, _CACHED_ASKS) or _reads(nodes)):
+                return True
+            if _changes_globals(nodes, shared) and (_calls(nodes, _ASKS) or _reads(nodes)):
+                return True
+    return False
+
+
+def _is_cached(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    for each in function.decorator_list:
+        name = _name_of(each.func if isinstance(each, ast.Call) else each)
+        if "cache" in name and name != "cached_property":
+            return True
+    return False
+
+
+def _changes_globals(nodes: Collection[ast.AST], shared: Collection[str]) -> bool:
+    """True if the nodes assign to a name that they declare as global, or inside the value of a `shared` name."""
+    declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if declared & known:
+        return True
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg) and node.arg != "cls"}
+    return any(
+        isinstance(node, ast.Attribute | ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in shared
+        and node.value.id not in known  # which are local
+        for node in nodes
+    )
+
+
+def _calls(nodes: Collection[ast.AST], names: Collection[str]) -> bool:
+    return any(isinstance(node, ast.Call) and _name_of(node.func) in names for node in nodes)
+
+
+def _name_of(node: ast.expr) -> str:
+    """The last part of a dotted name; "" for other expressions."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _parsed(source: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def _reads(nodes: Collection[ast.AST] | Iterator[ast.AST]) -> bool:
@@ -141,7 +216,7 @@ def _walk_now(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 @functools.cache
-def _reads_rank_somewhere(name: str) -> bool:
+def _keeps_rank_somewhere(name: str) -> bool:
     distribution = installed()[name][0]
     for file in _files_of(distribution):
         if file.endswith(".py"):
@@ -149,7 +224,7 @@ def _reads_rank_somewhere(name: str) -> bool:
                 source = Path(str(distribution.locate_file(file))).read_bytes()
             except OSError:
                 continue
-            if reads_rank(source):
+            if reads_rank(source) or stores_rank(source):
                 return True
     return False
 

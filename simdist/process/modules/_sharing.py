@@ -2,8 +2,8 @@
 
 Ranks share, in this order: what the user shares; Python's own library, torch, simdist and the test runner; and
 everything that is installed, except libraries that keep the state of a rank in their modules (`PER_RANK`, and those
-that read the rank's number when they are imported) and those that require one of them: they bind its names once, when
-they are imported. Each rank imports for itself what the user isolates, those libraries, and all modules of the user,
+that keep the rank's number or groups) and those that require one of them: they bind its names once, when they are
+imported. Each rank imports for itself what the user isolates, those libraries, and all modules of the user,
 which are those outside the folders for installed packages.
 
 A decision holds for a whole top-level name: an imported submodule becomes an attribute of its parent, so the two have
