@@ -68,7 +68,8 @@ def leaves_of(losses: Sequence[Tensor], edges: Sequence[GradientEdge] = ()) -> l
         if node is None or node in known:
             continue
         known.add(node)
-        if node.name() == _ACCUMULATING:
+        # Functions of the user may keep a `name` of their own in their node.
+        if type(node).name(node) == _ACCUMULATING:
             found.append(node.variable)  # type: ignore[attr-defined]  # of nodes of this kind
         nodes += [each for each, _ in reversed(node.next_functions)]
     return found

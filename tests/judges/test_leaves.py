@@ -196,3 +196,20 @@ def test_leaves_are_found_from_an_edge() -> None:
     leaf = torch.ones(3, requires_grad=True)
 
     assert [id(each) for each in leaves_of([], [get_gradient_edge((leaf * 2).sum())])] == [id(leaf)]
+
+
+def test_leaves_are_found_behind_functions_that_keep_a_name() -> None:
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, given: torch.Tensor) -> torch.Tensor:
+            context.name = "mine"
+            return given * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    leaf = torch.ones(3, requires_grad=True)
+    apply: Any = Named.apply
+
+    assert [id(each) for each in leaves_of([apply(leaf).sum()])] == [id(leaf)]
