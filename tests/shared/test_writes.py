@@ -284,6 +284,33 @@ def test_what_libraries_change_when_they_are_imported_is_not_reported(monkeypatc
     assert written.found == {}
 
 
+def test_overloads_that_an_imported_module_declares_are_not_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "overloads.py").write_text(
+        "import torch\n"
+        "class Doubles(torch.nn.Module):\n"
+        "    @torch.jit._overload_method\n"  # as torchvision has some
+        "    def forward(self, given: list[torch.Tensor]) -> torch.Tensor:\n"
+        "        pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def main() -> None:
+        import overloads  # type: ignore[import-not-found]  # noqa: F401
+
+    with monkeypatch.context() as undone:
+        known: Any = torch._jit_internal
+        for name in ("_overloaded_methods", "_overloaded_method_class_fileno"):
+            undone.setattr(known, name, dict(getattr(known, name)))
+        with shared_writes() as written:
+            simdist.run(main, world_size=2).raise_for_failure()
+        assert any("overloads" in name for name in known._overloaded_methods)
+
+    del sys.modules["overloads"]
+    assert written.lines() == []
+
+
 @pytest.mark.usefixtures("small_look")
 def test_what_the_standard_library_finds_on_first_use_is_not_reported() -> None:
     def main() -> None:
