@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -72,7 +73,10 @@ class _Watch:
         work = event.work
         if work.name in _SEVERAL:
             self._given[work] = event.reads
-            if _overlap(tensors_in(work.outputs)):
+            outputs = tensors_in(work.outputs)
+            if _overlap(outputs):
+                if _fills_up(event.reads, outputs):
+                    self._given[work] = ()
                 self._doubled[work] = self._hearing.moment(work.process, site_of(sys._getframe(1)))
         if work.name == "send":
             reads = []
@@ -146,6 +150,14 @@ def _overlap(outputs: Sequence[torch.Tensor]) -> bool:
             if each.layout is torch.strided and each.numel() and each.is_contiguous():
                 places.append((each.data_ptr(), each.data_ptr() + each.nbytes))
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(places)))
+
+
+def _fills_up(reads: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """True if a rank gives what its list repeats, beside tensors of other ranks: it has nothing to give."""
+    with contextlib.suppress(RuntimeError):
+        places = Counter(each.data_ptr() for each in outputs)
+        return len(places) > 1 and all(places[each.data_ptr()] > 1 for each in reads)
+    return False
 
 
 def _bits(tensors: Sequence[torch.Tensor]) -> _Bits:

@@ -79,6 +79,7 @@ class Row:
     content: Content
     operations: int  # collectives and messages that the rank had called
     before: Row | None = None  # of the step before; kept until this row is compared
+    used_up: Set[int] = frozenset()  # places whose gradients the step itself changed
 
     @property
     def bits(self) -> list[Bits]:
@@ -100,7 +101,18 @@ class Optimized:
     places: dict[Key, int]
     last: Row | None = None
     steps: int = 0
+    versions: list[int] = field(default_factory=list)  # of gradients when the step began
     joins: bool = False  # in DDP's `join`, where ranks may take fewer steps
+
+    def note_gradients(self) -> None:
+        """Note the gradients' versions when a step begins, if gradients will be compared."""
+        if any(copy.strict for copy in self.copies):
+            self.versions = _gradient_versions(self.copies)
+
+    def used_up(self) -> Set[int]:
+        """Return the places of the gradients that have been changed since the step began."""
+        versions = _gradient_versions(self.copies) if self.versions else []
+        return {place for place, (old, new) in enumerate(zip(self.versions, versions, strict=False)) if old != new}
 
     def copy(self, key: Key) -> Copy | None:
         """Return the rank's copy at a place, or None."""
@@ -244,6 +256,18 @@ def note_first_gradients(copies: Sequence[Copy]) -> None:
     for copy in copies:
         gradient = getattr(copy.tensor(), "grad", None)
         copy.reporting = gradient is not None and not is_constant(gradient)
+
+
+def _gradient_versions(copies: Sequence[Copy]) -> list[int]:
+    """Return how often each gradient was changed in place; -1 if there is none, or nobody counts."""
+    versions = []
+    for copy in copies:
+        gradient = getattr(copy.tensor(), "grad", None)
+        try:
+            versions.append(-1 if gradient is None else local_part(gradient)._version)
+        except RuntimeError:  # made in inference mode
+            versions.append(-1)
+    return versions
 
 
 def mesh_peers(tensor: object) -> tuple[int, ...]:

@@ -247,9 +247,13 @@ class _Watch:
         process = event.process
         if event.number == 0:
             table = self._tables.setdefault((process.life, event.index), Table())
-            table.ranks[process.rank] = self._register(event)
+            optimized = table.ranks[process.rank] = self._register(event)
             self._add(table, -1, process, event)
+            optimized.note_gradients()
             return
+        known = self._tables.get((process.life, event.index))
+        if known is not None and process.rank in known.ranks:
+            known.ranks[process.rank].note_gradients()
         if self._suspicion is not None:
             self._look_again()
 
@@ -336,6 +340,7 @@ class _Watch:
         row = Row(self._hearing.moment(process, event.where), content, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
+            row.used_up = optimized.used_up()
         if not content.is_there(wanted):  # the device has not computed it yet
             late = _Late(table, number, row, process.rank, self._complete)
             self._late[late] = None
@@ -392,8 +397,15 @@ class _Watch:
             return
         found = {rank: table.bits(rank, rows[rank], key) for rank in ranks}
         # In the order of causes: the gradient, before the step; then the state, computed from it; then the parameter.
+        same = len({bits[0] for bits in found.values()}) == 1
+        # A step may use its gradients up, as those do that share the work among ranks. That is no difference by itself.
+        used_up = {rank for rank in ranks if same and table.ranks[rank].places[key] in rows[rank].used_up}
         for part in (1, 2, 0) if copy.strict else (0,):
-            values = {rank: value for rank, bits in found.items() if (value := bits[part]) is not None}
+            values = {
+                rank: value
+                for rank, bits in found.items()
+                if (value := bits[part]) is not None and not (part == 1 and rank in used_up)
+            }
             if len(set(values.values())) > 1 and (part != 2 or len(values) == len(ranks)):
                 break
         else:

@@ -115,5 +115,14 @@ def test_memory_that_a_collective_fills_for_several_ranks_is_found(given: float)
         assert (found.rank, found.where) == (0, line_of(gathered, "dist.all_gather"))
 
 
+def test_a_list_that_is_filled_up_with_one_tensor_is_left_alone() -> None:
+    def body(rank: int) -> None:  # as optimizers do that share few parameters among many ranks
+        rest = torch.full((2,), float(rank))
+        parts = [torch.ones(2), rest, rest]
+        dist.all_gather(parts, parts[rank])
+
+    assert run(body, "buffers").ok
+
+
 def test_parts_of_one_tensor_that_lie_side_by_side_are_left_alone() -> None:
     assert run(partial(gathered, given=1.0, parts=lambda: list(torch.zeros(6).chunk(3))), "buffers").ok

@@ -257,6 +257,33 @@ def test_shards_with_gradients_in_the_memory_of_sums_are_no_replicas() -> None:
     assert run(body, "replicas").findings == ()
 
 
+class _Shared(torch.optim.SGD):
+    """An optimizer that shares the work: the owner of a parameter changes its gradient, and sends the parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        for index, parameter in enumerate(self.param_groups[0]["params"]):
+            owner = index % dist.get_world_size()
+            if owner == dist.get_rank():
+                parameter.data.sub_(parameter.grad.mul_(0.1))
+            dist.broadcast(parameter.data, owner)
+
+
+@pytest.mark.parametrize("misses", [False, True])
+def test_gradients_that_a_step_changes_on_one_rank_are_no_difference(misses: bool) -> None:
+    def body(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        optimizer = _Shared(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            if misses and rank == 1:
+                model.module[0].weight.grad.mul_(2.0)
+            optimizer.step()
+
+    found = run(body, "replicas").findings
+    assert [each.subject for each in found] == (["0.weight"] if misses else [])
+
+
 def test_a_constant_counts_where_all_else_is_the_same() -> None:
     def body(rank: int) -> None:
         torch.manual_seed(0)
