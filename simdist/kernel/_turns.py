@@ -356,11 +356,17 @@ class Turns(Timetable):
             self._look_at_reads()
         return self.now_ns
 
+    def dwell(self, duration_ns: int) -> bool:
+        """Let time pass for the running task, which did not ask for it; False if it can't wait now, as when killed."""
+        task = self.current
+        if task is None or task.state is not _RUNNING or task.doomed or not self.owns_this_thread():
+            return False
+        self.sleep(duration_ns)
+        return True
+
     def _look_at_reads(self) -> None:
         spinning = self.turns == self._turns_at_reads
-        task = self.current
-        if spinning and task is not None and task.state is _RUNNING and not task.doomed and self.owns_this_thread():
-            self.sleep(self._spin_ns)
+        if spinning and self.dwell(self._spin_ns):
             self._spin_ns = min(2 * self._spin_ns, _LONGEST_SPIN_NS)
         elif not spinning:
             self._spin_ns = _FIRST_SPIN_NS

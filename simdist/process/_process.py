@@ -73,6 +73,8 @@ class SimProcess:
         "counted_ns",
         "death_signal",
         "descriptors",
+        "dwelling_since_ns",
+        "dwelt_ns",
         "echo",
         "end_listeners",
         "ended_ns",
@@ -155,6 +157,7 @@ class SimProcess:
         self.looked_ns = -1  # what its `time.perf_counter` showed last
         self.counted_ns = -1  # what its `time.monotonic` showed last
         self.shown_ns = -1  # what its `time.time` showed last
+        self.dwelt_ns = self.dwelling_since_ns = -1  # when a look at its calendar let time pass last, and since when
         self.seen_s = [-1.0, -1.0, -1.0]  # what each of these three showed last as a float
         self.least_s = [0.0, 0.0, 0.0]  # what each of them shows at least, after a sleep
         self.epoch_ns = epoch_ns  # what a calendar without skew shows at virtual time 0: nanoseconds since 1970

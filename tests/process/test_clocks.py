@@ -102,6 +102,20 @@ def _looks_often() -> tuple[list[int], float]:
     return looks, time.time() - began
 
 
+def _waits_for_an_hour_to_pass() -> int:
+    looks, end = 0, time.time() + 3600
+    while time.time() < end:
+        looks += 1
+    return looks
+
+
+def test_a_loop_ends_that_looks_at_the_calendar_for_an_hour() -> None:
+    result = simdist.run(_waits_for_an_hour_to_pass, world_size=2, isolate=True)
+
+    assert result.values[0] == result.values[1] < 70_000
+    assert 3600e9 <= result.virtual_time_ns < 3602e9
+
+
 def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
     counted = simdist.run(_divides_by_no_time, world_size=1, isolate=True)
     calendar = simdist.run(_divides_by_no_time_of_the_calendar, world_size=1, isolate=True)
@@ -111,9 +125,11 @@ def test_programs_can_divide_by_a_duration_that_took_no_time() -> None:
 
 
 def test_a_programs_calendar_is_ahead_of_virtual_time_by_at_most_1_ms() -> None:
-    looks, span = simdist.run(_looks_often, world_size=1, isolate=True).values[0]
+    result = simdist.run(_looks_often, world_size=1, isolate=True)
+    looks, span = result.values[0]
 
-    assert looks == [min(number, 1000) * 1000 for number in range(2000)]
+    assert looks == [number * 1000 for number in range(2000)]
+    assert result.virtual_time_ns == 501_900_128
     assert span == pytest.approx(0.500002, abs=1e-6)  # never less than the sleep, however far the clock was ahead
 
 

@@ -8,7 +8,8 @@ rules below hold for a right clock.
 `perf_counter`, by which programs measure durations, shows a nanosecond more at each further look at the same moment:
 what a program computes in between takes no virtual time, but the program may divide by the duration. If ranks have
 modules of their own, they run whole programs, which measure with other clocks, too. Then `monotonic` shows a nanosecond
-more at each look, and clocks with a calendar a microsecond. Test functions need these exact. The standard library,
+more at each look, and clocks with a calendar a microsecond; a calendar that is a millisecond ahead lets time pass
+instead. Test functions need these exact. The standard library,
 which waits until moments, always gets the exact `monotonic`.
 """
 
@@ -38,7 +39,8 @@ _T = TypeVar("_T")
 
 _COUNTING = ("process_time", "thread_time")
 _READS_THE_CLOCK = sys.version_info >= (3, 15)  # `date.today` itself
-_LEAD_NS = 1_000_000  # a calendar is never further ahead: polling it must wait for virtual time
+_SHARE = 4096  # the time that passes at a look is that of looking divided by this
+_LEAD_NS = 1_000_000  # a calendar is never further ahead: then time passes at each look
 _OF_THE_CALENDAR = {
     getattr(time, name) for name in ("CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI") if hasattr(time, name)
 } | {5}  # CLOCK_REALTIME_COARSE, which the module does not name
@@ -139,12 +141,30 @@ def _monotonic_ns(original: Callable[[], int]) -> Callable[[], int]:
 
 def _right_ns(process: SimProcess) -> int:
     """Nanoseconds since 1970 for a program that reads the time, by a clock that is right."""
-    now_ns = process.epoch_ns + process.simulation.read_clock()
+    simulation = process.simulation
+    now_ns = process.epoch_ns + simulation.read_clock()
     if _is_program():
         if now_ns <= process.shown_ns:
-            now_ns = min(process.shown_ns + LOOK_NS, now_ns + _LEAD_NS)
+            _let_time_pass(process, at_last=process.shown_ns + LOOK_NS > now_ns + _LEAD_NS)
+            now_ns = process.epoch_ns + simulation.now_ns
+            now_ns = max(now_ns, min(process.shown_ns + LOOK_NS, now_ns + _LEAD_NS))
         process.shown_ns = now_ns
     return now_ns
+
+
+def _let_time_pass(process: SimProcess, *, at_last: bool) -> None:
+    """Let time pass at a look, if the calendar can go on without it no longer (`at_last`), or since it could not.
+
+    A microsecond at first. While the process does nothing but look, a share of the time for which it does: a loop that
+    waits for an hour to pass ends after some 60,000 looks.
+    """
+    simulation = process.simulation
+    if simulation.now_ns != process.dwelt_ns:
+        if not at_last:
+            return
+        process.dwelling_since_ns = simulation.now_ns
+    simulation.dwell(max(LOOK_NS, (simulation.now_ns - process.dwelling_since_ns) // _SHARE))
+    process.dwelt_ns = simulation.now_ns
 
 
 def _calendar_ns(process: SimProcess) -> int:
