@@ -16,7 +16,7 @@ from typing import Any
 
 from simdist.frames import frames_by_thread, is_user_file
 from simdist.kernel import Bus
-from simdist.process import RankBegan
+from simdist.process import RankBegan, current_process
 from simdist.records import FaultReported
 from simdist.world import WorldEnded
 
@@ -63,6 +63,8 @@ class LinesAfterFaults:
 
         def _on_line(self, code: CodeType, line: int) -> object:
             if is_user_file(code.co_filename):
+                if current_process() is None:  # a thread of the host, which runs whenever it likes
+                    return None
                 self._note(code.co_filename, line)
             return sys.monitoring.DISABLE
 

@@ -84,6 +84,34 @@ def test_a_line_counts_with_the_fault_that_struck_last_before() -> None:
     assert {fault for where, fault in found if where in lines_of(recovers, "except OSError")} == {"raise"}
 
 
+def of_the_host(ended: threading.Event) -> None:
+    while not ended.is_set():
+        pass
+
+
+def test_lines_of_the_hosts_other_threads_do_not_count() -> None:
+    def computes() -> int:
+        try:
+            recovers()
+        finally:
+            result = sum(range(1_000_000))  # for so long that the other thread gets the interpreter lock
+        return result
+
+    ended = threading.Event()
+    thread = threading.Thread(target=of_the_host, args=(ended,))
+    thread.start()
+    try:
+        with observed_by(LinesAfterFaults()) as lines:
+            simdist.run(computes, world_size=2, faults=[Raise(rank=1, op="all_reduce", nth=1, error="OSError")])
+    finally:
+        ended.set()
+        thread.join()
+
+    found = {where for where, _ in lines.passed}
+    assert found >= lines_of(computes, "result = sum")
+    assert not found & lines_of(of_the_host, "while", "pass")
+
+
 def test_nothing_is_traced_or_monitored_afterwards() -> None:
     before = sys.gettrace()
     for _ in range(8):  # more often than there are tools
