@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import glob
 import importlib
 import io
 import os
@@ -29,15 +30,19 @@ def shaken() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.set_threshold(thresholds[0] * _LATER, *thresholds[1:])
     try:
+        os_scandir = os.scandir
         with ExitStack() as stack:
             stack.enter_context(_replaced(os, "listdir", _last_first(list)))
             stack.enter_context(_replaced(os, "scandir", _last_first(_Entries)))
+            globber: Any = getattr(glob, "_StringGlobber", None)
+            if getattr(globber, "scandir", None) is os_scandir:  # Python 3.13 has taken it early
+                stack.enter_context(_replaced(globber, "scandir", lambda original: staticmethod(os.scandir)))
             yield
     finally:
         gc.set_threshold(*thresholds)
 
 
-_Make = Callable[[Callable[..., Any]], Callable[..., object]]
+_Make = Callable[[Callable[..., Any]], object]
 
 
 def _last_first(kind: Callable[[list[Any]], object]) -> _Make:
@@ -132,9 +137,9 @@ def _noting(
 
 @contextmanager
 def _replaced(owner: object, name: str, make: _Make) -> Iterator[None]:
-    original = getattr(owner, name)
+    original, kept = getattr(owner, name), vars(owner)[name]  # the second is a static method's own object
     setattr(owner, name, make(original))
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        setattr(owner, name, kept)
