@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -117,9 +118,11 @@ for _hook in (fails_later, fails_when_chained, fails_at_once):
 MINE = f"RuntimeError | {SAID}KeyError: 'mine' | At:"
 CHAINED = f"RuntimeError | {SAID}RuntimeError: {SAID}KeyError: 'mine' | At: | At:"
 MUTE = f"{SAID}MuteError: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+NOTED = "[WITH __notes__]" if sys.version_info >= (3, 12) else ""
 STORIES = {
     "fail": f"{MINE} | fail | stories",
-    "fail_with_notes": f"RuntimeError | {SAID}ValueError:  | __notes__ (len=2): | one | two | At: | fail_with_notes"
+    "fail_with_notes": f"RuntimeError | {SAID}ValueError{NOTED}:  | __notes__ (len=2): | one | two | At: | "
+    "fail_with_notes"
     " | stories",
     "fail_without_a_text": f"RuntimeError | {MUTE} | At: | MESSAGE UNAVAILABLE DUE TO EXCEPTION: TypeError: mute | At:"
     " | fail_without_a_text | stories | stories",

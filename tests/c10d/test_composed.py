@@ -134,7 +134,15 @@ def sums() -> list[Any]:
 
 @pytest.mark.real
 @pytest.mark.skipif(VERSION < (2, 13), reason="the words are those of torch 2.13")
-@pytest.mark.parametrize("body", [life, sums])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(
+            life, marks=pytest.mark.skipif(torch.version.cuda is not None, reason="a torch for CUDA crashes there")
+        ),
+        sums,
+    ],
+)
 def test_a_group_put_together_by_hand_is_like_torch_s(body: Callable[[], list[Any]]) -> None:
     assert values(body, 2) == [each.value for each in run_real(body, 2)]
 

@@ -58,7 +58,9 @@ def _described(error: BaseException, outside: FrameType | None) -> str:
     notes = getattr(error, "__notes__", ())
     if notes:
         text += "\n".join((f"\n__notes__ (len={len(notes)}):", *notes))
-    said = f"{type(error).__name__}: {text or '<EMPTY MESSAGE>'}"
+    # From Python 3.12 on the name says that there are notes.
+    noted = "[WITH __notes__]" if sys.version_info >= (3, 12) and hasattr(error, "__notes__") else ""
+    said = f"{type(error).__name__}{noted}: {text or '<EMPTY MESSAGE>'}"
     trace = error.__traceback__
     if trace is not None:
         while trace.tb_next is not None:
