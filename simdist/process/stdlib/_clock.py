@@ -9,8 +9,8 @@ rules below hold for a right clock.
 what a program computes in between takes no virtual time, but the program may divide by the duration. If ranks have
 modules of their own, they run whole programs, which measure with other clocks, too. Then `monotonic` shows a nanosecond
 more at each look, and clocks with a calendar a microsecond; a calendar that is a millisecond ahead lets time pass
-instead. Test functions need these exact. The standard library,
-which waits until moments, always gets the exact `monotonic`.
+instead. Test functions need these exact. The standard library, which waits until moments, always gets the exact
+`monotonic`.
 """
 
 from __future__ import annotations

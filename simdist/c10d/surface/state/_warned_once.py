@@ -34,15 +34,12 @@ _PLACE = "(Triggered internally at "
 
 def _is_shown_again(process: SimProcess, text: str) -> bool:
     """True for a warning of C++ that this process would not be shown: it has been already."""
-    start = text.rfind(_PLACE)
-    if start < 0 or not text.startswith(SHOWN_ONCE):
+    start, state = text.rfind(_PLACE), process.torch_state
+    if start < 0 or state is None or state.shown_once is None or not text.startswith(SHOWN_ONCE):
         return False
-    shown = process.torch_state.shown_once
-    if shown is None or text[start:] not in shown:
-        if shown is not None:
-            shown.add(text[start:])
-        return False
-    return True
+    before = len(state.shown_once)
+    state.shown_once.add(text[start:])
+    return len(state.shown_once) == before
 
 
 def _asking_the_process(function: Callable[[], bool]) -> Callable[[], bool]:
@@ -102,12 +99,15 @@ def _logging_once(function: Callable[..., None]) -> Callable[..., None]:
 _stored = vars(storage_warning)
 
 
-def _load_stored(was: bool) -> None:
-    _stored["has_warned"] = was
+def _load_stored(was: bool | None) -> None:
+    if was is None:
+        _stored.pop("has_warned", None)
+    else:
+        _stored["has_warned"] = was
 
 
-_STORED: Slot[bool] = Slot(
-    "warning of typed storages", lambda: _stored.get("has_warned", False), _load_stored, lambda process, of_host: False
+_STORED: Slot[bool | None] = Slot(
+    "warning of typed storages", lambda: _stored.get("has_warned"), _load_stored, lambda process, of_host: None
 )
 
 
