@@ -76,6 +76,7 @@ LAYERS: dict[str, set[str]] = {
         "process",
         "result",
         "torch",
+        "trace",
         "values",
     },
     "settings": {"_lazy", "cluster", "errors", "faults", "judges", "kernel", "storage", "values"},

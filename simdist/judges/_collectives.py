@@ -21,6 +21,7 @@ from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._sites import site_of
 from simdist.judges._thread_order import ThreadOrder
 from simdist.judges._twice_reduced import TwiceReduced
+from simdist.trace import events_of
 from simdist.values import rank_text
 
 if TYPE_CHECKING:
@@ -202,10 +203,10 @@ def _groups_that_failed(ending: Ending, unheard: set[tuple[object, ...]]) -> set
     `unheard` are works without a wait, by rank, group, name and number.
     """
     found: set[str] = set()
-    for event in ending.events:
+    for event in events_of(ending.events, "restart", "error"):
         if event.kind == "restart":
             found.clear()
-        elif event.kind == "error":
+        else:
             group = str(event.data["group"])
             if (event.rank, group, event.data["op"], event.data["seq"]) not in unheard:
                 found.add(group)

@@ -8,7 +8,7 @@ ranks differ, or if one runs ahead of the others; it is the checksum of the copy
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,7 +32,7 @@ _State: TypeAlias = tuple[int | None, ...]  # the values of a parameter's state:
 class Content:
     """Parameters with their gradients and their optimizer's state, in an optimizer's order."""
 
-    __slots__ = ("_bits", "_copies", "_states", "finite")
+    __slots__ = ("_bits", "_copies", "_states", "finite", "used_up")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Content:
         self._copies = copies
         self._states = states
         self.finite = False  # all parameters were checked, and are finite
+        self.used_up: Set[int] | None = None  # places whose gradients the step itself changed; None: not looked at
 
     def settle(self) -> None:
         """Compute the sums, and release the copy."""

@@ -197,9 +197,14 @@ def _reporting_backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(tensors: _Root | Sequence[_Root], *args: object, **kwargs: object) -> None:
         process = _rank()
         if process is not None and process.simulation.bus.hears(BackwardCalled):
-            given = (tensors,) if isinstance(tensors, torch.Tensor | GradientEdge) else tuple(tensors)
-            roots = [each for each in given if isinstance(each, torch.Tensor)]
-            edges = [each for each in given if isinstance(each, GradientEdge)] if len(roots) < len(given) else ()
+            roots: list[torch.Tensor]
+            edges: Sequence[GradientEdge]
+            if isinstance(tensors, torch.Tensor):  # hot
+                roots, edges = [tensors], ()
+            else:
+                given = (tensors,) if isinstance(tensors, GradientEdge) else tuple(tensors)
+                roots = [each for each in given if isinstance(each, torch.Tensor)]
+                edges = [each for each in given if isinstance(each, GradientEdge)]
             _report(process, BackwardCalled(process, roots, site_of(sys._getframe(1)), edges))
         original(tensors, *args, **kwargs)
 

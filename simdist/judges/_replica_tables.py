@@ -18,12 +18,13 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
 from simdist.judges._contents import Bits, Content, copied_content, summed_content
 from simdist.judges._judge import Moment
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.optim import Optimizer
 
@@ -79,7 +80,6 @@ class Row:
     content: Content
     operations: int  # collectives and messages that the rank had called
     before: Row | None = None  # of the step before; kept until this row is compared
-    used_up: Set[int] = frozenset()  # places whose gradients the step itself changed
 
     @property
     def bits(self) -> list[Bits]:
@@ -106,12 +106,16 @@ class Optimized:
 
     def note_gradients(self) -> None:
         """Note the gradients' versions when a step begins, if gradients will be compared."""
-        if any(copy.strict for copy in self.copies):
-            self.versions = _gradient_versions(self.copies)
+        for copy in self.copies:  # hot: most often the first is
+            if copy.strict:
+                self.versions = _gradient_versions(self.copies)
+                return
 
     def used_up(self) -> Set[int]:
         """Return the places of the gradients that have been changed since the step began."""
         versions = _gradient_versions(self.copies) if self.versions else []
+        if versions == self.versions:  # hot
+            return frozenset()
         return {place for place, (old, new) in enumerate(zip(self.versions, versions, strict=False)) if old != new}
 
     def copy(self, key: Key) -> Copy | None:
@@ -261,10 +265,14 @@ def note_first_gradients(copies: Sequence[Copy]) -> None:
 def _gradient_versions(copies: Sequence[Copy]) -> list[int]:
     """Return how often each gradient was changed in place; -1 if there is none, or nobody counts."""
     versions = []
-    for copy in copies:
-        gradient = getattr(copy.tensor(), "grad", None)
+    for copy in copies:  # hot
+        parameter = copy.tensor()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None:
+            versions.append(-1)
+            continue
         try:
-            versions.append(-1 if gradient is None else local_part(gradient)._version)
+            versions.append((gradient if type(gradient) is Tensor else local_part(gradient))._version)
         except RuntimeError:  # made in inference mode
             versions.append(-1)
     return versions

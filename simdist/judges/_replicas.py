@@ -51,6 +51,7 @@ from simdist.judges._replica_tables import (
     usual_and_blamed,
 )
 from simdist.process import SimProcess
+from simdist.trace import events_of
 from simdist.values import rank_text
 
 if TYPE_CHECKING:
@@ -340,7 +341,8 @@ class _Watch:
         row = Row(self._hearing.moment(process, event.where), content, process.operations, optimized.last)
         if number >= 0:
             optimized.last = row
-            row.used_up = optimized.used_up()
+            if content.used_up is None:  # ranks with equal content share the answer
+                content.used_up = optimized.used_up()
         if not content.is_there(wanted):  # the device has not computed it yet
             late = _Late(table, number, row, process.rank, self._complete)
             self._late[late] = None
@@ -352,7 +354,9 @@ class _Watch:
         """Add a row whose bits could not be read after the step."""
         if late in self._late:
             del self._late[late]
+            used_up = late.row.content.used_up
             late.row.content = Content(late.bits)
+            late.row.content.used_up = used_up
             if not self._done:
                 self._put(late.table, late.number, late.row, late.rank)
 
@@ -399,7 +403,9 @@ class _Watch:
         # In the order of causes: the gradient, before the step; then the state, computed from it; then the parameter.
         same = len({bits[0] for bits in found.values()}) == 1
         # A step may use its gradients up, as those do that share the work among ranks. That is no difference by itself.
-        used_up = {rank for rank in ranks if same and table.ranks[rank].places[key] in rows[rank].used_up}
+        used_up = {
+            rank for rank in ranks if same and table.ranks[rank].places[key] in (rows[rank].content.used_up or ())
+        }
         for part in (1, 2, 0) if copy.strict else (0,):
             values = {
                 rank: value
@@ -528,8 +534,8 @@ def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[
 def _exchange_nothing(ending: Ending, ranks: Sequence[int]) -> bool:
     """True if the ranks called collectives, but exchanged nothing that could be part of a model."""
     called = False
-    for event in ending.events:
-        if event.kind != "issue" or event.rank not in ranks:
+    for event in events_of(ending.events, "issue"):
+        if event.rank not in ranks:
             continue
         data: Mapping[str, Any] = event.data
         if data["op"] in ("send", "recv") or int(data["nbytes"] or 0) > _SMALL:
