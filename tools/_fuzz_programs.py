@@ -49,8 +49,8 @@ class Program:
 
     @property
     def disagrees(self) -> bool:
-        """True if a rank does something else at some statement."""
-        return any(statement.odd is not None for statement in self.statements)
+        """True if a rank may do something else than others at some statement, as one that goes on after an error does."""
+        return self.goes_on or any(statement.odd is not None for statement in self.statements)
 
     def without(self, index: int) -> Program:
         """Return the program without one statement."""
