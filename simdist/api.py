@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from simdist.process import PointReached, SimProcess, StepReached, carry_out, cu
 from simdist.records import step_begun
 from simdist.result import RunResult
 from simdist.settings import ALWAYS, START_TIME, call_text, check_settings
-from simdist.world import World, WorldSpec
+from simdist.world import World, WorldSpec, copies_in_shared_memory, on_each_rank
 
 if TYPE_CHECKING:
     from simdist.cluster import Cluster
@@ -64,8 +63,9 @@ def run(
     Args:
         fn: the program of a rank.
         world_size: number of ranks.
-        args: positional arguments of `fn`, the same on every rank.
-        kwargs: keyword arguments of `fn`.
+        args: positional arguments of `fn`. Each rank has its own copies of tensors, modules, optimizers and schedulers,
+            as processes would have; other objects are one for all ranks, such as a list that collects results.
+        kwargs: keyword arguments of `fn`, likewise.
         backend: "gloo" behaves as Gloo does; "sim" is ideal: it has no timeouts, so a call that would time out
             deadlocks. "nccl" is a world of virtual devices, one for each rank unless the cluster says otherwise, with
             NCCL. The program picks one in `init_process_group`.
@@ -167,9 +167,9 @@ def run(
         if "faults" in shown:
             shown["faults"] = list(shown["faults"])
         checked["replay"] = call_text("simdist.run", fn, shown, _DEFAULTS)
-    bound = functools.partial(fn, *settings["args"], **(settings["kwargs"] or {}))
+    call = on_each_rank(fn, settings["args"], settings["kwargs"] or {})
     rest = {name: value for name, value in checked.items() if name not in ("fn", "args", "kwargs")}
-    return World(WorldSpec(call=lambda rank: own(bound)(), checked=True, **rest)).run()
+    return World(WorldSpec(call=lambda rank: call(), checked=True, **rest)).run()
 
 
 def spawn(
@@ -190,9 +190,9 @@ def spawn(
 
     No launcher's environment is set: `fn` initialises its group itself, as under the real function. As there, each
     process imports the user's modules separately; `backend`, `isolate` and `share` are those of `run`. Objects of the
-    user's classes among `args` are made anew for each process; other objects are shared, lists and tensors, too. The
-    processes' output appears in `sys.stdout` and `sys.stderr` of the caller. `daemon` and `start_method` are accepted
-    and have no effect.
+    user's classes among `args` are made anew for each process, and so are tensors, modules and optimizers, over the
+    same memory; other objects are shared, such as lists. The processes' output appears in `sys.stdout` and
+    `sys.stderr` of the caller. `daemon` and `start_method` are accepted and have no effect.
 
     Returns:
         None with `join`; otherwise a context whose `join` runs the world.
@@ -210,7 +210,7 @@ def spawn(
     checked = check_settings("simdist.spawn", given)
     arguments = checked["args"]
     spec = WorldSpec(
-        call=lambda rank: own(fn)(rank, *handed_over(arguments)),
+        call=lambda rank: own(fn)(rank, *copies_in_shared_memory(handed_over(arguments))),
         world_size=checked["nprocs"],
         backend=checked["backend"],
         seed=checked["seed"],

@@ -46,6 +46,7 @@ from simdist.c10d.surface.state import (
     _generators,
     _meshes,
     _operators,
+    _optimized,
     _rank_tables,
     _rank_world,
     _registries,
@@ -169,6 +170,7 @@ class TorchState:
             self._patches.undo,
             lambda: _flags.restore(self._flags),
             _flags.forget_imports,
+            _optimized.forget,
             lambda: _warned_once.end(self._warns_always),
             lambda: _scopes.load_forward(self._forward),
             self._compiled.uninstall,
@@ -331,4 +333,5 @@ _ALWAYS = (
     _generators.install,
     _workers.install,
     _warned_once.install,
+    _optimized.install,
 )

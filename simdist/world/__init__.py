@@ -2,7 +2,8 @@
 
 Open `_world.py` first: it puts together kernel, processes, collectives, faults and disks, runs them, and makes a result
 at the end; `_spec.py` has the settings that start one. `_agent.py` is torchrun's agent on each host, `_torchrun.py` the
-environment that torchrun sets, `_spawn.py` the result of `simdist.spawn`. Programs report more with `_report.py` (state
+environment that torchrun sets, `_spawn.py` the result of `simdist.spawn`, `_own_arguments.py` what a rank gets of the
+arguments of its function. Programs report more with `_report.py` (state
 and samples) and `_assertions.py` (always and sometimes); `_observer.py` lets observers watch every world of a block.
 """
 
@@ -13,6 +14,12 @@ from simdist._lazy import lazily
 if TYPE_CHECKING:
     from simdist.world._assertions import always, sometimes
     from simdist.world._observer import WorldEnded, observed_by
+    from simdist.world._own_arguments import (
+        copies_in_shared_memory,
+        copy_for_rank,
+        holds_tensors,
+        on_each_rank,
+    )
     from simdist.world._report import samples, state
     from simdist.world._spawn import SpawnContext
     from simdist.world._spec import WorldSpec
@@ -24,7 +31,11 @@ __all__ = [
     "WorldEnded",
     "WorldSpec",
     "always",
+    "copies_in_shared_memory",
+    "copy_for_rank",
+    "holds_tensors",
     "observed_by",
+    "on_each_rank",
     "samples",
     "sometimes",
     "state",
@@ -37,7 +48,11 @@ _HOMES = {
     "WorldEnded": "_observer",
     "WorldSpec": "_spec",
     "always": "_assertions",
+    "copies_in_shared_memory": "_own_arguments",
+    "copy_for_rank": "_own_arguments",
+    "holds_tensors": "_own_arguments",
     "observed_by": "_observer",
+    "on_each_rank": "_own_arguments",
     "samples": "_report",
     "sometimes": "_assertions",
     "state": "_report",

@@ -1,8 +1,7 @@
 """The arguments of a test's body on a rank.
 
-A fixture is set up once, in the host process. Its value is one object for all ranks, except for values that ranks would
-spoil for each other: tensors, modules and optimizers are copied for each rank, as processes would have their own. One
-copy operation covers all of them, so that an optimizer refers to its model's copy.
+A fixture is set up once, in the host process. Its value is one object for all ranks, except for tensors, modules,
+optimizers and schedulers, of which each rank has copies: see `simdist.world`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Never
 
 import pytest
-import torch
 
 from simdist.errors import SimdistError
+from simdist.world import copy_for_rank, holds_tensors
 
 __all__ = ["Arguments", "rank_placeholder"]
-
-_COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH = 4  # of containers that are searched for tensors
 
 
 class _RankPlaceholder:
@@ -61,11 +56,11 @@ class Arguments:
         owner = getattr(function, "__self__", None)
         self._function: Any = function
         self._owner = None if owner is None or isinstance(owner, type) else owner
-        self._copied = {name: value for name, value in arguments.items() if _has_state(value, _DEPTH)}
+        self._copied = {name: value for name, value in arguments.items() if holds_tensors(value)}
         self._attributes = (
             {}
             if self._owner is None
-            else {name: value for name, value in getattr(owner, "__dict__", {}).items() if _has_state(value, _DEPTH)}
+            else {name: value for name, value in getattr(owner, "__dict__", {}).items() if holds_tensors(value)}
         )
 
     def on(self, rank: int) -> tuple[Callable[..., object], dict[str, object]]:
@@ -78,28 +73,10 @@ class Arguments:
         arguments = {
             name: rank if isinstance(value, _RankPlaceholder) else value for name, value in self._arguments.items()
         }
-        arguments |= {name: _copy(f"the fixture {name!r}", value, memo) for name, value in self._copied.items()}
+        arguments |= {name: copy_for_rank(f"the fixture {name!r}", value, memo) for name, value in self._copied.items()}
         if self._owner is None:
             return self._function, arguments
         instance = copy.copy(self._owner)
         for name, value in self._attributes.items():
-            setattr(instance, name, _copy(f"self.{name}", value, memo))
+            setattr(instance, name, copy_for_rank(f"self.{name}", value, memo))
         return types.MethodType(self._function.__func__, instance), arguments
-
-
-def _has_state(value: object, depth: int) -> bool:
-    if isinstance(value, _COPIED):
-        return True
-    if depth and isinstance(value, _CONTAINERS):
-        inside = value.values() if isinstance(value, dict) else value
-        return any(_has_state(each, depth - 1) for each in inside)
-    return False
-
-
-def _copy(what: str, value: object, memo: dict[int, Any]) -> object:
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception as error:
-        raise SimdistError(
-            f"{what} holds tensors, and each rank needs its own copy, which can't be made: {error}"
-        ) from error

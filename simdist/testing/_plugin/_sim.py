@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,13 +20,13 @@ from simdist.faults import (
     StoreLost,
     problems_of,
 )
-from simdist.process import own
 from simdist.result import RunResult
 from simdist.settings import misfits
 from simdist.testing._plugin._fault_words import CommonWords, SpanWords, Time, TriggerWords, fields_from
 from simdist.testing._plugin._live import LiveWorld
 from simdist.testing._plugin._settings import Settings, StartWords, WorldWords, nanoseconds, settings_from
 from simdist.testing._plugin._worlds import Worlds, worlds_of
+from simdist.world import on_each_rank
 
 if TYPE_CHECKING:
     import pytest
@@ -127,8 +126,8 @@ class Sim:
         args, kwargs, argv = good["args"], good["kwargs"], good["argv"]
         seed = self.seed if seed is None else good["seed"]
         faults = (*chosen.faults_for(seed), *self._waiting)
-        bound = functools.partial(fn, *args, **(kwargs or {}))
-        call = _with_group(bound, chosen) if chosen.init else lambda rank: own(bound)()
+        bound = on_each_rank(fn, args, kwargs or {})
+        call = _with_group(bound, chosen) if chosen.init else lambda rank: bound()
         self._refused = True
         world = LiveWorld(self._worlds, call, chosen, seed=seed, faults=faults, argv=argv)
         self._waiting, self._refused = [], False
@@ -256,6 +255,6 @@ def _with_group(bound: Callable[[], object], settings: Settings) -> Callable[[in
 
     def call(rank: int) -> object:
         with default_group(settings, wanted=True):
-            return own(bound)()
+            return bound()
 
     return call
