@@ -12,7 +12,7 @@ from simdist.process import PointReached, SimProcess, StepReached, carry_out, cu
 from simdist.records import step_begun
 from simdist.result import RunResult
 from simdist.settings import ALWAYS, START_TIME, call_text, check_settings
-from simdist.world import World, WorldSpec, copies_in_shared_memory, on_each_rank
+from simdist.world import OwnArguments, World, WorldSpec, on_each_rank
 
 if TYPE_CHECKING:
     from simdist.cluster import Cluster
@@ -208,9 +208,14 @@ def spawn(
     given = {"fn": fn, "args": args, "nprocs": nprocs, "join": join, "backend": backend}
     given |= {"seed": seed, "faults": faults, "isolate": isolate, "share": share}
     checked = check_settings("simdist.spawn", given)
-    arguments = checked["args"]
+    arguments = OwnArguments({f"args[{place}]": value for place, value in enumerate(checked["args"])})
+
+    def call(rank: int) -> object:
+        mine = arguments.on_rank(in_shared_memory=True)
+        return own(fn)(rank, *handed_over([*mine.values()]))
+
     spec = WorldSpec(
-        call=lambda rank: own(fn)(rank, *copies_in_shared_memory(handed_over(arguments))),
+        call=call,
         world_size=checked["nprocs"],
         backend=checked["backend"],
         seed=checked["seed"],

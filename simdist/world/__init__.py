@@ -14,26 +14,19 @@ from simdist._lazy import lazily
 if TYPE_CHECKING:
     from simdist.world._assertions import always, sometimes
     from simdist.world._observer import WorldEnded, observed_by
-    from simdist.world._own_arguments import (
-        copies_in_shared_memory,
-        copy_for_rank,
-        holds_tensors,
-        on_each_rank,
-    )
+    from simdist.world._own_arguments import OwnArguments, on_each_rank
     from simdist.world._report import samples, state
     from simdist.world._spawn import SpawnContext
     from simdist.world._spec import WorldSpec
     from simdist.world._world import World
 
 __all__ = [
+    "OwnArguments",
     "SpawnContext",
     "World",
     "WorldEnded",
     "WorldSpec",
     "always",
-    "copies_in_shared_memory",
-    "copy_for_rank",
-    "holds_tensors",
     "observed_by",
     "on_each_rank",
     "samples",
@@ -43,14 +36,12 @@ __all__ = [
 
 # Loaded on first use: observers need no torch.
 _HOMES = {
+    "OwnArguments": "_own_arguments",
     "SpawnContext": "_spawn",
     "World": "_world",
     "WorldEnded": "_observer",
     "WorldSpec": "_spec",
     "always": "_assertions",
-    "copies_in_shared_memory": "_own_arguments",
-    "copy_for_rank": "_own_arguments",
-    "holds_tensors": "_own_arguments",
     "observed_by": "_observer",
     "on_each_rank": "_own_arguments",
     "samples": "_report",

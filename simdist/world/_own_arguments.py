@@ -6,6 +6,8 @@ stay one for all ranks: lists in which they collect results, locks, queues.
 
 `torch.multiprocessing.spawn` moves tensors to shared memory: there, each rank has tensors and modules of its own over
 the same memory, with gradients of its own.
+
+Invariant: what is copied is decided before the first rank begins. A list of results may hold tensors soon after.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from simdist.errors import SimdistError
 from simdist.process import own
 
-__all__ = ["copies_in_shared_memory", "copy_for_rank", "holds_tensors", "on_each_rank"]
+__all__ = ["OwnArguments", "on_each_rank"]
 
 _COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -36,57 +38,90 @@ def on_each_rank(
     """
     given = {f"args[{place}]": value for place, value in enumerate(args)}
     given |= {f"kwargs[{name!r}]": value for name, value in kwargs.items()}
-    if not any(map(holds_tensors, given.values())):
-        bound = functools.partial(fn, *args, **kwargs)
+    arguments = OwnArguments(given)
+    bound = functools.partial(fn, *args, **kwargs)
+    if not arguments.differ:
         return lambda: own(bound)()
 
     def call() -> object:
-        memo: dict[int, Any] = {}
-        mine = [copy_for_rank(what, value, memo) for what, value in given.items()]
+        mine = [*arguments.on_rank().values()]
         named = dict(zip(kwargs, mine[len(args) :], strict=True))
         return own(functools.partial(fn, *mine[: len(args)], **named))()
 
     return call
 
 
-def holds_tensors(value: object, depth: int = _DEPTH) -> bool:
-    """True for what each rank has a copy of, and for containers of that."""
-    if isinstance(value, _COPIED):
-        return True
-    if depth and isinstance(value, _CONTAINERS):
+class OwnArguments:
+    """Named values of the host, of which each rank gets its own. Made before the first rank begins.
+
+    Example:
+        >>> results, model = [], torch.nn.Linear(2, 1)
+        >>> arguments = OwnArguments({"the list": results, "the model": model})
+        >>> mine = arguments.on_rank()
+        >>> mine["the list"] is results, mine["the model"] is model
+        (True, False)
+    """
+
+    __slots__ = ("_holders", "_values", "differ")
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = dict(values)
+        self._holders: set[int] = set()  # ids of containers with what is copied
+        found = [self._is_copied(value, _DEPTH) for value in self._values.values()]
+        self.differ = any(found)  # whether a rank's values are not the host's
+
+    def on_rank(self, *, in_shared_memory: bool = False) -> dict[str, object]:
+        """Return the values for one rank.
+
+        Raises:
+            SimdistError: one can't be copied.
+        """
+        memo: dict[int, Any] = {}
+        if in_shared_memory:
+            for tensor in _tensors_in([*self._values.values()], _DEPTH + 1):
+                if tensor.is_leaf or not tensor.requires_grad:
+                    memo[id(tensor)] = _alias(tensor)
+        return {what: self._copy(what, value, memo) for what, value in self._values.items()}
+
+    def _is_copied(self, value: object, depth: int) -> bool:
+        """Return whether a rank has its own version; note the containers of such values."""
+        if isinstance(value, _COPIED):
+            return True
+        if not depth or not isinstance(value, _CONTAINERS):
+            return False
         inside = value.values() if isinstance(value, dict) else value
-        return any(holds_tensors(each, depth - 1) for each in inside)
-    return False
+        found = [self._is_copied(each, depth - 1) for each in inside]
+        if any(found):
+            self._holders.add(id(value))
+        return any(found)
 
+    def _copy(self, what: str, value: object, memo: dict[int, Any]) -> object:
+        try:
+            return self._own(value, memo)
+        except Exception as error:
+            raise SimdistError(
+                f"{what} holds tensors, and each rank needs its own copy, which can't be made: {error}"
+            ) from error
 
-def copy_for_rank(what: str, value: object, memo: dict[int, Any]) -> object:
-    """Return a rank's copy of a value, or the value itself if it holds no tensors; `memo` is that of `copy.deepcopy`.
-
-    Raises:
-        SimdistError: it can't be copied.
-    """
-    if not holds_tensors(value):
-        return value
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception as error:
-        raise SimdistError(
-            f"{what} holds tensors, and each rank needs its own copy, which can't be made: {error}"
-        ) from error
-
-
-def copies_in_shared_memory(args: Sequence[object]) -> list[object]:
-    """Return a spawned process's arguments: its own tensors, modules and optimizers over the memory of the host's.
-
-    Raises:
-        SimdistError: one can't be copied.
-    """
-    memo: dict[int, Any] = {}
-    for value in args:
-        for tensor in _tensors_in(value, _DEPTH):
-            if tensor.is_leaf or not tensor.requires_grad:
-                memo[id(tensor)] = _alias(tensor)
-    return [copy_for_rank(f"args[{place}]", value, memo) for place, value in enumerate(args)]
+    def _own(self, value: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(value, _COPIED):
+            return copy.deepcopy(value, memo)
+        if id(value) not in self._holders:
+            return value
+        if id(value) in memo:
+            return memo[id(value)]
+        if isinstance(value, dict):
+            mine = copy.copy(value)
+            for key, each in value.items():
+                mine[key] = self._own(each, memo)
+        elif isinstance(value, list):
+            mine = copy.copy(value)
+            mine[:] = [self._own(each, memo) for each in value]
+        else:
+            parts = [self._own(each, memo) for each in value]
+            mine = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # of a named tuple
+        memo[id(value)] = mine
+        return mine
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,8 +139,8 @@ def _tensors_in(value: object, depth: int) -> Iterator[torch.Tensor]:
         yield from value.parameters()
         yield from value.buffers()
     elif isinstance(value, torch.optim.Optimizer):
-        yield from _tensors_in([group["params"] for group in value.param_groups], depth)
-        yield from _tensors_in([*value.state.values()], depth)
+        yield from _tensors_in([group["params"] for group in value.param_groups], _DEPTH)
+        yield from _tensors_in([*value.state.values()], _DEPTH)
     elif depth and isinstance(value, _CONTAINERS):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(each, depth - 1)

@@ -76,7 +76,8 @@ def test_spawned_processes_are_handed_objects_of_their_own_classes() -> None:
     assert [rank for rank, _, _ in results] == [0, 1]
     for _, of_rank, handed in results:
         assert [name for name, held in of_rank.items() if not held] == ["what pickle can't make"]
-        assert handed is tensor
+        assert handed is not tensor
+        assert handed.data_ptr() == tensor.data_ptr()
     assert type(given) is Settings
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +15,12 @@ from torch import nn
 import simdist
 from simdist.errors import SimdistError
 from simdist.testing import Sim
+
+
+class Pair(NamedTuple):
+    model: nn.Module
+    lock: threading.Lock
+    both: dict[str, object]
 
 
 def _model() -> nn.Linear:
@@ -48,6 +56,25 @@ def test_ranks_have_copies_of_a_model_and_of_its_optimizer(isolate: bool) -> Non
         assert result.values == [[0.5, 0.5], [0.0, 0.0]]
     assert seen == [0, 1, 0, 1]  # a list is one for all
     assert model.weight.tolist() == [[1.0, 1.0]]
+
+
+def test_other_objects_beside_a_model_are_one_for_all_ranks() -> None:
+    lock, results, model = threading.Lock(), list[torch.Tensor](), _model()
+
+    def body(pair: Pair, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+        assert pair.model is not model
+        assert pair.both["model"] is pair.model
+        assert pair.both["results"] is results  # though the other rank's tensor is in it by now
+        assert tensors[1:] == [pair.model.weight, pair.model.weight]
+        results.append(torch.ones(1))
+        return pair.lock is lock
+
+    given = Pair(model, lock, {"model": model, "results": results})
+    result = simdist.run(body, world_size=2, args=(given, [torch.ones(1), model.weight, model.weight], results))
+
+    result.raise_for_failure()
+    assert result.values == [True, True]
+    assert len(results) == 2
 
 
 def test_a_world_that_a_test_drives_copies_them_too(sim: Sim) -> None:

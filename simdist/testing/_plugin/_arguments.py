@@ -14,7 +14,7 @@ from typing import Any, Never
 import pytest
 
 from simdist.errors import SimdistError
-from simdist.world import copy_for_rank, holds_tensors
+from simdist.world import OwnArguments
 
 __all__ = ["Arguments", "rank_placeholder"]
 
@@ -56,12 +56,9 @@ class Arguments:
         owner = getattr(function, "__self__", None)
         self._function: Any = function
         self._owner = None if owner is None or isinstance(owner, type) else owner
-        self._copied = {name: value for name, value in arguments.items() if holds_tensors(value)}
-        self._attributes = (
-            {}
-            if self._owner is None
-            else {name: value for name, value in getattr(owner, "__dict__", {}).items() if holds_tensors(value)}
-        )
+        self._attributes = {} if self._owner is None else dict(getattr(owner, "__dict__", {}))
+        fixtures = {f"the fixture {name!r}": value for name, value in arguments.items()}
+        self._own = OwnArguments(fixtures | {f"self.{name}": value for name, value in self._attributes.items()})
 
     def on(self, rank: int) -> tuple[Callable[..., object], dict[str, object]]:
         """Return the function and its arguments for one rank.
@@ -69,14 +66,15 @@ class Arguments:
         Raises:
             SimdistError: a fixture returned a tensor that can't be copied.
         """
-        memo: dict[int, Any] = {}
+        mine = [*self._own.on_rank().values()]
         arguments = {
-            name: rank if isinstance(value, _RankPlaceholder) else value for name, value in self._arguments.items()
+            name: rank if isinstance(value, _RankPlaceholder) else value
+            for name, value in zip(self._arguments, mine, strict=False)
         }
-        arguments |= {name: copy_for_rank(f"the fixture {name!r}", value, memo) for name, value in self._copied.items()}
         if self._owner is None:
             return self._function, arguments
         instance = copy.copy(self._owner)
-        for name, value in self._attributes.items():
-            setattr(instance, name, copy_for_rank(f"self.{name}", value, memo))
+        for name, value in zip(self._attributes, mine[len(arguments) :], strict=True):
+            if value is not self._attributes[name]:
+                setattr(instance, name, value)
         return types.MethodType(self._function.__func__, instance), arguments
