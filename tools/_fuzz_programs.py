@@ -49,7 +49,7 @@ class Program:
 
     @property
     def disagrees(self) -> bool:
-        """True if a rank may do something else than others at some statement, as one that goes on after an error does."""
+        """True if a rank may do something else than others at some statement, such as go on after an error."""
         return self.goes_on or any(statement.odd is not None for statement in self.statements)
 
     def without(self, index: int) -> Program:

@@ -84,7 +84,7 @@ class OwnArguments:
         return {what: self._copy(what, value, memo) for what, value in self._values.items()}
 
     def _is_copied(self, value: object, depth: int) -> bool:
-        """Return whether a rank has its own version; note the containers of such values."""
+        """Return whether a rank has its own version; note the containers that hold one."""
         if isinstance(value, _COPIED):
             return True
         if not depth or not isinstance(value, _CONTAINERS):
@@ -110,6 +110,7 @@ class OwnArguments:
             return value
         if id(value) in memo:
             return memo[id(value)]
+        mine: Any
         if isinstance(value, dict):
             mine = copy.copy(value)
             for key, each in value.items():

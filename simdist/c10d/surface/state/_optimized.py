@@ -41,8 +41,8 @@ def _note(parameter: torch.Tensor, process: SimProcess) -> None:
         raise SimdistError(
             f"rank {process.rank} optimizes the same parameter as rank {known[1].rank}, of shape "
             f"{list(parameter.shape)}; ranks share what a function closes over and what is global in its module, while "
-            "each process has a model of its own: make it on the rank, pass it in args= (each rank gets a copy), or use "
-            "isolate=True for one that is global"
+            "each process has a model of its own: make it on the rank, pass it in args= (each rank gets a copy), or "
+            "use isolate=True for one that is global"
         )
 
 
