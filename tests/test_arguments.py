@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import networkx as nx
@@ -27,6 +27,18 @@ class Loud:
         raise RuntimeError("no repr")
 
 
+ASYNC = "fn: expected an ordinary function, in which asyncio.run may be called; waiting is async"
+
+
+async def waiting() -> None:
+    pass
+
+
+class Steps:
+    def yielding(self) -> Iterator[int]:
+        yield 1
+
+
 def refusal(**arguments: Any) -> str:
     with pytest.raises(ArgumentError) as caught:
         simdist.run(arguments.pop("fn", nothing), **{"world_size": 2, **arguments})
@@ -37,6 +49,12 @@ def refusal(**arguments: Any) -> str:
     ("arguments", "line"),
     [
         ({"fn": 3}, "fn: expected a function, found the number 3"),
+        ({"fn": waiting}, ASYNC),
+        ({"fn": functools.partial(waiting)}, ASYNC),
+        (
+            {"fn": Steps().yielding},
+            "fn: expected an ordinary function; yielding has a yield, so a call only makes a generator",
+        ),
         ({"args": 3}, "args: expected a sequence, found the number 3"),
         ({"args": "ab"}, "args: expected a sequence, found the text 'ab'"),
         ({"kwargs": [1]}, "kwargs: expected a mapping with names as keys, found the list [1]"),

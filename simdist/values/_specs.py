@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import inspect
 import math
 import numbers
 import os
@@ -395,6 +396,16 @@ class Function(Spec):
     def check(self, value: object, dialect: Dialect = PYTHON) -> Callable[..., object]:
         if not callable(value):
             raise _unfit(f"expected a function, found {dialect.found(value)}")
+        called = value.func if isinstance(value, functools.partial) else value
+        flags = getattr(getattr(called, "__code__", None), "co_flags", 0)
+        if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise _unfit(
+                f"expected an ordinary function, in which asyncio.run may be called; {called.__name__} is async"
+            )
+        if flags & inspect.CO_GENERATOR:
+            raise _unfit(
+                f"expected an ordinary function; {called.__name__} has a yield, so a call only makes a generator"
+            )
         return value
 
 
