@@ -18,6 +18,7 @@ def entry() -> None:
     Python would visit all of torch before its end, which takes as long as many commands. An interrupt ends the process
     with one line, after the cleanup of its runs.
     """
+    _open_closed_streams()
     try:
         from simdist.cli import main  # in here: an interrupt may come while it is imported
 
@@ -34,6 +35,21 @@ def entry() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(_INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that were closed before Python began, as by a shell's `>&-`.
+
+    Otherwise the next files that the process opens have their descriptors, and get what C code and programs print.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _run(main: Callable[..., object]) -> None:

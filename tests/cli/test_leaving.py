@@ -1,5 +1,6 @@
 """How the process of a command ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -62,3 +63,15 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
         words = (sys.executable, "-m", "simdist", "--version")
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (1, "simdist: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_do_no_harm(tmp_path: Path, closed: str) -> None:
+    scenario = Path(__file__).parents[2] / "scenarios" / "all_types.toml"
+    command = f"{sys.executable} -m simdist run {scenario} --trace {tmp_path}/trace.json {closed}"
+
+    ended = subprocess.run(("sh", "-c", command), capture_output=True, text=True)
+
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
+    assert ("digest" in ended.stdout) == (">&-" not in closed.split())
+    assert json.loads((tmp_path / "trace.json").read_text())
