@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
         "records",
         "torch",
     },
-    "result": {"c10d", "errors", "frames", "values"},
+    "result": {"c10d", "errors", "frames", "process", "values"},
     "faults": {
         "_lazy",
         "c10d",

@@ -43,6 +43,7 @@ from simdist.process.children._child_processes import adopt_connections, hand_co
 from simdist.process.children._ignored_signals import ignored_by_host
 from simdist.process.modules._copiers import COPIERS
 from simdist.process.modules._isolation import Isolation, handed_over, own, run_program
+from simdist.process.modules._rank_readers import kept_for_all
 from simdist.process.modules._sharing import PER_RANK, Sharing
 from simdist.process.stdlib._collector import Rounds, collector_of, leave_to_rounds
 from simdist.process.stdlib._cut_off_files import is_cut_off
@@ -104,6 +105,7 @@ __all__ = [
     "imported_for_all",
     "is_cut_off",
     "is_filter_of_import",
+    "kept_for_all",
     "leave_to_rounds",
     "moved_file",
     "name_own",

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from simdist.result._collectives import uneven_collectives
 from simdist.result._outcome import Outcome, RankResult, first_to_fail
+from simdist.result._shared_modules import shared_lines
 from simdist.result._stanzas import Ended, stanza_lines, stanzas_of
 from simdist.result._words import how_it_ended
 from simdist.values import format_duration, plain
@@ -40,7 +41,7 @@ class Report:
     faults: tuple[str, ...]  # that struck, and that never did
     findings: tuple[str, ...]  # of judges
     deadlock: tuple[str, ...]
-    collectives: tuple[str, ...]  # that ranks did not call alike
+    collectives: tuple[str, ...]  # that ranks did not call alike, and modules that they share
     ranks: tuple[str, ...]
     traceback: tuple[str, ...]  # of the rank to blame, as it printed it
     replay: str
@@ -72,6 +73,7 @@ def report_of(
     deadlock = result.deadlock
     reported = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
     collectives = uneven_collectives(result.events, strict=result.strict)
+    collectives += shared_lines(None if first is None else first.exception)
     room = LINES - 1 - len(faults) - len(findings) - len(reported) - len(collectives)
     ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room, result.replay)
     return Report(

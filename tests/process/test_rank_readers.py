@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simdist.process.modules._rank_readers import reads_rank, stores_rank
+from simdist.process.modules._rank_readers import kept_for_all, reads_rank, stores_rank
 from tests.warm import Interpreters
 
 CONSTANT = """
@@ -128,3 +128,21 @@ def test_a_module_that_stores_the_rank_or_a_group(source: str) -> None:
 )
 def test_a_module_that_stores_none(source: str) -> None:
     assert not stores_rank(source.encode())
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("@functools.cache\ndef rank():\n    return dist.get_rank()", ["the cache of rank()"]),
+        ("GROUPS = {}\ndef begin():\n    GROUPS['data'] = GROUPS[1] = new_group([0])", ["GROUPS['data']", "GROUPS[1]"]),
+        ("state = State()\ndef begin():\n    state.mesh = init_device_mesh('cpu', (2,))", ["state.mesh"]),
+        ("GROUP = None\ndef begin():\n    global GROUP\n    GROUP = dist.new_group([0, 1])", []),
+        ("class State:\n    @classmethod\n    def begin(cls):\n        cls.rank = dist.get_rank()", []),
+        ("class State:\n    group = None\ndef begin():\n    State.group = dist.new_group([0, 1])", []),
+        ("state = 1\ndef begin(state):\n    state.rank = dist.get_rank()", []),
+        ("def rank():\n    return dist.get_rank()", []),
+        ("def rank(:", []),
+    ],
+)
+def test_what_ranks_that_share_a_module_find_of_each_other(source: str, kept: list[str]) -> None:
+    assert kept_for_all(source.encode()) == kept

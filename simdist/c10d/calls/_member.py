@@ -157,7 +157,7 @@ class Member:
         raise SimdistError(
             f"rank {caller.rank} uses rank {self.process.rank}'s object of group {self.communicator.name!r}; ranks "
             "share what is global in a module or closed over, and each process has group objects of its own: keep them "
-            "in local variables, or in objects that each rank makes for itself"
+            "in local variables or in objects that each rank makes, or give each rank its own modules: isolate=True"
         )
 
     # -- issued ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["Installed", "installed", "keeps_rank", "reads_rank", "stores_rank", "tops_of"]
+__all__ = ["Installed", "installed", "keeps_rank", "kept_for_all", "reads_rank", "stores_rank", "tops_of"]
 
 # Variables that launchers set to a different value for each rank of a host.
 _VARIABLES = frozenset(
@@ -123,18 +123,10 @@ def stores_rank(source: bytes) -> bool:
         >>> stores_rank(b"def rank(): return dist.get_rank()")
         False
     """
-    asks = _CALLED.search(source) is not None or _NAMED.search(source) is not None
-    tree = _parsed(source) if asks else None
+    tree = _parsed_if_asking(source)
     if tree is None:
         return False
-    shared = {"cls", *(each.name for each in tree.body if isinstance(each, ast.ClassDef))}
-    shared |= {
-        node.id
-        for statement in _run_at_import(tree.body)
-        if isinstance(statement, ast.Assign | ast.AnnAssign)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    shared = {"cls", *(each.name for each in tree.body if isinstance(each, ast.ClassDef)), *_assigned(tree)}
     for function in ast.walk(tree):
         if isinstance(function, _LATER[:2]):
             nodes = list(ast.walk(function))
@@ -143,6 +135,47 @@ def stores_rank(source: bytes) -> bool:
             if _changes_globals(nodes, shared) and (_calls(nodes, _ASKS) or _reads(nodes)):
                 return True
     return False
+
+
+def kept_for_all(source: bytes) -> list[str]:
+    """What functions of a module of this source keep of one rank for all ranks that share the module.
+
+    Variables that functions assign, and attributes of classes, are left out: each rank has its own.
+
+    Example:
+        >>> kept_for_all(b"@functools.cache\\ndef rank(): return dist.get_rank()")
+        ['the cache of rank()']
+        >>> kept_for_all(b"groups = {}\\ndef begin(): groups['data'] = dist.new_group()")
+        ["groups['data']"]
+    """
+    tree = _parsed_if_asking(source)
+    if tree is None:
+        return []
+    shared, found = _assigned(tree), dict[str, None]()
+    for function in ast.walk(tree):
+        if isinstance(function, _LATER[:2]):
+            nodes = list(ast.walk(function))
+            if _is_cached(function) and (_calls(nodes, _CACHED_ASKS) or _reads(nodes)):
+                found[f"the cache of {function.name}()"] = None
+            elif _calls(nodes, _ASKS) or _reads(nodes):
+                found |= dict.fromkeys(map(ast.unparse, _changed_inside(nodes, shared)))
+    return list(found)
+
+
+def _parsed_if_asking(source: bytes) -> ast.Module | None:
+    asks = _CALLED.search(source) is not None or _NAMED.search(source) is not None
+    return _parsed(source) if asks else None
+
+
+def _assigned(tree: ast.Module) -> set[str]:
+    """The names that are assigned at the top level of a module or of its classes."""
+    return {
+        node.id
+        for statement in _run_at_import(tree.body)
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _is_cached(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -159,15 +192,22 @@ def _changes_globals(nodes: Collection[ast.AST], shared: Collection[str]) -> boo
     known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if declared & known:
         return True
-    known |= {node.arg for node in nodes if isinstance(node, ast.arg) and node.arg != "cls"}
-    return any(
-        isinstance(node, ast.Attribute | ast.Subscript)
+    return bool(_changed_inside(nodes, shared))
+
+
+def _changed_inside(nodes: Collection[ast.AST], shared: Collection[str]) -> list[ast.AST]:
+    """The nodes that assign inside the value of a `shared` name."""
+    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    local |= {node.arg for node in nodes if isinstance(node, ast.arg) and node.arg != "cls"}
+    return [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute | ast.Subscript)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)
         and node.value.id in shared
-        and node.value.id not in known  # which are local
-        for node in nodes
-    )
+        and node.value.id not in local
+    ]
 
 
 def _calls(nodes: Collection[ast.AST], names: Collection[str]) -> bool:
