@@ -94,6 +94,7 @@ LAYERS: dict[str, set[str]] = {
         "judges",
         "kernel",
         "native",
+        "numpy",
         "process",
         "records",
         "result",

@@ -1,4 +1,4 @@
-"""Arguments that the host hands to ranks: each rank has its own tensors, modules, optimizers and schedulers.
+"""Arguments that the host hands to ranks: each rank has its own tensors, arrays, modules, optimizers and generators.
 
 Processes would have their own; one object for all would be changed by each rank, and still be changed in the next run.
 One copy operation covers all arguments of a rank, so that an optimizer refers to its model's copy. All other objects
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from simdist.errors import SimdistError
@@ -24,9 +26,16 @@ from simdist.process import own
 
 __all__ = ["OwnArguments", "on_each_rank"]
 
-_COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_OF_TORCH = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.Generator,
+)
+_COPIED = (*_OF_TORCH, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_DEPTH = 4  # of containers that are searched for tensors
+_DEPTH = 4  # of containers that are searched
 
 
 def on_each_rank(
@@ -86,7 +95,7 @@ class OwnArguments:
     def _is_copied(self, value: object, depth: int) -> bool:
         """Return whether a rank has its own version; note the containers that hold one."""
         if isinstance(value, _COPIED):
-            return True
+            return not isinstance(value, random.SystemRandom)  # it has no state
         if not depth or not isinstance(value, _CONTAINERS):
             return False
         inside = value.values() if isinstance(value, dict) else value
@@ -99,12 +108,10 @@ class OwnArguments:
         try:
             return self._own(value, memo)
         except Exception as error:
-            raise SimdistError(
-                f"{what} holds tensors, and each rank needs its own copy, which can't be made: {error}"
-            ) from error
+            raise SimdistError(f"each rank needs its own copy of {what}, which can't be made: {error}") from error
 
     def _own(self, value: Any, memo: dict[int, Any]) -> Any:
-        if isinstance(value, _COPIED):
+        if isinstance(value, _COPIED) and not isinstance(value, random.SystemRandom):
             return copy.deepcopy(value, memo)
         if id(value) not in self._holders:
             return value

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -77,6 +79,32 @@ def test_other_objects_beside_a_model_are_one_for_all_ranks() -> None:
     assert len(results) == 2
 
 
+@pytest.mark.parametrize(
+    "make",
+    [torch.Generator, np.random.default_rng, np.random.RandomState, random.Random],
+    ids=lambda make: make.__name__,
+)
+def test_ranks_have_their_own_generators_and_arrays(make: Callable[[], Any]) -> None:
+    generator, array = make(), np.arange(100)
+
+    def body(generator: Any, array: np.ndarray[Any, Any]) -> list[Any]:
+        array[0] += 1
+        if isinstance(generator, torch.Generator):
+            return [torch.rand(1, generator=generator).item(), array[0]]
+        generator.shuffle(array)
+        return array.tolist()
+
+    result = simdist.run(body, world_size=2, args=(generator, array))
+
+    result.raise_for_failure()
+    assert result.values[0] == result.values[1]
+    assert array.tolist() == list(range(100))
+
+
+def test_a_generator_without_state_is_one_for_all() -> None:
+    assert simdist.run(lambda source: source.random() < 1, world_size=2, args=(random.SystemRandom(),)).ok
+
+
 def test_a_world_that_a_test_drives_copies_them_too(sim: Sim) -> None:
     model = _model()
 
@@ -95,7 +123,7 @@ def test_what_cant_be_copied_is_refused_by_name() -> None:
 
     for rank in result.ranks:
         assert isinstance(rank.exception, SimdistError)
-        assert str(rank.exception).startswith("args[0] holds tensors, and each rank needs its own copy")
+        assert str(rank.exception).startswith("each rank needs its own copy of args[0], which can't be made: Only")
 
 
 def _hogwild(rank: int, model: nn.Linear, counts: torch.Tensor, seen: list[int]) -> None:

@@ -1,7 +1,7 @@
 """The arguments of a test's body on a rank.
 
-A fixture is set up once, in the host process. Its value is one object for all ranks, except for tensors, modules,
-optimizers and schedulers, of which each rank has copies: see `simdist.world`.
+A fixture is set up once, in the host process. Its value is one object for all ranks, except for tensors, modules and
+others, of which each rank has copies: see `simdist.world`.
 """
 
 from __future__ import annotations
