@@ -64,8 +64,8 @@ def run(
         fn: the program of a rank.
         world_size: number of ranks.
         args: positional arguments of `fn`. Each rank has its own copies of tensors, arrays, modules, optimizers,
-            schedulers and generators of random numbers, as processes would have; other objects are one for all ranks,
-            such as a list that collects results.
+            schedulers, DataLoaders and generators of random numbers, as processes would have; other objects are one for
+            all ranks, such as a dataset, or a list that collects results.
         kwargs: keyword arguments of `fn`, likewise.
         backend: "gloo" behaves as Gloo does; "sim" is ideal: it has no timeouts, so a call that would time out
             deadlocks. "nccl" is a world of virtual devices, one for each rank unless the cluster says otherwise, with

@@ -2,7 +2,7 @@
 
 Processes would have their own; one object for all would be changed by each rank, and still be changed in the next run.
 One copy operation covers all arguments of a rank, so that an optimizer refers to its model's copy. All other objects
-stay one for all ranks: lists in which they collect results, locks, queues.
+stay one for all ranks: lists in which they collect results, locks, queues, the dataset of a DataLoader.
 
 `torch.multiprocessing.spawn` moves tensors to shared memory: there, each rank has tensors and modules of its own over
 the same memory, with gradients of its own.
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
 
 from simdist.errors import SimdistError
 from simdist.process import own
@@ -33,7 +34,7 @@ _OF_TORCH = (
     torch.optim.lr_scheduler.LRScheduler,
     torch.Generator,
 )
-_COPIED = (*_OF_TORCH, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+_COPIED = (*_OF_TORCH, np.ndarray, np.random.Generator, np.random.RandomState, random.Random, DataLoader, Sampler)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _DEPTH = 4  # of containers that are searched
 
@@ -112,6 +113,8 @@ class OwnArguments:
 
     def _own(self, value: Any, memo: dict[int, Any]) -> Any:
         if isinstance(value, _COPIED) and not isinstance(value, random.SystemRandom):
+            if isinstance(value, DataLoader):
+                memo[id(value.dataset)] = value.dataset  # it may be large, and is read only
             return copy.deepcopy(value, memo)
         if id(value) not in self._holders:
             return value

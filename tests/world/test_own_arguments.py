@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import simdist
 from simdist.errors import SimdistError
@@ -92,13 +93,28 @@ def test_ranks_have_their_own_generators_and_arrays(make: Callable[[], Any]) -> 
         if isinstance(generator, torch.Generator):
             return [torch.rand(1, generator=generator).item(), array[0]]
         generator.shuffle(array)
-        return array.tolist()
+        return list(array)
 
     result = simdist.run(body, world_size=2, args=(generator, array))
 
     result.raise_for_failure()
     assert result.values[0] == result.values[1]
     assert array.tolist() == list(range(100))
+
+
+def test_ranks_have_their_own_data_loaders_of_one_dataset() -> None:
+    data = TensorDataset(torch.arange(8))
+    loader = DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    def body(loader: DataLoader[Any]) -> tuple[list[int], bool]:
+        return [int(each) for (each,) in loader], loader.dataset is data
+
+    result = simdist.run(body, world_size=2, args=(loader,))
+
+    result.raise_for_failure()
+    assert result.values[0] == result.values[1]
+    assert result.values[0][1]
+    assert result.values[0][0] == [int(each) for (each,) in loader]  # the host's is where it was
 
 
 def test_a_generator_without_state_is_one_for_all() -> None:
