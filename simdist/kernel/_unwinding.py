@@ -9,7 +9,9 @@ no further than the handler's end, where no `try` of the same loop protects it.
 Since CPython 3.12 an exception that is raised in another thread arrives only at calls and after jumps, so also inside
 the tracing function, which ends the tracing. There `sys.monitoring` replaces tracing: each line of the functions on the
 thread's stack raises, and an exception from the callback leaves the callback in place. It is a tool of the whole
-process; `settle` removes it. If a program has taken all tools, tracing is used.
+process; `settle` removes it. If a program has taken all tools, tracing is used. An exception that leaves a `with`
+comes to the line of the `with` again, to call `__exit__`. This does not raise, so that files and locks are released;
+it raises the second time, because a loop may come there for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from simdist.frames import is_ours
-from simdist.inside.python import raise_in_thread
+from simdist.inside.python import enters_exit, raise_in_thread
 from simdist.kernel._task import Task, TaskKilled
 
 __all__ = ["calm", "insist", "settle", "undisturbed"]
@@ -61,6 +63,7 @@ if sys.version_info >= (3, 12):
             self._tool: int | None = None
             self._codes = set[CodeType]()
             self._doomed = set[int]()
+            self._left = set[tuple[int, int]]()  # frames, and where in them a `with` was left
 
         def watch(self, ident: int) -> bool:
             """Begin with a thread, with the functions on its stack now; False if there is no tool left."""
@@ -94,10 +97,16 @@ if sys.version_info >= (3, 12):
             self._tool = None
             self._codes.clear()
             self._doomed.clear()
+            self._left.clear()
 
         def _raise(self, code: CodeType, line: int) -> None:
-            if _thread.get_ident() in self._doomed:
+            if _thread.get_ident() not in self._doomed:
+                return
+            frame = sys._getframe(1)
+            place = id(frame), frame.f_lasti
+            if place in self._left or not enters_exit(frame):
                 raise TaskKilled
+            self._left.add(place)
 
 else:
 

@@ -6,9 +6,13 @@ import gc
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from simdist.kernel import Simulation, Task, _simulation
 from simdist.kernel._unwinding import insist
 
 STUBBORN = """
@@ -57,6 +61,35 @@ def test_a_profiler_works_after_a_task_was_made_to_end() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.stdout.split() == ["1", "1", "1"], done.stderr
+
+
+@pytest.mark.usefixtures("insistent")
+def test_a_task_made_to_end_leaves_its_with_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    blocked = threading.Lock()
+
+    def insist_and_unblock(task: Task) -> None:
+        insist(task)
+        if blocked.locked():
+            blocked.release()
+
+    def holds() -> None:
+        try:
+            simulation.sleep(10)
+        except BaseException:
+            with ExitStack() as outer, ExitStack() as inner:
+                outer.callback(left.append, "outer")
+                inner.callback(left.append, "inner")
+                blocked.acquire()
+
+    monkeypatch.setattr(_simulation, "insist", insist_and_unblock)
+    blocked.acquire()
+    simulation = Simulation()
+    simulation.spawn(holds, "holds")
+    simulation.run_until(5)
+
+    assert simulation.close() == []
+    assert left == ["inner", "outer"]
 
 
 def test_a_callback_of_the_collector_is_not_struck() -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import thread_time
 
@@ -187,7 +187,19 @@ def swallow_in_a_helper(effect: Callable[[], None]) -> None:
         pass
 
 
+def swallow_in_context_managers(effect: Callable[[], None]) -> None:
+    while True:
+        try:
+            with suppress(BaseException):
+                while True:
+                    with suppress(BaseException): effect()  # noqa: E701  # fmt: skip  # no other line between
+        except BaseException:
+            pass
+
+
 SWALLOWING = [swallow_in_one_loop, swallow_in_two_loops, swallow_in_a_helper]
+if sys.version_info >= (3, 12):  # under Python 3.11 it depends on where the exceptions strike
+    SWALLOWING.append(swallow_in_context_managers)
 
 
 @pytest.mark.usefixtures("insistent")

@@ -12,6 +12,7 @@ from simdist.inside.python._foreign import (
     ForeignLibrary,
     function_types,
 )
+from simdist.inside.python._frames import enters_exit
 from simdist.inside.python._functions import (
     Batch,
     Make,
@@ -73,6 +74,7 @@ __all__ = [
     "copied_bytes",
     "count_of_changes",
     "end_process",
+    "enters_exit",
     "finalized_already",
     "function_types",
     "generic_setter",
