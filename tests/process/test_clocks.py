@@ -5,8 +5,10 @@ import os
 import re
 import sched
 import select
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from time import monotonic, sleep, time_ns  # taken early, as user code does it
 from typing import Any
@@ -179,6 +181,21 @@ def test_dates_are_right_to_the_microsecond_for_ever() -> None:
 def test_a_start_time_has_to_be_a_moment_of_these_days(start_time: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(text)):
         simdist.run(lambda: None, world_size=1, start_time=start_time)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python does not warn there")
+def test_utcnow_warns_of_itself_as_python_does() -> None:
+    with warnings.catch_warnings(record=True) as real:
+        warnings.simplefilter("always")
+        datetime.datetime.utcnow()
+
+    def body() -> list[tuple[str, str]]:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            datetime.datetime.utcnow()
+        return [(str(each.message), each.filename) for each in seen]
+
+    assert simdist.run(body, world_size=1).values == [[(str(real[0].message), __file__)]]
 
 
 def test_calendars_show_the_day() -> None:

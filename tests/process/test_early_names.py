@@ -174,6 +174,7 @@ def test_no_program_finds_a_real_clock_pid_or_entropy(chosen: list[tuple[Name, s
                 assert len({*map(str, values), str(other[0][index])}) == RANKS + 1
 
 
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utc:DeprecationWarning")  # likewise
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_every_name_in_every_way(way: str, loaded: Loaded) -> None:
     modules = [loaded.load(*written(name, way)) for name in NAMES]

@@ -11,6 +11,7 @@ from datetime import date as early_date
 from datetime import datetime as early_datetime
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -19,6 +20,8 @@ from tests.c10d.worlds import sleep_s, values
 
 HOUR = datetime.datetime(2026, 1, 1, 1)  # after the begin of a world
 HOUR_S = HOUR.replace(tzinfo=datetime.UTC).timestamp()
+
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")  # since Python 3.12
 
 
 class Stamp(datetime.datetime):

@@ -20,6 +20,7 @@ import functools
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, ClassMethodDescriptorType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,10 @@ _T = TypeVar("_T")
 
 _COUNTING = ("process_time", "thread_time")
 _READS_THE_CLOCK = sys.version_info >= (3, 15)  # `date.today` itself
+_UTCNOW = (
+    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. "
+    "Use timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
+)
 _SHARE = 4096  # the time that passes at a look is that of looking divided by this
 _LEAD_NS = 1_000_000  # a calendar is never further ahead: then time passes at each look
 _OF_THE_CALENDAR = {
@@ -345,6 +350,8 @@ def _utcnow_of_class(cls: type[datetime.datetime], real: Callable[[], datetime.d
     process = current_process()
     if process is None:
         return real()
+    if sys.version_info >= (3, 12):
+        warnings.warn(_UTCNOW, DeprecationWarning, stacklevel=3)
     return _moment(cls, process).replace(tzinfo=None)
 
 
