@@ -5,6 +5,7 @@ Circle of imports: a process owns its threads, programs, masks of signals and en
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import signal as _signal
@@ -84,6 +85,7 @@ class SimProcess:
         "epoch_ns",
         "exception",
         "exit_code",
+        "finalizing",
         "handled",
         "handlers",
         "host",
@@ -199,6 +201,7 @@ class SimProcess:
         self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
         self.at_exit: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
+        self.finalizing = False  # what `atexit` was given runs, or has run
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
         self.random_states: States  # set before its first turn
         self.torch_state: Any = None  # belongs to the c10d layer
@@ -296,6 +299,7 @@ class SimProcess:
 
     def run_at_exit(self, print_exception: Callable[[SimProcess, BaseException], None]) -> None:
         """Call what `atexit` was given, the last first. What one raises is printed."""
+        self.finalizing = True
         while self.at_exit:
             function, args, kwargs = self.at_exit.pop()
             try:
@@ -305,6 +309,12 @@ class SimProcess:
             except BaseException as raised:
                 sys.stderr.write(f"[rank{self.rank}]: Exception ignored in atexit callback {function!r}:\n")
                 print_exception(self, raised)
+
+    def check_finalizing(self, what: str) -> None:
+        """Raise that this "can't ... at interpreter shutdown" if it is so late, as Python does since 3.12."""
+        # Python 3.12.0 and 3.12.1 do so as soon as the main thread has ended, later ones when all but daemons have.
+        if self.finalizing and sys.version_info >= (3, 12):
+            raise getattr(builtins, "PythonFinalizationError", RuntimeError)(f"can't {what} at interpreter shutdown")
 
     def kill(self, signal: int) -> None:
         """Die by a signal. The process may be the running one; then this does not return."""

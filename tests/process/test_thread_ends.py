@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,6 +82,39 @@ def test_a_pool_takes_nothing_at_the_end() -> None:
         return said
 
     assert alone(body).value == ["cannot schedule new futures after shutdown"]
+
+
+def started(start: Callable[[], object]) -> str:
+    """Return what an exit handler of a rank gets that starts something."""
+    said: list[str] = []
+
+    def starts() -> None:
+        try:
+            start()
+        except RuntimeError as error:
+            said.append(str(error))
+        else:
+            said.append("started")
+
+    assert alone(lambda: atexit.register(starts)).ok
+    return said[0]
+
+
+def fork() -> None:
+    multiprocessing.get_context("fork").Process(target=int).start()
+
+
+def test_an_exit_handler_starts_what_python_lets_it_start() -> None:
+    since_3_12 = sys.version_info >= (3, 12)
+    shut = "cannot schedule new futures after interpreter shutdown"
+
+    assert started(lambda: ThreadPoolExecutor(1).submit(int)) == shut
+    assert started(lambda: ProcessPoolExecutor(1).submit(int)) == shut
+    thread = started(lambda: threading.Thread(target=int).start())
+    assert thread == ("can't create new thread at interpreter shutdown" if since_3_12 else "started")
+    assert started(fork) == ("can't fork at interpreter shutdown" if since_3_12 else "started")
+    with ThreadPoolExecutor(1) as pool:  # the host's own pools go on
+        assert pool.submit(int).result() == 0
 
 
 def test_a_thread_that_raises_is_reported_on_stderr_and_the_rank_goes_on() -> None:

@@ -98,6 +98,7 @@ def _here() -> tuple[Runtime, SimProcess]:
 def launch_forked(popen: Any, process_obj: Any) -> None:
     """Start a child as `Popen._launch` does under "fork"."""
     runtime, parent = _here()
+    parent.check_finalizing("fork")
     pipes = pipes_here(runtime)
     parent_read, child_write = pipes.make(parent)
     child_read, parent_write = pipes.make(parent)

@@ -35,6 +35,7 @@ __all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_
 
 _module: Any = threading  # has what the stubs leave out
 JOINABLE = hasattr(_thread, "start_joinable_thread")
+_SUBMITS_NOTHING = ("simdist.", "multiprocessing.")  # modules whose functions are called at a process's exit
 _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
 
 
@@ -188,6 +189,7 @@ def begin(
     assert runtime is not None
     parent = runtime.simulation.check()
     process = process_of(parent)
+    process.check_finalizing("create new thread")
     started = getattr(function, "original_func", function)  # pydevd may have wrapped it
     thread: Any = getattr(started, "__self__", None)
     is_thread = isinstance(thread, threading.Thread)
@@ -275,16 +277,17 @@ def _report_end(end: _thread.LockType | Handle | None) -> None:
 def shut_down(process: SimProcess) -> None:
     """Do what the interpreter does after the main thread's end, before `atexit`. Called by the process's main task."""
     threads = process.threads
-    if threads is None:
-        return
     runtime = current_runtime()
     assert runtime is not None
+    if threads is None:
+        _end_pools(runtime, process)
+        return
     threads.shutting_down = True
     if len(process.tasks) > 1:
         process.simulation.sleep(0)  # a real interpreter takes its time to end, and daemons get theirs
     while threads.calls:
         _call(threads.calls.pop())
-    _end_pools(runtime, threads)
+    _end_pools(runtime, process)
     _report_end(threads.ends.pop(process.tasks[0], None))
     while remaining := [task for task in process.tasks[1:] if not task.daemon]:
         thread = threads.objects.get(remaining[0])
@@ -302,13 +305,17 @@ def _call(function: Callable[[], object]) -> None:
         traceback.print_exception(error)
 
 
-def _end_pools(runtime: Runtime, threads: Threads) -> None:
-    """`_python_exit` of both modules of `concurrent.futures`, for the threads of this process only."""
+def _end_pools(runtime: Runtime, process: SimProcess) -> None:
+    """`_python_exit` of both modules of `concurrent.futures`, for the threads of this process only.
+
+    A process without such threads that runs no code of its own at its exit can submit nothing, and is spared the slots.
+    """
     state: Any = pools
-    workers = [
-        (thread, queue) for thread, queue in list(state._threads_queues.items()) if thread in threads.objects.values()
-    ]
-    if workers:
+    modules = [getattr(function, "__module__", None) or "" for function, _, _ in process.at_exit]
+    goes_on = not all(module.startswith(_SUBMITS_NOTHING) for module in modules)
+    own = [] if process.threads is None else list(process.threads.objects.values())
+    workers = [(thread, queue) for thread, queue in list(state._threads_queues.items()) if thread in own]
+    if workers or goes_on:
         runtime.separate(POOLS_SLOT)
         with state._global_shutdown_lock:
             state._shutdown = True
@@ -319,12 +326,8 @@ def _end_pools(runtime: Runtime, threads: Threads) -> None:
     of_processes: Any = sys.modules.get(POOL_MODULES[1])
     if of_processes is None:
         return
-    managers = [
-        (thread, wakeup)
-        for thread, wakeup in list(of_processes._threads_wakeups.items())
-        if thread in threads.objects.values()
-    ]
-    if managers:
+    managers = [(thread, wakeup) for thread, wakeup in list(of_processes._threads_wakeups.items()) if thread in own]
+    if managers or goes_on:
         runtime.separate(PROCESS_POOLS_SLOT)
         of_processes._global_shutdown = True
         for _, wakeup in managers:
