@@ -16,7 +16,7 @@ from typing import Any
 
 from simdist.frames import frames_by_thread, is_user_file
 from simdist.kernel import Bus
-from simdist.process import RankBegan, current_process
+from simdist.process import RankBegan, current_process, original
 from simdist.records import FaultReported
 from simdist.world import WorldEnded
 
@@ -51,15 +51,16 @@ class LinesAfterFaults:
     if sys.version_info >= (3, 12):
 
         def _begin(self) -> None:
+            # A rank's thread may call this, and the tool is none of the rank's.
             monitoring = sys.monitoring
-            free = [each for each in range(6) if monitoring.get_tool(each) is None]
+            free = [each for each in range(6) if original(monitoring.get_tool)(each) is None]
             if not free:
                 return
             self._tool = free[-1]
-            monitoring.use_tool_id(self._tool, _NAME)
-            monitoring.register_callback(self._tool, monitoring.events.LINE, self._on_line)
-            monitoring.restart_events()
-            monitoring.set_events(self._tool, monitoring.events.LINE)
+            original(monitoring.use_tool_id)(self._tool, _NAME)
+            original(monitoring.register_callback)(self._tool, monitoring.events.LINE, self._on_line)
+            original(monitoring.restart_events)()
+            original(monitoring.set_events)(self._tool, monitoring.events.LINE)
 
         def _on_line(self, code: CodeType, line: int) -> object:
             if is_user_file(code.co_filename):
@@ -71,9 +72,9 @@ class LinesAfterFaults:
         def end(self) -> None:
             """Stop watching."""
             if self._tool >= 0:
-                sys.monitoring.set_events(self._tool, 0)
-                sys.monitoring.register_callback(self._tool, sys.monitoring.events.LINE, None)
-                sys.monitoring.free_tool_id(self._tool)
+                original(sys.monitoring.set_events)(self._tool, 0)
+                original(sys.monitoring.register_callback)(self._tool, sys.monitoring.events.LINE, None)
+                original(sys.monitoring.free_tool_id)(self._tool)
                 self._tool = -1
 
     else:
