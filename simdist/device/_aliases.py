@@ -23,7 +23,7 @@ from simdist.errors import UnsupportedError
 from simdist.inside.torch import CPU, find_operator, negated_view, on_cpu, on_device, redispatching, to_capsule
 
 __all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "host"]
-__all__ += ["in_its_storage", "lowered", "memory", "raised", "refuse", "use"]
+__all__ += ["in_its_storage", "lowered", "memory", "part_of", "raised", "refuse", "use"]
 
 Tensor = torch.Tensor
 _as_strided = redispatching(find_operator("aten::as_strided"))
@@ -45,6 +45,7 @@ class Compiled(Protocol):
     observe: Callable[[bool], None]
     adopt: Callable[[torch.UntypedStorage], tuple[_Figures, int, Tensor] | None]
     adopted: Callable[[torch.UntypedStorage, Block], None]
+    part: Callable[[torch.UntypedStorage, torch.UntypedStorage, Block], torch.UntypedStorage]
     account_holding: Callable[[Tensor], object]
     host: Callable[[Tensor], Tensor]
     memory: Callable[[Tensor], Tensor]
@@ -91,6 +92,18 @@ def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
             storage.block = block  # type: ignore[attr-defined]  # ours
             _known.adopted(storage, block)
     return block
+
+
+def part_of(storage: torch.UntypedStorage, part: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a storage over a part of another's memory as one with its block: what claims one claims the other."""
+    block = block_of_storage(storage)
+    if block is None:
+        return part
+    if _compiled is not None:
+        part = _compiled.part(storage, part, block)
+    part.block = block  # type: ignore[attr-defined]  # ours; the part keeps the other storage, and so its block
+    part.is_part = True  # type: ignore[attr-defined]  # it has a size of its own, and can't be resized
+    return part
 
 
 def account_holding(tensor: Tensor) -> Account | None:

@@ -153,7 +153,10 @@ def memory_of(tensor: Tensor) -> Tensor:
     if not isinstance(base, Tensor) or tensor.is_conj() or tensor.is_neg():
         return memory(tensor) if block is not None and type(block.host) is Outstanding else host(tensor)
     size = tensor.element_size()
-    begin = base.storage_offset() * base.element_size()
+    storage = tensor.untyped_storage()
+    begin = int(base.storage_offset()) * base.element_size()
+    if getattr(storage, "is_part", False):
+        begin = storage.data_ptr() - base.untyped_storage().data_ptr()
     if begin % size:
         return memory(tensor)
     made = torch.empty(0, dtype=tensor.dtype)

@@ -7,7 +7,7 @@ from typing import Any, Never
 
 import torch
 
-from simdist.device._aliases import block_of, block_of_storage
+from simdist.device._aliases import block_of, block_of_storage, part_of
 from simdist.device._state import account_of, present_or_none
 
 __all__ = ["METHODS"]
@@ -52,7 +52,7 @@ def _resize(original: Callable[..., object]) -> Callable[..., object]:
         block = block_of_storage(self)
         if block is None:
             return original(self, size)
-        if size > _nbytes(self):
+        if size > _nbytes(self) or getattr(self, "is_part", False):
             raise RuntimeError("Trying to resize storage that is not resizable")
         block.resize(size)
         return self
@@ -63,12 +63,23 @@ def _resize(original: Callable[..., object]) -> Callable[..., object]:
 def _size(original: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
     def size(self: torch.UntypedStorage) -> int:
         block = getattr(self, "block", None)
-        if block is not None and block.size_said is not None:
+        if block is not None and block.size_said is not None and not getattr(self, "is_part", False):
             said: int = block.size_said
             return said
         return original(self)
 
     return size
+
+
+def _get(original: Callable[..., object]) -> Callable[..., object]:
+    def get(self: torch.UntypedStorage, place: int | slice) -> object:
+        """Let a slice, which is a storage of its own over a part of the memory, know whose memory it is."""
+        found = original(self, place)
+        if isinstance(found, torch.UntypedStorage) and self.is_cuda:
+            return part_of(self, found)
+        return found
+
+    return get
 
 
 def _making(original: Callable[..., Any]) -> object:
@@ -100,4 +111,5 @@ METHODS: dict[str, Callable[[Callable[..., Never]], object]] = {
     "size": _size,
     "nbytes": _size,
     "__len__": _size,
+    "__getitem__": _get,
 }

@@ -413,3 +413,32 @@ def test_a_mode_of_the_program_sees_no_kernel_at_work(sparse: bool) -> None:
         return seen_by_a_mode("cuda", reduced(*[1.0] * 16), sparse=sparse)
 
     assert run(body) == [seen_by_a_mode("cpu", torch.full((16,), 2.0), sparse=sparse)] * 2
+
+
+def test_a_slice_of_a_storage_waits_for_what_fills_the_storage() -> None:
+    def train() -> list[Any]:
+        begin()
+        whole = torch.tensor([1.0, 2.0, 3.0, 4.0]).pin_memory().to("cuda", non_blocking=True)
+        storage = whole.untyped_storage()
+        part = torch.empty(0, device="cuda").set_(storage[4:12])
+        inner = torch.empty(0, device="cuda").set_(storage[4:12][4:8])
+        dist.all_reduce(whole)
+        doubled = part * 2
+        part.add_(1)
+        dist.all_reduce(part)
+        return [doubled.tolist(), inner.tolist(), part.tolist(), whole.tolist()]
+
+    assert run(train) == [[[8.0, 12.0], [14.0], [10.0, 14.0], [2.0, 10.0, 14.0, 8.0]]] * 2
+
+
+def test_a_slice_of_a_storage_is_read_before_it_is_changed() -> None:
+    def train() -> list[float]:
+        begin()
+        whole = torch.tensor([1.0, 2.0, 3.0, 4.0]).pin_memory().to("cuda", non_blocking=True)
+        part = torch.empty(0, device="cuda").set_(whole.untyped_storage()[4:12])
+        sums = torch.empty(4, device="cuda")
+        dist.all_gather_into_tensor(sums, part)
+        whole.zero_()
+        return sums.tolist()
+
+    assert run(train) == [[2.0, 3.0, 2.0, 3.0]] * 2

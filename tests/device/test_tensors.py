@@ -254,6 +254,27 @@ def test_a_storage_moves_and_is_copied() -> None:
     assert len(storage) == 4
 
 
+@on_devices
+def test_a_slice_of_a_storage_is_a_storage_of_its_own_over_the_same_memory() -> None:
+    tensor = torch.arange(4.0, device=cuda(1))
+    whole = tensor.untyped_storage()
+    allocated = torch.cuda.memory_allocated(1)
+    part = whole[4:12]
+    view = torch.empty(0, device=cuda(1)).set_(part)
+    view.add_(10)
+
+    assert (part.device, part.nbytes(), part.data_ptr() - whole.data_ptr()) == (cuda(1), 8, 4)
+    assert tensor.tolist() == [0.0, 11.0, 12.0, 3.0]
+    assert torch.cuda.memory_allocated(1) == allocated
+    with pytest.raises(RuntimeError, match="Trying to resize storage that is not resizable"):
+        part.resize_(0)
+    whole.resize_(0)
+    assert (whole.nbytes(), part.nbytes()) == (0, 8)
+    del tensor, whole
+    assert view.tolist() == [11.0, 12.0]
+    assert part.tolist() == view.cpu().untyped_storage().tolist()
+
+
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @on_devices
 def test_a_storage_is_made_on_a_device() -> None:

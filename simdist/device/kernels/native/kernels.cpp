@@ -92,8 +92,8 @@ int64_t take(const std::shared_ptr<Figures>& figures, size_t bytes) {
 struct Held {
   Tensor host;
   std::shared_ptr<Figures> figures;
-  int64_t size;               // accounted here; -1 once a `Block` in Python does it
-  PyObject* block = nullptr;  // that one, borrowed: the storage's Python object has it
+  int64_t size;               // accounted here; -1 where a `Block` in Python does it
+  PyObject* block = nullptr;  // that one, borrowed: the Python object of the storage, or of the whole, has it
 };
 
 void release(void* context) {
@@ -625,6 +625,22 @@ void adopted(const py::handle& storage, const py::handle& block) {
   held->block = block.ptr();
 }
 
+// A storage like `slice`, over a part of the memory of `whole`, with its block; `slice` if torch made `whole` itself.
+py::object part(const py::handle& whole, const py::handle& slice, const py::handle& block) {
+  const Held* held = held_by(whole);
+  if (!held) return py::reinterpret_borrow<py::object>(slice);
+  const c10::Storage& from = THPStorage_Unpack(slice.ptr());  // it keeps the whole
+  at::DataPtr bytes(const_cast<void*>(from.data()), new c10::Storage(from), &drop, at::Device(at::kCPU));
+  c10::Storage on_cpu(
+      c10::Storage::use_byte_size_t(), from.nbytes(), std::move(bytes), c10::GetCPUAllocator(), true);
+  Tensor host = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(on_cpu), DispatchKeySet(DispatchKey::CPU), caffe2::TypeMeta::Make<uint8_t>());
+  at::DataPtr data(
+      const_cast<void*>(from.data()), new Held{host, held->figures, -1, block.ptr()}, &release, from.device());
+  c10::Storage made(c10::Storage::use_byte_size_t(), from.nbytes(), std::move(data), nullptr, false);
+  return py::reinterpret_steal<py::object>(THPStorage_Wrap(std::move(made)));
+}
+
 py::object account_holding(const py::handle& tensor) {
   const Held* held = held_of(unpacked(tensor).storage());
   return held ? py::cast(held->figures) : py::none();
@@ -677,5 +693,6 @@ PYBIND11_MODULE(_simdist_devices, module) {
   });
   module.def("adopt", &adopt);
   module.def("adopted", &adopted);
+  module.def("part", &part);
   module.def("account_holding", &account_holding);
 }
