@@ -82,7 +82,8 @@ class _Entries:
 def looked_at(seen: dict[int, list[Seen]]) -> Iterator[None]:
     """Note which files the user's code finds, and which it does not, for each rank.
 
-    Python's own search for installed packages (`importlib.metadata`) is left out: it keeps what it has found.
+    Python's own search for installed packages (`importlib.metadata`) is left out: it keeps what it has found. So is the
+    making of a folder with `exist_ok`: the code that asks for it goes on in the same way.
     """
     importlib.import_module("simdist.files")  # first: it must wrap Python's own `open`, not the one set here
     find_installed()
@@ -103,10 +104,12 @@ def _names(result: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, result)))
 
 
-def _is_search(frame: FrameType | None, user: FrameType) -> bool:
-    """True if Python's search for installed packages is between the two."""
+def _changes_nothing(frame: FrameType | None, user: FrameType) -> bool:
+    """True if Python's search for installed packages, or the making of a folder that may exist, is between the two."""
     while frame is not None and frame is not user:
         if frame.f_globals.get("__name__") == "importlib.metadata":
+            return True
+        if frame.f_code.co_name in ("makedirs", "mkdir") and frame.f_locals.get("exist_ok"):
             return True
         frame = frame.f_back
     return False
@@ -119,7 +122,7 @@ def _noting(
     def look(*args: object, **kwargs: object) -> object:
         caller = sys._getframe(1)
         frame = user_frame(caller)
-        if frame is None or _is_search(caller, frame):
+        if frame is None or _changes_nothing(caller, frame):
             return original(*args, **kwargs)
         site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         process = current_process()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
 from pathlib import Path
 
 import simdist
@@ -20,3 +22,22 @@ def test_files_are_noted_without_those_of_the_search_for_packages() -> None:
         simdist.run(body, world_size=1).raise_for_failure()
 
     assert [(note.kind, note.site[2]) for note in seen[0]] == [("file", "body")]
+
+
+def test_a_folder_that_may_exist_is_found_in_the_same_way_each_time(tmp_path: Path) -> None:
+    """Whether it is made or there, the program goes on in the same way: a file read later is the cause, if any."""
+    runs: list[list[str]] = []
+
+    def body() -> None:
+        os.makedirs(tmp_path / "a" / "b", exist_ok=True)  # noqa: PTH103 - as users write it
+        (tmp_path / "c" / "d").mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (tmp_path / "e").mkdir()
+
+    for _ in range(2):
+        seen: dict[int, list[Seen]] = {}
+        with looked_at(seen):
+            simdist.run(body, world_size=1).raise_for_failure()
+        runs.append([note.value for note in seen[0]])
+
+    assert runs == [["there"], ["FileExistsError"]]
