@@ -293,7 +293,7 @@ def test_a_kept_kernel_follows_its_last_writer_only(monkeypatch: pytest.MonkeyPa
     look = Deferred.look
 
     def counted(deferred: Deferred) -> None:
-        counts.append(sum(len(claimants) for _, claimants in deferred._before))
+        counts.append(sum(len(claimants) for _, claimants, _ in deferred._before))
         look(deferred)
 
     def body() -> Any:
@@ -442,3 +442,24 @@ def test_a_slice_of_a_storage_is_read_before_it_is_changed() -> None:
         return sums.tolist()
 
     assert run(train) == [[2.0, 3.0, 2.0, 3.0]] * 2
+
+
+def test_kernels_that_read_the_same_memory_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[object] = []
+    copy_inputs = Deferred.copy_inputs
+
+    def noted(self: Deferred, block: Any) -> None:
+        copied.append(block)
+        copy_inputs(self, block)
+
+    monkeypatch.setattr(Deferred, "copy_inputs", noted)
+
+    def train() -> list[Any]:
+        begin()
+        read = torch.tensor([1.0, 2.0]).pin_memory().to("cuda", non_blocking=True)
+        total = reduced(1.0, 2.0)
+        found = [total * read, total + read, total - read]
+        return [each.tolist() for each in found]
+
+    assert run(train) == [[[2.0, 8.0], [3.0, 6.0], [1.0, 2.0]]] * 2
+    assert copied == []

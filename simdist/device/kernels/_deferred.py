@@ -94,7 +94,8 @@ class Deferred:
         self._run: Callable[[], object] | None = run  # None once it has
         self._awaited = False  # a task of its rank waits until it has run
         self._claims: list[Outstanding] = []
-        self._before: list[tuple[Outstanding, list[Claimant]]] = []  # claims that it comes after, the latest first
+        # Claims that it comes after, the latest first, on each memory; and whether it writes there.
+        self._before: list[tuple[Outstanding, list[Claimant], bool]] = []
 
     def come_after(self, tensor: Tensor, *, writes: bool) -> None:
         """Note the claims on memory that it reads, or writes."""
@@ -110,7 +111,7 @@ class Deferred:
                 found.append(each)
             if wrote and type(each) is Deferred:  # it comes after all before it
                 break
-        self._before.append((known, found))
+        self._before.append((known, found, writes))
 
     def claim(self, tensor: Tensor, *, writes: bool) -> None:
         """Claim memory that it reads, or writes."""
@@ -120,9 +121,10 @@ class Deferred:
         """Run if no claim that it comes after is left; else follow the first of them, which calls this again."""
         if self._run is None:
             return
-        for outstanding, _ in self._before:
-            outstanding.leave_copies()
-        for outstanding, claimants in self._before:
+        for outstanding, _, writes in self._before:
+            if writes:
+                outstanding.leave_copies()
+        for outstanding, claimants, _ in self._before:
             while claimants and claimants[-1] not in outstanding.claims:
                 claimants.pop()
             if claimants:
@@ -187,7 +189,9 @@ class Deferred:
     def _first_cause(self) -> Any:
         cause: Any = self
         while isinstance(cause, Deferred):
-            left = (each for known, claimants in cause._before for each in reversed(claimants) if each in known.claims)
+            left = (
+                each for known, claimants, _ in cause._before for each in reversed(claimants) if each in known.claims
+            )
             cause = next(left, None)
         return cause
 
