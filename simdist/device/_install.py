@@ -144,6 +144,9 @@ class DeviceState:
         patches.wrap(core_bindings, "_show_config", _without_a_library_of_cuda)
         for name, make in _storages.METHODS.items():
             patches.wrap(torch.UntypedStorage, name, make)
+        for name, make in _storages.CAPSULES.items():
+            if hasattr(core_bindings, name):  # older ones have no `_to_dlpack_versioned`
+                patches.wrap(core_bindings, name, make)
         for loads in ((operators_class, "load_library"), (importlib.machinery.ExtensionFileLoader, "exec_module")):
             patches.wrap(*loads, _kernels.adding_libraries)
         patches.wrap(FakeTensorMode, "_prep_args_for_hash", _with_the_current_device)

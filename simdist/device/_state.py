@@ -7,6 +7,7 @@ devices of the calling process.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class ProcessDevices:
         self.streams = Streams(process)
         self.streams.races = races
         self.raw: dict[int, torch.Tensor] = {}  # memory taken by address, without a tensor
+        self.exported: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by the address that a DLPack capsule gave
         self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each
         self.workspaces: dict[str, int] = {}  # bytes that the program has set for cuBLAS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -10,7 +11,7 @@ import torch
 from simdist.device._aliases import block_of, block_of_storage, part_of
 from simdist.device._state import account_of, present_or_none
 
-__all__ = ["METHODS"]
+__all__ = ["CAPSULES", "METHODS"]
 
 Place = torch.device | str | int
 _nbytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
@@ -102,6 +103,37 @@ def _new(size: int, index: int) -> torch.UntypedStorage:
 
 
 # The replacement of each method, made from the original.
+def _exporting(original: Callable[..., object]) -> Callable[..., object]:
+    def export(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+        """Remember whose memory a capsule gives away: the tensor that is made of it later has the same."""
+        state = present_or_none()
+        if state is not None and tensor.is_cuda and block_of(tensor) is not None:
+            state.exported[tensor.data_ptr()] = weakref.ref(tensor.untyped_storage())
+        return original(tensor, *args, **kwargs)
+
+    return export
+
+
+def _importing(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(capsule: object) -> torch.Tensor:
+        made, state = original(capsule), present_or_none()
+        known = None if state is None or not made.is_cuda else state.exported.get(made.data_ptr())
+        whole = None if known is None else known()
+        if whole is None:
+            return made
+        begin = made.data_ptr() - whole.data_ptr()
+        part = whole[begin : begin + made.untyped_storage().nbytes()]
+        shape, strides = made.shape, made.stride()
+        return torch.empty(0, dtype=made.dtype, device=made.device).set_(part, 0, shape, strides)
+
+    return make
+
+
+CAPSULES: dict[str, Callable[[Callable[..., Never]], object]] = {
+    "_to_dlpack": _exporting,
+    "_to_dlpack_versioned": _exporting,
+    "_from_dlpack": _importing,
+}
 METHODS: dict[str, Callable[[Callable[..., Never]], object]] = {
     "__new__": _making,
     "to": _to,

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 Tensor = torch.Tensor
 LATE_S = 2.0
 functional: Any = F
+dlpack: Any = torch.utils.dlpack
 
 
 def begin() -> int:
@@ -442,6 +443,30 @@ def test_a_slice_of_a_storage_is_read_before_it_is_changed() -> None:
         return sums.tolist()
 
     assert run(train) == [[2.0, 3.0, 2.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [dlpack.from_dlpack, lambda tensor: dlpack.from_dlpack(dlpack.to_dlpack(tensor))],
+    ids=["tensor", "capsule"],
+)
+def test_a_tensor_over_a_capsule_waits_for_what_fills_its_memory(exchange: Callable[[torch.Tensor], Any]) -> None:
+    def train() -> list[Any]:
+        begin()
+        held = torch.cuda.memory_allocated()
+        whole = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).pin_memory().to("cuda", non_blocking=True)
+        same, column = exchange(whole), exchange(whole[:, 1])
+        dist.all_reduce(whole)
+        found = [same.tolist(), column.tolist(), column.untyped_storage().nbytes(), column.stride()]
+        column.zero_()
+        found.append(whole.tolist())
+        del whole, same
+        held_by_a_part = torch.cuda.memory_allocated() > held
+        del column
+        return [*found, held_by_a_part, torch.cuda.memory_allocated() == held]
+
+    filled = [[2.0, 4.0], [6.0, 8.0]], [4.0, 8.0], 12, (2,), [[2.0, 0.0], [6.0, 0.0]]
+    assert run(train) == [[*filled, True, True]] * 2
 
 
 def test_kernels_that_read_the_same_memory_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
