@@ -65,7 +65,7 @@ def run(
         world_size: number of ranks.
         args: positional arguments of `fn`. Each rank has its own copies of tensors, arrays, modules, optimizers,
             schedulers, DataLoaders and generators of random numbers, as processes would have; other objects are one for
-            all ranks, such as a dataset, or a list that collects results.
+            all ranks, such as a dataset, a list of more than 1,000 samples, or one that collects results.
         kwargs: keyword arguments of `fn`, likewise.
         backend: "gloo" behaves as Gloo does; "sim" is ideal: it has no timeouts, so a call that would time out
             deadlocks. "nccl" is a world of virtual devices, one for each rank unless the cluster says otherwise, with

@@ -2,7 +2,7 @@
 
 Processes would have their own; one object for all would be changed by each rank, and still be changed in the next run.
 One copy operation covers all arguments of a rank, so that an optimizer refers to its model's copy. All other objects
-stay one for all ranks: lists in which they collect results, locks, queues, the dataset of a DataLoader.
+stay one for all ranks: lists in which they collect results, locks, queues, the dataset of a DataLoader, long lists.
 
 `torch.multiprocessing.spawn` moves tensors to shared memory: there, each rank has tensors and modules of its own over
 the same memory, with gradients of its own.
@@ -37,6 +37,7 @@ _OF_TORCH = (
 _COPIED = (*_OF_TORCH, np.ndarray, np.random.Generator, np.random.RandomState, random.Random, DataLoader, Sampler)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _DEPTH = 4  # of containers that are searched
+_MOST = 1_000  # elements of a container that is searched; a larger one holds data, which ranks read
 
 
 def on_each_rank(
@@ -97,7 +98,7 @@ class OwnArguments:
         """Return whether a rank has its own version; note the containers that hold one."""
         if isinstance(value, _COPIED):
             return not isinstance(value, random.SystemRandom)  # it has no state
-        if not depth or not isinstance(value, _CONTAINERS):
+        if not depth or not isinstance(value, _CONTAINERS) or len(value) > _MOST:
             return False
         inside = value.values() if isinstance(value, dict) else value
         found = [self._is_copied(each, depth - 1) for each in inside]
@@ -152,6 +153,6 @@ def _tensors_in(value: object, depth: int) -> Iterator[torch.Tensor]:
     elif isinstance(value, torch.optim.Optimizer):
         yield from _tensors_in([group["params"] for group in value.param_groups], _DEPTH)
         yield from _tensors_in([*value.state.values()], _DEPTH)
-    elif depth and isinstance(value, _CONTAINERS):
+    elif depth and isinstance(value, _CONTAINERS) and len(value) <= _MOST:
         for each in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(each, depth - 1)

@@ -117,6 +117,15 @@ def test_ranks_have_their_own_data_loaders_of_one_dataset() -> None:
     assert result.values[0][0] == [int(each) for (each,) in loader]  # the host's is where it was
 
 
+def test_a_long_list_of_samples_is_one_for_all() -> None:
+    samples = [torch.ones(1)] * 1_001
+
+    def body(few: list[torch.Tensor], all_of_them: list[torch.Tensor]) -> tuple[bool, bool]:
+        return few[0] is samples[0], all_of_them is samples
+
+    assert simdist.run(body, world_size=2, args=(samples[:1_000], samples)).values == [(False, True)] * 2
+
+
 def test_a_generator_without_state_is_one_for_all() -> None:
     assert simdist.run(lambda source: source.random() < 1, world_size=2, args=(random.SystemRandom(),)).ok
 
