@@ -45,19 +45,21 @@ def on_each_rank(
 ) -> Callable[[], object]:
     """Return a function that calls `fn(*args, **kwargs)` on a rank, with the rank's own function and arguments.
 
-    On the rank it raises a SimdistError if an argument can't be copied.
+    Arguments that a `functools.partial` binds are arguments, too. On the rank it raises a SimdistError if an argument
+    can't be copied.
     """
-    given = {f"args[{place}]": value for place, value in enumerate(args)}
-    given |= {f"kwargs[{name!r}]": value for name, value in kwargs.items()}
+    bound = functools.partial(fn, *args, **kwargs)  # takes a partial apart
+    given = {f"args[{place}]": value for place, value in enumerate(bound.args)}
+    given |= {f"kwargs[{name!r}]": value for name, value in bound.keywords.items()}
     arguments = OwnArguments(given)
-    bound = functools.partial(fn, *args, **kwargs)
     if not arguments.differ:
         return lambda: own(bound)()
 
     def call() -> object:
         mine = [*arguments.on_rank().values()]
-        named = dict(zip(kwargs, mine[len(args) :], strict=True))
-        return own(functools.partial(fn, *mine[: len(args)], **named))()
+        place = len(bound.args)
+        named = dict(zip(bound.keywords, mine[place:], strict=True))
+        return own(functools.partial(bound.func, *mine[:place], **named))()
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import threading
 from collections.abc import Callable
@@ -139,6 +140,7 @@ def test_a_world_that_a_test_drives_copies_them_too(sim: Sim) -> None:
 
     assert sim.run(body, args=(model,), world_size=2).values == [[0.5, 0.5], [0.0, 0.0]]
     assert sim.run(body, kwargs={"model": model}, world_size=2).values == [[0.5, 0.5], [0.0, 0.0]]
+    assert sim.run(functools.partial(body, model), world_size=2).values == [[0.5, 0.5], [0.0, 0.0]]
 
 
 def test_what_cant_be_copied_is_refused_by_name() -> None:
