@@ -41,8 +41,8 @@ def _note(parameter: torch.Tensor, process: SimProcess) -> None:
         raise SimdistError(
             f"rank {process.rank} optimizes the same parameter as rank {known[1].rank}, of shape "
             f"{list(parameter.shape)}; ranks share what a function closes over, the object of a method and what is "
-            "global in a module, while each process has a model of its own: make it on the rank, pass it in args= (each "
-            "rank gets a copy), or use isolate=True for one that is global"
+            "global in a module, while each process has a model of its own: make it on the rank, pass it in args= "
+            "(each rank gets a copy), or use isolate=True for one that is global"
         )
 
 
