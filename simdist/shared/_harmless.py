@@ -176,6 +176,7 @@ _ATTRIBUTES = {
     "torch.nn.modules.module.Module.__init__": _WRAPPED,
     "torch.nn.modules.module.Module.__setstate__": _WRAPPED,
     "torch.ops._dir": _FIRST_USE,
+    "torch.ops.loaded_libraries": _IMPORTS,
     "torch.optim.*._init_group": _WRAPPED,
     "torch.optim.*._fused_*": _WRAPPED,
     "torch.optim.*.step": _WRAPPED,
