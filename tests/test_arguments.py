@@ -39,6 +39,20 @@ class Steps:
         yield 1
 
 
+class Answering:
+    """Has every attribute, as a proxy or a mock does."""
+
+    def __getattr__(self, name: str) -> Answering:
+        return self
+
+    def __call__(self) -> int:
+        return 3
+
+
+def test_an_object_with_every_attribute_can_be_called_on_ranks() -> None:
+    assert simdist.run(Answering(), world_size=2).values == [3, 3]
+
+
 def refusal(**arguments: Any) -> str:
     with pytest.raises(ArgumentError) as caught:
         simdist.run(arguments.pop("fn", nothing), **{"world_size": 2, **arguments})

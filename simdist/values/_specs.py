@@ -13,6 +13,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from simdist.values._plain import awkward_character
@@ -397,16 +398,17 @@ class Function(Spec):
         if not callable(value):
             raise _unfit(f"expected a function, found {dialect.found(value)}")
         called = value.func if isinstance(value, functools.partial) else value
-        flags = getattr(getattr(called, "__code__", None), "co_flags", 0)
-        if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            raise _unfit(
-                f"expected an ordinary function, in which asyncio.run may be called; {called.__name__} is async"
-            )
-        if flags & inspect.CO_GENERATOR:
-            raise _unfit(
-                f"expected an ordinary function; {called.__name__} has a yield, so a call only makes a generator"
-            )
+        code = getattr(called, "__code__", None)
+        if isinstance(code, CodeType):
+            self._check_kind(code)
         return value
+
+    @staticmethod
+    def _check_kind(code: CodeType) -> None:
+        if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise _unfit(f"expected an ordinary function, in which asyncio.run may be called; {code.co_name} is async")
+        if code.co_flags & inspect.CO_GENERATOR:
+            raise _unfit(f"expected an ordinary function; {code.co_name} has a yield, so a call only makes a generator")
 
 
 @dataclass(frozen=True, slots=True)

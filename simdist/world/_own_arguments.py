@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Sampler
 
 from simdist.errors import SimdistError
@@ -80,7 +81,7 @@ class OwnArguments:
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = dict(values)
         self._holders: set[int] = set()  # ids of containers with what is copied
-        found = [self._is_copied(value, _DEPTH) for value in self._values.values()]
+        found = [self._differs(value, _DEPTH) for value in self._values.values()]
         self.differ = any(found)  # whether a rank's values are not the host's
 
     def on_rank(self, *, in_shared_memory: bool = False) -> dict[str, object]:
@@ -92,18 +93,18 @@ class OwnArguments:
         memo: dict[int, Any] = {}
         if in_shared_memory:
             for tensor in _tensors_in([*self._values.values()], _DEPTH + 1):
-                if tensor.is_leaf or not tensor.requires_grad:
+                if not is_lazy(tensor) and (tensor.is_leaf or not tensor.requires_grad):
                     memo[id(tensor)] = _alias(tensor)
         return {what: self._copy(what, value, memo) for what, value in self._values.items()}
 
-    def _is_copied(self, value: object, depth: int) -> bool:
+    def _differs(self, value: object, depth: int) -> bool:
         """Return whether a rank has its own version; note the containers that hold one."""
-        if isinstance(value, _COPIED):
-            return not isinstance(value, random.SystemRandom)  # it has no state
+        if _is_copied(value):
+            return True
         if not depth or not isinstance(value, _CONTAINERS) or len(value) > _MOST:
             return False
         inside = value.values() if isinstance(value, dict) else value
-        found = [self._is_copied(each, depth - 1) for each in inside]
+        found = [self._differs(each, depth - 1) for each in inside]
         if any(found):
             self._holders.add(id(value))
         return any(found)
@@ -115,7 +116,7 @@ class OwnArguments:
             raise SimdistError(f"each rank needs its own copy of {what}, which can't be made: {error}") from error
 
     def _own(self, value: Any, memo: dict[int, Any]) -> Any:
-        if isinstance(value, _COPIED) and not isinstance(value, random.SystemRandom):
+        if _is_copied(value):
             if isinstance(value, DataLoader):
                 memo[id(value.dataset)] = value.dataset  # it may be large, and is read only
             return copy.deepcopy(value, memo)
@@ -136,6 +137,11 @@ class OwnArguments:
             mine = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # of a named tuple
         memo[id(value)] = mine
         return mine
+
+
+def _is_copied(value: object) -> bool:
+    """True for an object of which each rank has its own. A mock of one is none: the test looks at it afterwards."""
+    return issubclass(type(value), _COPIED) and type(value) is not random.SystemRandom  # which has no state
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

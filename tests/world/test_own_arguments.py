@@ -6,6 +6,7 @@ import copy
 import functools
 import random
 import threading
+import unittest.mock
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -118,6 +119,13 @@ def test_ranks_have_their_own_data_loaders_of_one_dataset() -> None:
     assert result.values[0][0] == [int(each) for (each,) in loader]  # the host's is where it was
 
 
+def test_a_mock_of_a_model_is_one_for_all() -> None:
+    model = unittest.mock.MagicMock(spec=nn.Linear)
+
+    assert simdist.run(lambda model: model(1) is not None, world_size=2, args=(model,)).ok
+    assert model.call_count == 2
+
+
 def test_a_long_list_of_samples_is_one_for_all() -> None:
     samples = [torch.ones(1)] * 1_001
 
@@ -181,6 +189,19 @@ def test_spawned_processes_have_their_own_modules_over_one_memory(wrap: Callable
     assert model.weight.tolist() == [[0.25, 0.25]]
     assert model.weight.grad is None
     assert (counts.tolist(), seen) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_a_spawned_process_has_a_lazy_module_of_its_own() -> None:
+    lazy, shapes = nn.LazyLinear(2), list[Any]()
+
+    def body(rank: int, module: nn.LazyLinear, shapes: list[Any]) -> None:
+        module(torch.ones(1, rank + 3))
+        shapes.append(list(module.weight.shape))
+
+    simdist.spawn(body, args=(lazy, shapes), nprocs=2)
+
+    assert shapes == [[2, 3], [2, 4]]
+    assert isinstance(lazy.weight, nn.UninitializedParameter)
 
 
 def test_a_model_that_two_ranks_train_is_refused() -> None:
