@@ -32,6 +32,15 @@ def test_no_file_has_more_than_600_lines() -> None:
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}
 
 
+def test_the_top_level_holds_nothing_else() -> None:
+    """What a program leaves in the folder where it is started is easily committed."""
+    root = TESTS.parent
+    made = {"build", "dist", *(path.name for path in root.glob("*.egg-info"))}
+    there = {path.name for path in root.iterdir() if not path.name.startswith(".")}
+
+    assert there - made == {"LICENSE", "README.md", "pyproject.toml", "scenarios", "simdist", "tests", "tools"}
+
+
 def folders() -> list[Path]:
     return sorted({path.parent for path in HOME.rglob("*.py")})
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import pytest
@@ -88,6 +89,23 @@ def test_groups_of_some_ranks_are_counted_by_themselves() -> None:
             dist.all_reduce(torch.ones(2), group=group)
 
     assert run(body).ok
+
+
+def test_a_group_whose_error_the_program_has_caught_has_no_findings() -> None:
+    """What is left there follows from the error."""
+
+    def body(rank: int) -> None:
+        group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=1))
+        if rank == 1:
+            time.sleep(3)
+            return
+        with pytest.raises(RuntimeError, match="Timed out|Connection"):
+            dist.all_reduce(torch.ones(2), group=group)
+
+    result = run(body)
+
+    assert [rank.status for rank in result.ranks] == ["returned"] * 3
+    assert result.findings == ()
 
 
 def test_a_run_that_failed_has_no_findings_about_what_is_left() -> None:

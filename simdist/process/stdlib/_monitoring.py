@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -250,10 +250,7 @@ _MAKE: dict[str, Make] = {
 }
 
 
-def _replacements() -> Iterator[Replacement]:
-    for name, make in _MAKE.items():
-        yield Replacement(_monitoring, name, make)
-
-
-_REPLACEMENTS = () if _monitoring is None else tuple(_replacements())
+_REPLACEMENTS: tuple[Replacement, ...] = ()
+if _monitoring is not None:
+    _REPLACEMENTS = tuple(Replacement(_monitoring, name, make) for name, make in _MAKE.items())
 _WITH_CALLS = () if _monitoring is None else (_monitoring.events.C_RETURN, _monitoring.events.C_RAISE)
