@@ -50,6 +50,7 @@ from simdist.judges._replica_tables import (
     note_first_gradients,
     usual_and_blamed,
 )
+from simdist.judges._untrained import Untrained
 from simdist.process import SimProcess
 from simdist.trace import events_of
 from simdist.values import rank_text
@@ -73,7 +74,7 @@ class Replicas(Judge):
     Replicas are the parameters of DDP models, and the replicated parts of DTensors. Without these, they are parameters
     at the same place of an optimizer, or of a loss, with the same shape on several ranks, if their bits are equal
     before the first step, or the ranks reduce the gradient together. Also, the modules of a DDP model are in the same
-    mode, training or evaluation, on all ranks.
+    mode, training or evaluation, on all ranks, and an optimizer steps the parameters that get gradients.
     """
 
     name: ClassVar[str] = "replicas"
@@ -89,6 +90,7 @@ class Replicas(Judge):
         hearing.listen(WorkIssued, watch.on_work)
         hearing.at_end(watch.on_end)
         EqualModes(hearing)
+        Untrained(hearing)
 
 
 @dataclass(slots=True)

@@ -245,3 +245,25 @@ def test_workers_draw_what_the_rank_reads() -> None:
     result = run(partial(train, loader=working, sets_epoch=False), "samples", world_size=2)
 
     assert only_finding(result).notes == ("set_epoch was not called",)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_ranks_that_each_shuffle_the_whole_data_set_under_ddp_are_found(drop_last: bool) -> None:
+    def whole(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(dataset, batch_size=8, shuffle=True, drop_last=drop_last)
+
+    found = only_finding(run(partial(train, loader=whole), "samples"))
+
+    assert found.problem == "all 3 ranks read all 50 samples of the data set, in 3 orders, in epoch 0"
+    assert found.notes == ("an epoch has each sample 3 times then; the loader needs a DistributedSampler",)
+
+
+def test_ranks_may_shuffle_data_sets_of_their_own() -> None:
+    def own(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(TensorDataset(dataset.tensors[0] + rank), batch_size=5, shuffle=True)
+
+    def part(dataset: TensorDataset, rank: int) -> Any:
+        return DataLoader(Subset(dataset, range(rank, 48, 3)), batch_size=4, shuffle=True)
+
+    assert run(partial(train, loader=own), "samples").ok
+    assert run(partial(train, loader=part), "samples").ok

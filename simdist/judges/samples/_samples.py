@@ -4,8 +4,9 @@ A *pass* is one iteration over a loader, from `iter` to the request after the la
 in which the rank's optimizer stepped: for evaluation, all ranks may read the same samples in the same order.
 
 Ranks that read the same samples in the same order are one *reader*, like the ranks of a tensor-parallel group. Readers
-are meant to share the data set if together they draw about as many samples as it has. A `DistributedSampler` may repeat
-samples, so that all ranks have the same number, and samples may be dropped at the end.
+are meant to share the data set if together they draw about as many samples as it has, or if they train a model in DDP
+and each draws all of it with torch's own samplers. A `DistributedSampler` may repeat samples, so that all ranks have
+the same number, and samples may be dropped at the end.
 
 Samples from a `Subset` count as samples of the whole data set: if each rank splits the data set for itself, some
 samples are read twice.
@@ -81,6 +82,10 @@ class _Pass:
     first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
     indices: list[int] = field(default_factory=list)
     trained: bool = False
+
+    def is_whole(self, other: _Pass) -> bool:
+        """True if the other pass, by any rank, has read this one's whole data set, up to the last full batch."""
+        return other.parts == self.parts and self.size - len(set(other.indices)) in (0, self.size % self.batch)
 
 
 class _Rank:
@@ -225,12 +230,13 @@ class _Watch:
             return
         firsts = {rank: each.first for rank, each in passes.items()}
         differs = any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values())
-        if len(readers) == 1:
-            whole = wrapped and one.size - len(set(one.indices)) < one.batch
-            if whole and (not differs or (one.sampler in _USUAL and self._is_one_data_set(passes, life))):
-                self._report_one_reader(passes, one, augmented=differs)
+        usual = all(each.sampler in _USUAL for each in passes.values())
+        if wrapped and all(one.is_whole(each) for each in passes.values()):
+            proven = not differs and len(readers) == 1  # else ranks may have data sets of their own
+            if proven or (usual and self._is_one_data_set(passes, life)):
+                self._report_whole(passes, one, orders=len(readers), augmented=differs)
             return
-        if differs:
+        if len(readers) == 1 or differs:
             return  # different data under the same indices: each rank has its own data set
         drawn = sum(map(len, readers))
         slack = len(readers) * one.batch
@@ -259,15 +265,21 @@ class _Watch:
         datasets = [self._ranks[life, rank].lines[each.line][0]() for rank, each in sorted(passes.items())]
         return None not in datasets and hold_the_same(datasets)
 
-    def _report_one_reader(self, passes: dict[int, _Pass], one: _Pass, *, augmented: bool) -> None:
+    def _report_whole(self, passes: dict[int, _Pass], one: _Pass, *, orders: int, augmented: bool) -> None:
         """Report that all ranks of a model in DDP read the same samples."""
         self._done.add("shares")
-        gradients = "gradients of equal samples" if augmented else "equal gradients"
+        if orders == 1:
+            what, effect = "the same samples in the same order", "DDP averages equal gradients then"
+            if augmented:
+                effect = "DDP averages gradients of equal samples then"
+        else:
+            what = f"all {one.size} samples of the data set, in {orders} orders,"
+            effect = f"an epoch has each sample {orders} times then"
         self._hearing.find(
-            f"all {len(passes)} ranks read the same samples in the same order in epoch {one.number}",
+            f"all {len(passes)} ranks read {what} in epoch {one.number}",
             passes[sorted(passes)[1]].moment,
             subject=one.sampler,
-            notes=[f"DDP averages {gradients} then; the loader needs a DistributedSampler"],
+            notes=[f"{effect}; the loader needs a DistributedSampler"],
         )
 
     def _report_twice(
