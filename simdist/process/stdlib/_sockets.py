@@ -34,6 +34,7 @@ from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process.stdlib._host_names import address_of_host
+from simdist.process.stdlib._ports import INTERNET, Ports, is_here, is_loopback, own_address
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -45,11 +46,10 @@ _Socket = _socket.socket
 _Key = tuple[int | str, object]
 _PAIR: _Key = ("pair", None)  # the ends of a pair, which have no address
 _LOCAL = ("pair", "path")  # these deliver data at once
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
-_HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, not to be bound
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
+_other_address: Callable[[_Socket], Any] = vars(_socket.socket)["getpeername"]
 _PATIENCE_MS = 50.0  # real time within which the system delivers data of which a task was notified
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 
@@ -80,6 +80,7 @@ class Sockets:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.ports = Ports()
         self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: ranks' sockets that have an address
         self._to_outside: dict[int, None] = {}  # numbers of sockets that have sent datagrams outside
         self._waits: dict[Task, _Wait] = {}
@@ -121,6 +122,10 @@ class Sockets:
         if key is not None:
             self._named[sock.fileno() if number < 0 else number] = key, process
 
+    def used(self, sock: _Socket) -> list[int]:
+        """Return the real ports of the world's sockets of this one's type."""
+        return [port for (kind, port), _ in self._named.values() if kind == sock.type and isinstance(port, int)]
+
     def forget(self, number: int) -> None:
         """Forget a socket that is closed, or whose number a new one has."""
         self._named.pop(number, None)
@@ -129,20 +134,21 @@ class Sockets:
     def joins(self, sock: _Socket) -> bool:
         """True if what the socket receives can only come from this world."""
         try:
-            peer = sock.getpeername()
+            peer = _other_address(sock)
         except OSError:  # it has none: it accepts, or is for datagrams
             return sock.fileno() in self._named and sock.fileno() not in self._to_outside
         return self.has(sock, peer)
 
     def has(self, sock: _Socket, address: object) -> bool:
         """True if a socket of a rank has the address."""
-        key = _key(sock, address) if _is_here(sock, address) else None
+        key = _key(sock, address) if is_here(sock, address) else None
         return key in (_PAIR, *(known for known, _ in self._named.values()))
 
     def sent(self, sock: _Socket, process: SimProcess, address: object) -> None:
         """Note that a socket, which has an address now, has connected or sent something to `address`."""
         number = sock.fileno()
         if number not in self._named:
+            self.ports.choose(sock, process, self.used(sock))
             self.name(sock, process)
         if not self.has(sock, address):
             if number not in self._to_outside:
@@ -209,14 +215,14 @@ def _is_ready(number: int, event: int, real_ms: float = 0) -> bool:
 
 def _key(sock: _Socket, address: Any) -> _Key | None:
     """The name that both ends have for an address; None for an end without one."""
-    if sock.family in _INTERNET:
+    if sock.family in INTERNET:
         return (int(sock.type), address[1]) if address and address[1] else None
     return ("path", address) if address else _PAIR
 
 
 def _names(sock: _Socket) -> tuple[_Key | None, _Key | None]:
     try:
-        peer = sock.getpeername()
+        peer = _other_address(sock)
     except OSError:
         return _own_name(sock), None
     return _own_name(sock), _key(sock, peer)
@@ -224,21 +230,9 @@ def _names(sock: _Socket) -> tuple[_Key | None, _Key | None]:
 
 def _own_name(sock: _Socket) -> _Key | None:
     try:
-        return _key(sock, sock.getsockname())
+        return _key(sock, own_address(sock))
     except OSError:  # closed
         return None
-
-
-def _is_here(sock: _Socket, address: Any) -> bool:
-    """True for an address of this machine."""
-    if sock.family not in _INTERNET:
-        return True
-    host = address[0]
-    return _is_loopback(host) or host == sock.getsockname()[0]
-
-
-def _is_loopback(host: str) -> bool:
-    return host in _HERE or host.startswith("127.")
 
 
 def _numeric(sock: _Socket, address: object) -> object:
@@ -325,6 +319,19 @@ def _blocking(event: int, what: str) -> Make:
     return make
 
 
+def _from(original: Callable[..., Any]) -> Callable[..., tuple[object, ...]]:
+    """For a method that reads, and returns at the end where its data come from."""
+    read: Callable[..., Any] = _blocking(_READ, "wait for data from")(original)
+
+    @functools.wraps(original)
+    def call(self: _Socket, *args: object, **kwargs: object) -> tuple[object, ...]:
+        known = _known()
+        *found, address = read(self, *args, **kwargs)
+        return (*found, address if known is None else known[0].ports.seen(self, address))
+
+    return call
+
+
 def _accept(original: Callable[[_Socket], tuple[int, object]]) -> Callable[[_Socket], tuple[int, object]]:
     @functools.wraps(original)
     def accept(self: _Socket) -> tuple[int, object]:
@@ -337,7 +344,7 @@ def _accept(original: Callable[[_Socket], tuple[int, object]]) -> Callable[[_Soc
         report_hand_over(process.simulation.current, sockets, gives=False)
         sockets.forget(number)
         sockets.name(self, process, number)
-        return number, address
+        return number, sockets.ports.seen(self, address)
 
     return accept
 
@@ -371,7 +378,7 @@ def _sendto(original: Callable[..., int]) -> Callable[..., int]:
         if known is None:
             return original(self, data, *where)
         if where:
-            where = (*where[:-1], _numeric(self, where[-1]))
+            where = (*where[:-1], known[0].ports.real(self, _numeric(self, where[-1])))
         done = original(self, data, *where)
         if where:
             sockets, process = known
@@ -387,7 +394,7 @@ def _connect(original: Callable[[_Socket, object], int | None]) -> Callable[[_So
     def connect(self: _Socket, address: object, /) -> int | None:
         known = _known()
         if known is not None:
-            address = _numeric(self, address)
+            address = known[0].ports.real(self, _numeric(self, address))
         try:
             done = original(self, address)
         except BlockingIOError:
@@ -409,17 +416,29 @@ def _connected(sock: _Socket, sockets: Sockets, process: SimProcess, address: ob
         sockets.notify((_own_name(sock), _key(sock, address)), process)
 
 
-def _naming(original: Callable[..., None]) -> Callable[..., None]:
+def _bind(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def bind(self: _Socket, *args: object) -> None:
+    def bind(self: _Socket, address: object, /) -> None:
         known = _known()
         if known is None:
-            original(self, *args)
+            original(self, address)
             return
-        original(self, *(_numeric(self, each) for each in args))
-        known[0].name(self, known[1])
+        sockets, process = known
+        sockets.ports.bind(original, self, _numeric(self, address), process, sockets.used(self))
+        sockets.name(self, process)
 
     return bind
+
+
+def _listen(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def listen(self: _Socket, *args: object) -> None:
+        known = _known()
+        original(self, *args)
+        if known is not None:
+            known[0].name(self, known[1])
+
+    return listen
 
 
 def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -447,15 +466,28 @@ def _own_address(original: Callable[[_Socket], Any]) -> Callable[[_Socket], obje
     def getsockname(self: _Socket) -> object:
         found = original(self)
         known = _known()
-        if known is None or self.type != socket.SOCK_DGRAM or self.family != socket.AF_INET:
+        if known is None:
             return found
+        seen: Any = known[0].ports.seen(self, found)
+        if self.type != socket.SOCK_DGRAM or self.family != socket.AF_INET:
+            return seen
         try:
-            outside = not _is_loopback(self.getpeername()[0])
+            outside = not is_loopback(_other_address(self)[0])
         except OSError:  # it has no other end
-            return found
-        return (address_of_host(known[1].host.name) or found[0], found[1]) if outside else found
+            return seen
+        return (address_of_host(known[1].host.name) or seen[0], seen[1]) if outside else seen
 
     return getsockname
+
+
+def _peer(original: Callable[[_Socket], object]) -> Callable[[_Socket], object]:
+    @functools.wraps(original)
+    def getpeername(self: _Socket) -> object:
+        found = original(self)
+        known = _known()
+        return found if known is None else known[0].ports.seen(self, found)
+
+    return getpeername
 
 
 def _made(original: Callable[..., None]) -> Callable[..., None]:
@@ -478,15 +510,15 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
 
 
 METHODS: dict[str, Make] = {
-    **dict.fromkeys(
-        ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into"),
-        _blocking(_READ, "wait for data from"),
-    ),
+    **dict.fromkeys(("recv", "recv_into"), _blocking(_READ, "wait for data from")),
+    **dict.fromkeys(("recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into"), _from),
     **dict.fromkeys(("send", "sendmsg"), _blocking(_WRITE, "wait for room in")),
     **dict.fromkeys(("connect", "connect_ex"), _connect),
-    **dict.fromkeys(("bind", "listen"), _naming),
+    "bind": _bind,
+    "listen": _listen,
     **dict.fromkeys(("shutdown", "close", "detach"), _ending),
     "getsockname": _own_address,
+    "getpeername": _peer,
     "sendall": _sendall,
     "sendto": _sendto,
     "_accept": _accept,
