@@ -29,7 +29,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     (
         "the wall clock",
         r"time\.(?!sleep\b)\w+|clock_gettime\w*|perf_counter\w*|monotonic\w*|process_time\w*|thread_time\w*|time|time_ns|now"
-        r"|utcnow|today|times|getrusage|getloadavg|getmtime|getctime|getatime|st_[mca]time\w*|boot_time|cpu_times",
+        r"|utcnow|today|getloadavg|getmtime|getctime|getatime|st_[mca]time\w*|boot_time|cpu_times",
         "it is not virtual here: use time.time() or its like",
     ),
     (
@@ -50,7 +50,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     (
         "the surroundings of the process",
         r"environ\w*|.*environ\..*|getenv\w*|getpid|getppid|uname|gethostby\w+|getaddrinfo|getcwd|cwd|cpu_count|getlogin"
-        r"|getuser|expanduser|get_native_id|get_ident|sched_getaffinity|gettempdir|executable|hash_info|flags\..*|argv"
+        r"|getuser|expanduser|getrusage|get_native_id|get_ident|sched_getaffinity|gettempdir|executable|hash_info|flags\..*|argv"
         r"|platform\.(?:release|version|platform|processor)",
         "pass it to the ranks: simdist.run(env=...), arguments",
     ),

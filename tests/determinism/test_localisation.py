@@ -97,7 +97,7 @@ def test_twenty_kinds_are_planted_and_held_against_twenty_clean_programs() -> No
 
 
 KINDS = {
-    "processor_time": "the wall clock",
+    "memory_of_the_process": "the surroundings of the process",
     "time_of_a_file": "the wall clock",
     "address_of_an_object": "id()",
     "address_in_a_text": "an address in a text",

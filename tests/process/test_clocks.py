@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import re
 import sched
@@ -35,6 +36,28 @@ def test_a_clock_starts_at_zero_and_moves_by_sleeps_alone(name: str) -> None:
         return [*readings, clock()]
 
     assert simdist.run(body, world_size=1).values == [[0.0, 0.0, 1.5]]
+
+
+def test_the_time_that_a_process_has_computed_is_virtual() -> None:
+    def body() -> tuple[tuple[float, ...], list[tuple[float, float]], bool]:
+        time.sleep(1.5)
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return tuple(os.times()), [(each.ru_utime, each.ru_stime) for each in used], used[0].ru_maxrss > 0
+
+    resource = pytest.importorskip("resource")
+    real = os.times()
+
+    assert simdist.run(body, world_size=1).values == [((1.5, 0, 0, 0, 1.5), [(1.5, 0), (0, 0)], True)]
+    assert os.times().elapsed >= real.elapsed > 1.5
+
+
+def test_a_record_of_a_log_counts_from_the_beginning_of_the_run() -> None:
+    def body() -> float:
+        time.sleep(0.25)
+        return logging.makeLogRecord({}).relativeCreated
+
+    assert simdist.run(body, world_size=1).values == [250.0]
+    assert logging.makeLogRecord({}).relativeCreated > 250
 
 
 @pytest.mark.parametrize("name", ["monotonic", "perf_counter"])

@@ -1,9 +1,9 @@
 """Virtual time behind `time.*` and `datetime`.
 
-Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`) are virtual time itself, from 0. Clocks
-with a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) add the `epoch_ns` of their process, the
-moment at which its world began. If a fault has set the clock of the host wrong, the error is added last, so that the
-rules below hold for a right clock.
+Clocks that count from some start (`monotonic`, `perf_counter`, `process_time`, `os.times`) are virtual time itself,
+from 0. Clocks with a calendar (`time.time`, `localtime`, `datetime.now`, CLOCK_REALTIME) add the `epoch_ns` of their
+process, the moment at which its world began. If a fault has set the clock of the host wrong, the error is added last,
+so that the rules below hold for a right clock.
 
 `perf_counter`, by which programs measure durations, shows a nanosecond more at each further look at the same moment:
 what a program computes in between takes no virtual time, but the program may divide by the duration. If ranks have
@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
+import os
 import subprocess
 import sys
 import time
@@ -31,8 +33,14 @@ from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.records import slept
 
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     _Moment = time.struct_time | tuple[int, ...]
+    _Usage = resource.struct_rusage
 
 __all__ = ["install", "taken_early"]
 
@@ -85,6 +93,47 @@ def _nanoseconds(original: Callable[[], int]) -> Callable[[], int]:
         return original() if process is None else process.simulation.read_clock()
 
     return clock
+
+
+def _times(original: Callable[[], os.times_result]) -> Callable[[], os.times_result]:
+    """For `os.times`: a process is taken to compute all the time, and its children never."""
+
+    @functools.wraps(original)
+    def times() -> os.times_result:
+        process = current_process()
+        if process is None:
+            return original()
+        now_s = process.simulation.read_clock() / 1e9
+        return os.times_result((now_s, 0.0, 0.0, 0.0, now_s))
+
+    return times
+
+
+def _usage(original: Callable[[int], _Usage]) -> Callable[[int], _Usage]:
+    """For `resource.getrusage`, likewise. What else it returns is the real process's."""
+
+    @functools.wraps(original)
+    def getrusage(who: int, /) -> _Usage:
+        found, process = original(who), current_process()
+        if process is None:
+            return found
+        computed_s = 0.0 if who == resource.RUSAGE_CHILDREN else process.simulation.read_clock() / 1e9
+        return type(found)((computed_s, 0.0, *found[2:]))
+
+    return getrusage
+
+
+def _record(original: Callable[..., None]) -> Callable[..., None]:
+    """For a record of `logging`: the time since its process began, in milliseconds."""
+
+    @functools.wraps(original)
+    def init(self: logging.LogRecord, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        process = current_process()
+        if process is not None:
+            self.relativeCreated = process.simulation.read_clock() / 1e6
+
+    return init
 
 
 def _look(process: SimProcess) -> int:
@@ -383,6 +432,10 @@ def _replacements() -> Iterator[Replacement]:
         yield Replacement(time, "clock_gettime", _by_number)
         yield Replacement(time, "clock_gettime_ns", _by_number_ns)
     yield Replacement(time, "sleep", _sleep)
+    yield Replacement(os, "times", _times)
+    yield Replacement(logging.LogRecord, "__init__", _record)
+    if resource is not None:
+        yield Replacement(resource, "getrusage", _usage)
 
 
 _REPLACEMENTS = tuple(_replacements())
