@@ -1,7 +1,8 @@
 """One tree of loggers, with settings for each process.
 
 The loggers stay those of the host, so that a rank's configuration also holds for torch's own. From a rank's first
-change of a logger on, the dictionary behind that logger is exchanged at each hand-over.
+change of a logger on, the dictionary behind that logger is exchanged at each hand-over. A change by a module that all
+ranks share, while one of them imports it, is made for all processes and the host: no other process imports it again.
 
 In doubt: handlers are objects that all share; one that a rank's `basicConfig(force=True)` closes is closed for all.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process
 
@@ -66,7 +69,11 @@ class LoggingViews:
         @functools.wraps(original)
         def change(logger: logging.Logger, *args: object, **kwargs: object) -> _T:
             matters = "_cache" in logger.__dict__ and (original.__name__ != "__setattr__" or args[0] in _SETTINGS)
-            if matters and logger not in self._of_host and current_process() is not None:
+            if not matters or current_process() is None:
+                return original(logger, *args, **kwargs)
+            if imported_for_all(sys._getframe(1)):
+                return self._change_for_all(original, logger, *args, **kwargs)
+            if logger not in self._of_host:
                 if not self._of_host:
                     self._patches.replace(logging.Logger, "isEnabledFor", _is_enabled)
                 self._of_host[logger] = logger.__dict__
@@ -74,6 +81,20 @@ class LoggingViews:
             return original(logger, *args, **kwargs)
 
         return change
+
+    def _change_for_all(
+        self, original: Callable[..., _T], logger: logging.Logger, *args: object, **kwargs: object
+    ) -> _T:
+        done = original(logger, *args, **kwargs)
+        if logger in self._of_host:
+            here = logger.__dict__
+            states = [self._of_host[logger], *(state for (_, each), state in self._of_rank.items() if each is logger)]
+            for state in states:
+                if state is not here:
+                    object.__setattr__(logger, "__dict__", state)
+                    original(logger, *args, **kwargs)
+            object.__setattr__(logger, "__dict__", here)
+        return done
 
 
 def _fresh(state: _State) -> _State:
