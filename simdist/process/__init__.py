@@ -48,7 +48,7 @@ from simdist.process.modules._sharing import PER_RANK, Sharing
 from simdist.process.stdlib._collector import Rounds, collector_of, leave_to_rounds
 from simdist.process.stdlib._cut_off_files import is_cut_off
 from simdist.process.stdlib._entropy import drawn_from
-from simdist.process.stdlib._environ import encoded, variable_of
+from simdist.process.stdlib._environ import encoded, variable_of, with_imports
 from simdist.process.stdlib._file_times import FileTimes, KeptTimes, moved_file, touched_folder, wrote_file
 from simdist.process.stdlib._host_names import address_of_host
 from simdist.process.stdlib._process_wide import followed, followed_variables
@@ -125,5 +125,6 @@ __all__ = [
     "variable_of",
     "waits_of_threads",
     "when_imported",
+    "with_imports",
     "wrote_file",
 ]

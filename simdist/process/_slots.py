@@ -145,6 +145,18 @@ class Slots:
         self._own.clear()
         self._swaps.clear()
 
+    def change_all(self, slot: Slot[_S], change: Callable[[], object], *, host: bool = True) -> None:
+        """Make a change in the kept states of all processes, and of the host; none before `separate`."""
+        swapped = self._own.get(slot)
+        if swapped is not None:
+            here = slot.save()
+            for each, state in swapped.kept.items():
+                if host or each is not None:
+                    slot.load(state)
+                    change()
+                    swapped.kept[each] = slot.save()
+            slot.load(here)
+
     def states(self, slot: Slot[_S]) -> list[_S]:
         """The kept states of those that do not have the baton, the host among them; none before `separate`."""
         swapped = self._own.get(slot)

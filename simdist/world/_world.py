@@ -38,6 +38,7 @@ from simdist.process import (
     separate_attributes,
     shut_down,
     trace_main_thread,
+    with_imports,
 )
 from simdist.records import started
 from simdist.result import JudgeFinding, RunResult
@@ -433,11 +434,11 @@ class World:
                 life=life,
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
-                environ={
-                    **on_hosts[host],
-                    **rank_environ(self._spec, life, rank, index, size, hosts.index(host)),
-                    **self._on_disks(host),
-                },
+                environ=with_imports(
+                    on_hosts[host]
+                    | dict(rank_environ(self._spec, life, rank, index, size, hosts.index(host)))
+                    | self._on_disks(host)
+                ),
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),

@@ -37,6 +37,7 @@ from multiprocessing import process as processes
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original as real
+from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Extra, Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot
@@ -137,10 +138,14 @@ def _load(state: _State) -> None:
         module.BufferWrapper._heap = heap or module.Heap()
 
 
+# The context of the start method that a module which all ranks share has chosen while one rank imported it.
+_chosen_by_import: object = None
+
+
 def _fresh(process: SimProcess, host: _State) -> _State:
     authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
     none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
-    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, None, host[-2], None
+    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, _chosen_by_import, host[-2], None
 
 
 def _forked(state: _State) -> _State:
@@ -187,6 +192,34 @@ def _separating(original: Callable[_P, _T]) -> Callable[_P, _T]:
         return original(*args, **kwargs)
 
     return call
+
+
+def _choosing(original: Callable[..., None]) -> Callable[..., None]:
+    """For `set_start_method`: what a shared module chooses, it chooses for all."""
+
+    @functools.wraps(original)
+    def set_start_method(self: context.DefaultContext, method: str | None, force: bool = False) -> None:
+        _separate()
+        original(self, method, force)
+        runtime = current_runtime()
+        if runtime is not None and imported_for_all(sys._getframe(1)):
+            global _chosen_by_import
+            _chosen_by_import = vars(self)["_actual_context"]
+            runtime.slots.change_all(_SLOT, lambda: original(self, method, True), host=False)
+
+    return set_start_method
+
+
+def _asking(original: Callable[_P, _T]) -> Callable[_P, _T]:
+    """For `get_start_method` and `get_context`: the process begins with what a shared module has chosen."""
+
+    @functools.wraps(original)
+    def get(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if _chosen_by_import is not None:
+            _separate()
+        return original(*args, **kwargs)
+
+    return get
 
 
 def _removing(original: Callable[[], str]) -> Callable[[], str]:
@@ -374,7 +407,9 @@ def _replacements(made: _Made) -> tuple[Replacement, ...]:
 _BEGINNINGS = _replacements(
     (
         (processes.BaseProcess, "__init__", _separating),
-        (context.DefaultContext, "set_start_method", _separating),
+        (context.DefaultContext, "set_start_method", _choosing),
+        (context.DefaultContext, "get_start_method", _asking),
+        (context.DefaultContext, "get_context", _asking),
         (forkserver.ForkServer, "set_forkserver_preload", _separating),
         (spawn, "set_executable", _separating),
         (processes, "active_children", _separating),

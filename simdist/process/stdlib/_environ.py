@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+from simdist.process._imports import imported_for_all
 from simdist.process._process import OS_ENVIRON, SimProcess
-from simdist.process._runtime import Patches, Replacement, current_process, on_ranks
+from simdist.process._runtime import Patches, Replacement, current_process, current_runtime, on_ranks
 
 __all__ = ["Encoded", "begin", "encoded", "encoded_name", "forked_environ", "host_environ", "install", "variable_of"]
+__all__ += ["with_imports"]
 
 
 Encoded = bytes
@@ -38,10 +41,12 @@ class _EnvironData(MutableMapping[Encoded, Encoded]):
         return (self.of_host if process is None else process.environ)[key]
 
     def __setitem__(self, key: Encoded, value: Encoded) -> None:
-        self._here()[key] = value
+        here = self._here()
+        before, here[key] = here.get(key), value
+        _note_import(key, before, value)
 
     def __delitem__(self, key: Encoded) -> None:
-        del self._here()[key]
+        _note_import(key, self._here().pop(key), None)
 
     def __iter__(self) -> Iterator[Encoded]:
         return iter(self._here())
@@ -76,6 +81,33 @@ class _CopiedData(dict[Encoded, Encoded]):
 
     def __reduce__(self) -> tuple[type[_CopiedData], tuple[dict[Encoded, Encoded]]]:
         return _CopiedData, (dict(self),)
+
+
+# Variables that modules which all ranks share have set while one rank imported them, before and after; None: not there.
+_of_imports: dict[Encoded, tuple[Encoded | None, Encoded | None]] = {}
+
+
+def _note_import(key: Encoded, before: Encoded | None, after: Encoded | None) -> None:
+    """Make a change for all processes of the world, and those of later worlds, if a shared module makes it."""
+    runtime = current_runtime()
+    if runtime is not None and before != after and imported_for_all(sys._getframe(2)):
+        _of_imports[key] = _of_imports.get(key, (before,))[0], after
+        for process in runtime.processes.values():
+            _adopt(process.environ, key, before, after)
+
+
+def _adopt(environ: dict[Encoded, Encoded], key: Encoded, before: Encoded | None, after: Encoded | None) -> None:
+    if environ.get(key) == before:  # else the process has chosen its own
+        environ.pop(key, None)
+        if after is not None:
+            environ[key] = after
+
+
+def with_imports(environ: dict[Encoded, Encoded]) -> dict[Encoded, Encoded]:
+    """Set the variables that shared modules have set, unless the process has another value than the first importer."""
+    for key, (before, after) in _of_imports.items():
+        _adopt(environ, key, before, after)
+    return environ
 
 
 def forked_environ(mapping: os._Environ[str]) -> os._Environ[str]:

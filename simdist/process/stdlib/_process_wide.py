@@ -72,8 +72,11 @@ def _separating(slot: Slot[_S], writers: Sequence[Writer]) -> list[Replacement]:
         @functools.wraps(function)
         def change(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             runtime = current_runtime()
-            if runtime is not None and not imported_for_all(sys._getframe(1)):
-                runtime.separate(slot)
+            if runtime is not None:
+                if imported_for_all(sys._getframe(1)):
+                    runtime.slots.change_all(slot, lambda: function(*args, **kwargs))
+                else:
+                    runtime.separate(slot)
             return function(*args, **kwargs)
 
         return change
