@@ -86,6 +86,7 @@ _ATTRIBUTES = {
     "tqdm.asyncio.tqdm_asyncio.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "tqdm.std.tqdm.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "urllib.parse._hextobyte": _FIRST_USE,
+    "urllib.parse._typeprog": _FIRST_USE,
     "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "set anew at the beginning of each trace",
     "torch._custom_class_base._FakeScriptObject_cls": _IMPORTS,  # 2.14 on
     "torch._dynamo.backends.registry._BACKENDS": _REGISTERED,

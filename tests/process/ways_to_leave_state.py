@@ -142,6 +142,10 @@ WAYS: dict[str, Way] = {
         lambda: _is_left(logging.getLogRecordFactory()),
     ),
     "name of a level": (lambda: logging.addLevelName(77, "LEFT"), lambda: logging.getLevelName(77)),
+    "warnings in logs": (
+        lambda: logging.captureWarnings(True),
+        lambda: vars(logging)["_warnings_showwarning"] is None,
+    ),
     "filter of warnings": (
         lambda: warnings.simplefilter("ignore", BytesWarning),
         lambda: ("ignore", BytesWarning) in [(each[0], each[2]) for each in warnings.filters],

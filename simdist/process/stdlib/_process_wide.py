@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_LoggingState = tuple[int, type[logging.Logger], dict[int, str], dict[str, int], tuple[object, object, object]]
+_LoggingState = tuple[int, type[logging.Logger], dict[int, str], dict[str, int], tuple[object, object, object, object]]
 Writer = tuple[object, str]
 """A module, and the name of a function in it that changes a setting."""
 
@@ -192,16 +192,17 @@ def _logging() -> _LoggingState:
         known._loggerClass,
         dict(known._levelToName),
         dict(known._nameToLevel),
-        (known._logRecordFactory, manager.loggerClass, manager.logRecordFactory),
+        (known._logRecordFactory, manager.loggerClass, manager.logRecordFactory, known._warnings_showwarning),
     )
 
 
 def _set_logging(state: _LoggingState) -> None:
     known = _known_logging
     disabled, logger_class, names, levels, makers = state
-    known._logRecordFactory, known.root.manager.loggerClass, known.root.manager.logRecordFactory = makers
-    known.root.manager.disable = disabled
-    known.root.manager._clear_cache()  # of what is enabled on which logger
+    manager = known.root.manager
+    known._logRecordFactory, manager.loggerClass, manager.logRecordFactory, known._warnings_showwarning = makers
+    manager.disable = disabled
+    manager._clear_cache()  # of what is enabled on which logger
     known._loggerClass = logger_class
     _fill(known._levelToName, names)
     _fill(known._nameToLevel, levels)
@@ -252,6 +253,7 @@ _REPLACEMENTS = (
     *followed(
         "logging",
         (
+            (logging, "captureWarnings"),
             (logging, "disable"),
             (logging, "setLoggerClass"),
             (logging, "setLogRecordFactory"),
