@@ -50,6 +50,7 @@ class Slot(Generic[_S]):
     fresh: Callable[[SimProcess, _S], _S]
     forked: Callable[[_S], _S] = _the_same  # what a forked child gets of its parent's state
     copied: Callable[[_S, Copy], _S] | None = None  # what it has instead, in the end
+    kept_by_exec: bool = False  # spawned children begin with their parent's state, too
 
 
 # Attributes of modules that each process has for itself anyway, by module and name.
@@ -92,7 +93,7 @@ class _Swapped(Generic[_S]):
             slot.load(slot.fresh(entering, kept[None]))
 
     def inherit(self, child: SimProcess) -> None:
-        """Give a forked child of the process with the baton its state."""
+        """Give a child of the process with the baton its state."""
         self.kept[child] = self._slot.forked(self._slot.save())
 
     def copy(self, child: SimProcess, copy: Copy) -> None:
@@ -162,10 +163,11 @@ class Slots:
         swapped = self._own.get(slot)
         return [] if swapped is None else list(swapped.kept.values())
 
-    def inherit(self, child: SimProcess) -> None:
-        """Give a forked child of the process with the baton the states that are there."""
-        for swapped in self._own.values():
-            swapped.inherit(child)
+    def inherit(self, child: SimProcess, *, forked: bool) -> None:
+        """Give a child of the process with the baton the states that are there."""
+        for slot, swapped in self._own.items():
+            if forked or slot.kept_by_exec:
+                swapped.inherit(child)
 
     def copy(self, child: SimProcess, copy: Copy) -> None:
         """Give a forked child copies of the program's objects in the states that it has inherited."""

@@ -88,6 +88,7 @@ def _leave_store(runs: bool) -> None:
 def _prepare_thread(process: SimProcess) -> None:
     """Set torch's per-thread settings as in a process of one core."""
     set_backward_threads(False)  # as `torch.autograd.set_multithreading_enabled` does
+    torch.get_num_threads()  # a thread takes the count of the process at its first look: not one that a rank has set
     torch.set_num_threads(1)  # counts per thread: OpenMP's setting is one
 
 

@@ -72,6 +72,17 @@ def test_what_torch_keeps_for_each_thread_starts_at_its_defaults() -> None:
     assert simdist.run(body, world_size=2).values == [[[False, True, 1], [True, False, 1]]] * 2
 
 
+def test_ranks_compute_with_the_threads_that_they_have_asked_for() -> None:
+    def body() -> int:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            torch.set_num_threads(3)
+        dist.barrier()
+        return torch.get_num_threads()
+
+    assert simdist.run(body, world_size=2).values == [3, 1]
+
+
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 
 

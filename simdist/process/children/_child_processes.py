@@ -218,10 +218,10 @@ def _new_child(runtime: Runtime, parent: SimProcess, *, forked: bool) -> SimProc
         child.environ_object = forked_environ(os.environ)
         child.handlers = dict(parent.handlers)
         child.warned = set(parent.warned)
-        runtime.slots.inherit(child)
     else:
         ignored = {number: each for number, each in parent.handlers.items() if each == signal.SIG_IGN}
         child.handlers.update(ignored)
+    runtime.slots.inherit(child, forked=forked)
     if runtime.isolation is not None and forked:
         runtime.isolation.inherit(parent, child)
     tables = runtime.extras.get(LibraryTables)

@@ -54,14 +54,16 @@ def followed(
     save: Callable[[], _S],
     load: Callable[[_S], object],
     copied: Callable[[_S], _S] | None = None,
+    *,
+    kept_by_exec: bool = False,
 ) -> list[Replacement]:
     """Replacements that give each process its own setting from the first call of one of the `writers` on.
 
     `save` reads the setting and `load` sets it, both by the original functions (`original(function)`). A process begins
-    with the host's setting, `copied` if that is an object that changes. Writers that this Python or this torch does not
+    with the host's setting, `copied` if that is an object that changes, or with its parent's. Writers that this Python or this torch does not
     have are left out.
     """
-    slot: Slot[_S] = Slot(name, save, load, _as_the_host)
+    slot: Slot[_S] = Slot(name, save, load, _as_the_host, kept_by_exec=kept_by_exec)
     if copied is not None:
         slot = Slot(name, save, load, lambda process, of_host: copied(of_host), copied)
     return _separating(slot, writers)
@@ -222,7 +224,7 @@ def _trace_threads(hooks: tuple[Any, Any]) -> None:
 
 _REPLACEMENTS = (
     *followed("working folder", ((os, "chdir"), (os, "fchdir")), _folder, _enter_folder),
-    *followed("file mask", ((os, "umask"),), _mask, lambda mask: original(os.umask)(mask)),
+    *followed("file mask", ((os, "umask"),), _mask, lambda mask: original(os.umask)(mask), kept_by_exec=True),
     *followed("recursion limit", ((sys, "setrecursionlimit"),), sys.getrecursionlimit, _set_recursion_limit),
     *followed(
         "switch interval",

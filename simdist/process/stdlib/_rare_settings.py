@@ -68,7 +68,7 @@ def _no_limits(process: SimProcess, of_host: _Limits) -> _Limits:
     return {}
 
 
-_LIMITS: Slot[_Limits] = Slot("limits", lambda: dict(_set), _load_limits, _no_limits, dict)
+_LIMITS: Slot[_Limits] = Slot("limits", lambda: dict(_set), _load_limits, _no_limits, dict, kept_by_exec=True)
 
 
 def _getrlimit(get: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[int, int]]:

@@ -1,9 +1,9 @@
 """The time zone that a rank has set: `os.environ["TZ"] = ...`, then `time.tzset()`.
 
 C keeps one zone for the whole process and reads it from an environment to which ranks do not write. From the first
-`time.tzset` of a rank on, the zone is exchanged at each hand-over.
+`time.tzset` of a rank on, the zone is exchanged at each hand-over; a process begins with that of its TZ.
 
-In doubt: a rank that begins with another TZ than the host has gets its zone when it calls `time.tzset`, not before.
+In doubt: if no rank of a world calls `time.tzset`, a rank that begins with another TZ than the host has the host's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Zone:
 
 
 def _begin(process: SimProcess, of_host: str | None) -> str | None:
-    return of_host
+    return variable_of(process, "TZ")
 
 
 def _tzset(original: Callable[[], None]) -> Callable[[], None]:
