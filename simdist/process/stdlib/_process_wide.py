@@ -60,8 +60,8 @@ def followed(
     """Replacements that give each process its own setting from the first call of one of the `writers` on.
 
     `save` reads the setting and `load` sets it, both by the original functions (`original(function)`). A process begins
-    with the host's setting, `copied` if that is an object that changes, or with its parent's. Writers that this Python or this torch does not
-    have are left out.
+    with the host's setting, `copied` if that is an object that changes; with its parent's if a program keeps it by
+    `exec`. Writers that this Python or this torch does not have are left out.
     """
     slot: Slot[_S] = Slot(name, save, load, _as_the_host, kept_by_exec=kept_by_exec)
     if copied is not None:
