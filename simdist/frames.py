@@ -20,12 +20,13 @@ import re
 import sys
 from _thread import get_ident
 from collections.abc import Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path, PurePath
 from types import CodeType, FrameType, TracebackType
 
 __all__ = ["Line", "find_installed", "foreign_lines", "frames_by_thread", "is_internal", "is_internal_file"]
 __all__ += ["is_our_file", "is_ours", "is_user_file", "raising_line", "same_everywhere", "torch_folder"]
-__all__ += ["user_frame", "user_frames", "user_line"]
+__all__ += ["user_frame", "user_frames", "user_line", "variables_of"]
 
 Line = tuple[str, int, str]
 """A file, a line in it, and the function of that line."""
@@ -48,6 +49,21 @@ def foreign_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
         if not code.co_filename.startswith(_OURS):  # hot: each call over NCCL needs its stack
             found.append((code, frame.f_lineno))
         frame = frame.f_back
+    return found
+
+
+def variables_of(frame: FrameType) -> dict[str, object]:
+    """Return the variables of a frame; their values live no longer for that.
+
+    Until Python 3.12 a frame keeps the dictionary that `f_locals` returns, with the values of that moment.
+    """
+    kept = frame.f_locals
+    found: dict[str, object] = dict(kept)
+    # Three references: the frame's and two of this call. A program that called `locals()` may hold another. A trace
+    # function's frame takes its values back from there; those of a module and of a class have no others.
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        if sys.getrefcount(kept) == 3 and sys.gettrace() is None:
+            kept.clear()
     return found
 
 

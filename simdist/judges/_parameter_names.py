@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from simdist.frames import user_frames
+from simdist.frames import user_frames, variables_of
 
 __all__ = ["name_in_group", "names_in_frames"]
 
@@ -17,7 +17,7 @@ def names_in_frames(frame: FrameType | None) -> dict[int, str]:
     """Return names of parameters by id, from modules and variables in the program's frames, innermost first."""
     found: dict[int, str] = {}
     for each in user_frames(frame):
-        values = dict(each.f_locals)
+        values = variables_of(each)
         owner = values.get("self")
         if owner is not None and not isinstance(owner, nn.Module):
             values |= {f"self.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from simdist.frames import frames_by_thread, is_ours
+from simdist.frames import frames_by_thread, is_ours, variables_of
 from simdist.kernel._deadlock import describe_livelock
 from simdist.kernel._task import Task, TaskState
 
@@ -99,7 +99,7 @@ def _held_by(task: Task, frame: Any) -> list[Any]:
         if not is_ours(frame) and code.co_flags & inspect.CO_OPTIMIZED:
             held.append(code)
             # Sorted by name, since names are unique: values may not be comparable.
-            held += [pair for pair in sorted(frame.f_locals.items(), key=_name) if isinstance(pair[1], _PLAIN)]
+            held += [pair for pair in sorted(variables_of(frame).items(), key=_name) if isinstance(pair[1], _PLAIN)]
         frame = frame.f_back
     return held
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,21 @@ def test_python_takes_a_judge_by_its_name(with_own: Path, monkeypatch: pytest.Mo
     result = simdist.run(grouped(spoilt), world_size=3, judges=["own_judges:TooMany"])
 
     assert [found.judge for found in result.findings] == ["too-many"]
+
+
+def test_judges_keep_no_value_of_a_variable_alive() -> None:
+    def train() -> list[str]:
+        dist.init_process_group("gloo")
+        weight = nn.Parameter(torch.ones(2))
+        bar: object = torch.ones(2)
+        died: list[str] = []
+        weakref.finalize(bar, died.append, "the first bar")
+        weight.sum().backward()
+        dist.all_reduce(weight.grad)
+        torch.optim.SGD([weight]).step()
+        bar = None
+        return list(died)
+
+    result = simdist.run(train, world_size=2, judges=True)
+
+    assert result.values == [["the first bar"]] * 2
