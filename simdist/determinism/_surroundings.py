@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from simdist.determinism._recording import Seen
-from simdist.frames import find_installed, user_frame
+from simdist.frames import find_installed, is_user_file, user_frame
 from simdist.process import current_process
 
 __all__ = ["looked_at", "shaken"]
@@ -26,7 +26,11 @@ _LATER = 100  # factor on the number of objects until the collector runs
 
 @contextmanager
 def shaken() -> Iterator[None]:
-    """A context with folders in reverse order and garbage collected much later: neither order is guaranteed."""
+    """A context with folders in reverse order and garbage collected much later: neither order is guaranteed.
+
+    Folders of installed packages keep theirs: what a library finds in its own is not the program's.
+    """
+    find_installed()  # it lists folders itself
     thresholds = gc.get_threshold()
     gc.set_threshold(thresholds[0] * _LATER, *thresholds[1:])
     try:
@@ -49,7 +53,9 @@ def _last_first(kind: Callable[[list[Any]], object]) -> _Make:
     def make(original: Callable[..., Iterable[Any]]) -> Callable[..., object]:
         @functools.wraps(original)
         def look(*args: object, **kwargs: object) -> object:
-            return kind(list(original(*args, **kwargs))[::-1])
+            found = list(original(*args, **kwargs))
+            folder = os.path.join(str(args[0]) if args else ".", "")
+            return kind(found[::-1] if is_user_file(folder) else found)
 
         return look
 

@@ -5,9 +5,11 @@ import importlib.metadata
 import os
 from pathlib import Path
 
+import pytest
+
 import simdist
 from simdist.determinism._recording import Seen
-from simdist.determinism._surroundings import looked_at
+from simdist.determinism._surroundings import looked_at, shaken
 
 
 def test_files_are_noted_without_those_of_the_search_for_packages() -> None:
@@ -41,3 +43,15 @@ def test_a_folder_that_may_exist_is_found_in_the_same_way_each_time(tmp_path: Pa
         runs.append([note.value for note in seen[0]])
 
     assert runs == [["there"], ["FileExistsError"]]
+
+
+def test_only_folders_of_the_program_are_listed_in_reverse(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    folders = [tmp_path, Path(pytest.__file__).parent]
+    before = [list(folder.iterdir()) for folder in folders]
+
+    with shaken():
+        shaken_ones = [list(folder.iterdir()) for folder in folders]
+
+    assert shaken_ones == [before[0][::-1], before[1]]
