@@ -51,7 +51,10 @@ def bits_of_each(tensors: Iterable[Tensor | None]) -> list[int | None]:
 
 def follow(tensor: Tensor, follower: Follower) -> Callable[[], bool]:
     """Let a follower look when a rank's tensor is there, before it changes again; returns whether it is there."""
-    return follow_writes(local_part(tensor), follower)
+    try:
+        return follow_writes(local_part(tensor), follower)
+    except (RuntimeError, NotImplementedError):
+        return lambda: True  # a tensor without its own memory, such as a ShardedTensor
 
 
 def bits_of_written(tensor: Tensor) -> int | None:

@@ -41,6 +41,7 @@ _LOGS = "for logs of all that was compiled in this process"
 _SETTINGS = "read from a setting, and again when that changes"
 _WRAPPED = "dynamo marks it as not to be compiled"
 _CLOSED = "a handler that is closed goes on to write"
+_TENSORDICT = "what tensordict replaces when it is imported"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
     "asyncio.coroutines._iscoroutine_typecache": _FIRST_USE,
@@ -120,6 +121,9 @@ _ATTRIBUTES = {
     "torch._functorch.predispatch.DECOMPOSITIONS_LOADED": _REGISTERED,
     "torch._functorch.predispatch.DECOMPOSITIONS_LOCK": _REGISTERED,
     "torch._functorch.predispatch.VMAP_DECOMPOSITIONS_LIB": _REGISTERED,
+    "torch._functorch.vmap._create_batched_inputs": _TENSORDICT,
+    "torch._functorch.vmap._process_batched_inputs": _TENSORDICT,
+    "torch._functorch.vmap._unwrap_batched": _TENSORDICT,
     "torch._higher_order_ops.invoke_leaf_function._leaf_function_module_retriever": _FIRST_USE,
     "torch._higher_order_ops.utils.hops_that_skip_faketensor_cache": _REGISTERED,
     "torch._higher_order_ops.utils.registered_hop_fake_fns": _REGISTERED,
@@ -153,9 +157,12 @@ _ATTRIBUTES = {
     "torch.distributed.logging_handlers._log_handlers": "handlers by the name of where they write",
     "torch.distributed.tensor.placement_types.Placement.*": "methods of a class of C++, given to it by the import",
     "torch.distributions.distribution.Distribution._validate_args": "switched off for good by dynamo's import",
+    "torch.distributions.*.deterministic_sample": _TENSORDICT,
     "torch.export.dynamic_shapes.SUPPORTED_NODES": _REGISTERED,
+    "torch.fx._compatibility._BACK_COMPAT_OBJECTS": _REGISTERED,
     "torch.fx._compatibility._MARKED_WITH_COMPATIBILITY": _REGISTERED,
     "torch.fx._symbolic_trace.Tracer.trace": _WRAPPED,
+    "torch.fx._symbolic_trace._proxyable_classes": _REGISTERED,
     "torch.fx._symbolic_trace._wrapped_fns_to_patch": _REGISTERED,
     "torch.fx.experimental.proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT": "for the messages of a failed export",
     "torch.fx.experimental.proxy_tensor._side_effectful_functions": _REGISTERED,

@@ -482,3 +482,15 @@ def test_equal_replicas_on_devices_are_left_alone_and_take_no_time(waits: bool, 
 
     assert with_judges.ok
     assert (with_judges.digest, with_judges.virtual_time_ns) == (without.digest, without.virtual_time_ns)
+
+
+def test_parameters_without_memory_of_their_own_are_left_alone() -> None:
+    def train() -> None:
+        dist.init_process_group("gloo")
+        weight = nn.Parameter(torch.eye(2).to_sparse())
+        optimizer = torch.optim.SGD([weight])
+        weight.coalesce().values().sum().backward()
+        optimizer.step()
+        dist.destroy_process_group()
+
+    assert simdist.run(train, world_size=2, judges=True).ok
