@@ -44,6 +44,7 @@ _CLOSED = "a handler that is closed goes on to write"
 _TENSORDICT = "what tensordict replaces when it is imported"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
+    "_frozen_importlib_external.PathFinder.find_distributions": "what importlib_metadata replaces when it is imported",
     "asyncio.coroutines._iscoroutine_typecache": _FIRST_USE,
     "base64._a85chars": _FIRST_USE,
     "base64._a85chars2": _FIRST_USE,
@@ -136,6 +137,7 @@ _ATTRIBUTES = {
     "torch._logging._internal.LOG_TRACE_HANDLER._closed": _CLOSED,
     "torch._logging.structured.INTERN_TABLE": _LOGS,
     "torch._opaque_base._FakeScriptObject_cls": _IMPORTS,
+    "torch._library.triton.triton_ops_to_kernels": _REGISTERED,
     "torch._TritonLibrary.ops_table": _REGISTERED,
     "torch._ops._higher_order_ops": _REGISTERED,
     "torch._ops.cached_ops": _REGISTERED,
