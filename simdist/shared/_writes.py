@@ -174,11 +174,19 @@ def _differing(prefix: str, before: _Variables, now: _Variables) -> Iterator[tup
         if key not in before:
             if not isinstance(value, types.ModuleType):  # a package's submodule that was imported meanwhile
                 yield prefix + key, "added"
-        elif before[key] is not value and type(before[key]) not in _LAZY and not _alike(before[key], value):
+        elif before[key] is not value and not _is_first_use(key, before[key], value) and not _alike(before[key], value):
             yield prefix + key, "set"
     for key in before:
         if key not in now:
             yield prefix + key, "deleted"
+
+
+def _is_first_use(name: str, before: object, now: object) -> bool:
+    """True for a name that is imported at its first use, as `lazy_importer` does it for importlib_metadata."""
+    modules = types.ModuleType
+    return type(before) in _LAZY or (
+        isinstance(now, modules) and now.__name__ == name and not isinstance(before, modules | type(None))
+    )
 
 
 def _alike(one: object, other: object) -> bool:

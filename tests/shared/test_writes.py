@@ -8,6 +8,7 @@ import collections
 import concurrent.futures.process
 import contextlib
 import copyreg
+import csv
 import ctypes
 import decimal
 import functools
@@ -116,6 +117,21 @@ def test_names_that_a_module_looks_up_late_and_keeps_are_not_reported(monkeypatc
         simdist.run(body, world_size=1).raise_for_failure()
 
     assert written.lines() == ["late_names.other: added"]
+
+
+@pytest.mark.usefixtures("small_look")
+def test_a_module_in_the_place_of_its_stand_in_is_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy: Any = types.ModuleType("lazy_modules")
+    vars(lazy).update(csv=object(), backend=object(), chosen=None)
+    monkeypatch.setitem(sys.modules, "lazy_modules", lazy)
+
+    def body() -> None:
+        lazy.csv = lazy.backend = lazy.chosen = csv
+
+    with shared_writes() as written:
+        simdist.run(body, world_size=1).raise_for_failure()
+
+    assert written.lines() == ["lazy_modules.backend: set", "lazy_modules.chosen: set"]
 
 
 @pytest.mark.usefixtures("small_look")
