@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.machinery
 import importlib.metadata
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -45,7 +44,6 @@ _ASKS |= {"new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_de
 _CACHED_ASKS = _ASKS | {"get_world_size", "is_initialized"}  # the same on all ranks, but not in the next world
 _CALLED = re.compile(rb"\b(?:%s)\b" % "|".join(sorted(_CACHED_ASKS)).encode())
 _READERS = frozenset(("environ", "environb", "getenv"))
-_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _NEVER_READ = frozenset(("torch", "simdist"))
 
@@ -69,11 +67,8 @@ def installed() -> Mapping[str, Installed]:
 
 
 def tops_of(distribution: importlib.metadata.Distribution) -> Collection[str]:
-    """The top-level names of a distribution's modules; none if it has compiled ones, which can't be imported twice."""
-    files = _files_of(distribution)
-    if any(file.endswith(_EXTENSIONS) for file in files):
-        return ()
-    firsts = (file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py"))
+    """The top-level names of a distribution's modules in Python; compiled ones inside are imported once for all."""
+    firsts = (file.partition("/")[0].removesuffix(".py") for file in _files_of(distribution) if file.endswith(".py"))
     return {first for first in firsts if first.isidentifier()}
 
 
