@@ -54,8 +54,8 @@ def _last_first(kind: Callable[[list[Any]], object]) -> _Make:
         @functools.wraps(original)
         def look(*args: object, **kwargs: object) -> object:
             found = list(original(*args, **kwargs))
-            folder = os.path.join(str(args[0]) if args else ".", "")
-            return kind(found[::-1] if is_user_file(folder) else found)
+            folder = str(args[0]) if args else "."
+            return kind(found[::-1] if is_user_file(folder + os.sep) else found)
 
         return look
 

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, BinaryIO, TextIO
 
 from simdist.process._process import SimProcess
@@ -51,10 +52,14 @@ class RankStream(io.TextIOBase):
         return _Bytes(self) if current_process() is not None else self._original.buffer
 
     def write(self, text: str) -> int:
-        """Write `text`; a killed rank writes nothing, and neither does one whose world is over."""
+        """Write `text`; a killed rank writes nothing, and neither does one whose world is over.
+
+        Nor does an object that a rank left, such as a progress bar, if it is collected after the world, by the host.
+        """
         process = current_process()
         if process is None:
-            return int(self._original.write(text))
+            is_late = vars(sys)[self._name] is not self and _is_collecting(sys._getframe(1))
+            return len(text) if is_late else int(self._original.write(text))
         task = process.simulation.current
         if process.running and text and task is not None and not task.doomed:
             if process.laid_over and _NUMBERS[self._name] in process.laid_over:
@@ -88,6 +93,12 @@ class RankStream(io.TextIOBase):
 
     def __del__(self) -> None:
         """Leave the original alone: a stream flushes when it is collected, and this one may be closed by then."""
+
+
+def _is_collecting(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _write_all(number: int, text: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import math
 import multiprocessing
@@ -415,3 +416,21 @@ def test_files_of_killed_ranks_are_not_reported_by_others(monkeypatch: pytest.Mo
     simdist.run(body, world_size=2)
 
     assert reported == ([of_another] if killed else [of_a_file, of_another])
+
+
+def test_what_a_rank_left_writes_nothing_when_the_host_collects_it(capsys: pytest.CaptureFixture[str]) -> None:
+    class Bar:
+        def __init__(self) -> None:
+            self.file, self.itself = sys.stderr, self
+
+        def __del__(self) -> None:
+            self.file.write("closed")
+
+    def body() -> None:
+        gc.disable()
+        Bar()
+
+    simdist.run(body, world_size=1).raise_for_failure()
+    gc.collect()
+
+    assert capsys.readouterr().err == ""
