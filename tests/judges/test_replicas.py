@@ -489,7 +489,7 @@ def test_parameters_without_memory_of_their_own_are_left_alone() -> None:
         dist.init_process_group("gloo")
         weight = nn.Parameter(torch.eye(2).to_sparse())
         optimizer = torch.optim.SGD([weight])
-        weight.coalesce().values().sum().backward()
+        weight.coalesce().values().sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         dist.destroy_process_group()
 

@@ -361,7 +361,7 @@ def test_judges_keep_no_value_of_a_variable_alive() -> None:
         bar: object = torch.ones(2)
         died: list[str] = []
         weakref.finalize(bar, died.append, "the first bar")
-        weight.sum().backward()
+        weight.sum().backward()  # type: ignore[no-untyped-call]
         dist.all_reduce(weight.grad)
         torch.optim.SGD([weight]).step()
         bar = None
