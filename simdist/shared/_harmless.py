@@ -188,6 +188,7 @@ _ATTRIBUTES = {
     "torch.ops._dir": _FIRST_USE,
     "torch.ops.loaded_libraries": _IMPORTS,
     "torch.optim.*._init_group": _WRAPPED,
+    "torch.optim.optimizer._single_tensor_*": _REGISTERED,
     "torch.optim.*._fused_*": _WRAPPED,
     "torch.optim.*.step": _WRAPPED,
     "torch.optim.optimizer._foreach_supported_types": _FIRST_USE,

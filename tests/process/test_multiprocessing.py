@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -539,3 +540,23 @@ def test_who_only_asks_after_a_child_gets_to_its_end(asks: str) -> None:
 
     assert all(0.03 < ended_s < 0.04 for ended_s in first.values)
     assert first.digest == again.digest
+
+
+def test_children_are_in_the_order_of_their_start() -> None:
+    def ages(wanted: int, pipe: Connection) -> None:
+        for _ in range(wanted):
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
+        pipe.send([child.name for child in multiprocessing.active_children()])
+
+    def body() -> list[list[str]]:
+        first, second = multiprocessing.Pipe()
+        ages(20, second)
+        child = multiprocessing.get_context("fork").Process(target=ages, args=(20, second))
+        child.start()
+        child.join()
+        return [first.recv(), first.recv()]
+
+    own, childs = simdist.run(body, world_size=1).values[0]
+
+    assert own == [f"ForkProcess-{number}" for number in range(1, 21)]
+    assert childs == [f"ForkProcess-21:{number}" for number in range(1, 21)]

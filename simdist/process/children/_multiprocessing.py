@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         processes.BaseProcess,  # the current one
         processes.BaseProcess | None,  # its parent
         Iterator[int],  # numbers in names
-        set[processes.BaseProcess],  # children
+        object,  # children
         dict[object, object],  # finalizers
         weakref.WeakValueDictionary[object, object],  # what is called after a fork
         bool,  # it is ending
@@ -95,6 +95,21 @@ class _MainProcess(processes.BaseProcess):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+class _Children(dict[processes.BaseProcess, None]):
+    """The children of a process by age: at its end they are terminated in this order; a set goes by addresses."""
+
+    def add(self, child: processes.BaseProcess) -> None:
+        self[child] = None
+
+    def discard(self, child: processes.BaseProcess) -> None:
+        self.pop(child, None)
+
+
+def _begin() -> None:
+    """For `_close_stdin`: `BaseProcess._bootstrap` calls it next when it has put a set there; stdin is the world's."""
+    _PROCESSES["_children"] = _Children()
 
 
 def _save() -> _State:
@@ -145,13 +160,13 @@ _chosen_by_import: object = None
 def _fresh(process: SimProcess, host: _State) -> _State:
     authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
     none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
-    return _MainProcess(authkey), None, itertools.count(1), set(), {}, none, False, _chosen_by_import, host[-2], None
+    return _MainProcess(authkey), None, itertools.count(1), _Children(), {}, none, False, _chosen_by_import, host[-2], None
 
 
 def _forked(state: _State) -> _State:
     current, parent, counter, *_, chosen, starting, _ = state
     none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
-    return current, parent, counter, set(), {}, none, False, chosen, starting, None
+    return current, parent, counter, _Children(), {}, none, False, chosen, starting, None
 
 
 _USERS: Extra[dict[SimProcess, None]] = Extra("users of multiprocessing")
@@ -433,7 +448,7 @@ _FROM_THEN_ON = _replacements(
         (connection, "rebuild_connection", _rebuild_connection),
         (synchronize.SemLock, "__getstate__", _get_lock_state),
         (synchronize.SemLock, "__setstate__", _set_lock_state),
-        (util, "_close_stdin", on_ranks(lambda *_, **__: None)),
+        (util, "_close_stdin", on_ranks(_begin)),
     )
 )
 
