@@ -160,7 +160,8 @@ _chosen_by_import: object = None
 def _fresh(process: SimProcess, host: _State) -> _State:
     authkey = hashlib.sha256(f"{process.rank} {process.pid}".encode()).digest()
     none: weakref.WeakValueDictionary[object, object] = weakref.WeakValueDictionary()
-    return _MainProcess(authkey), None, itertools.count(1), _Children(), {}, none, False, _chosen_by_import, host[-2], None
+    state: tuple[Any, ...] = _MainProcess(authkey), None, itertools.count(1), _Children(), {}, none, False
+    return *state, _chosen_by_import, host[-2], None
 
 
 def _forked(state: _State) -> _State:
