@@ -314,3 +314,18 @@ def test_a_batch_of_a_data_loader_is_pinned() -> None:
 
     assert batch.is_pinned()
     assert batch.to(cuda(1), non_blocking=True).device == cuda(1)
+
+
+@on_devices
+def test_an_exception_passes_through_a_loop_over_pinned_batches() -> None:
+    def batches() -> list[torch.Tensor]:
+        return [torch.full((2,), number).pin_memory() for number in range(200)]
+
+    def loop() -> None:
+        for _ in batches():
+            raise ValueError("not this batch")
+
+    with pytest.raises(ValueError, match="not this batch"):
+        loop()
+
+    assert all(batch.is_pinned() and batch.tolist() == [number] * 2 for number, batch in enumerate(batches()))

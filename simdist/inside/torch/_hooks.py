@@ -3,6 +3,10 @@
 The object exists in every build; its table of functions is replaced by a copy with our functions. A CUDA build's own
 hooks call the driver, so there the copy is made of the base class's table, which a CPU build uses. C++ remembers in
 `at::globalContext()` and in a flag of Python's that CUDA was initialised; both are reset.
+
+Memory is freed on any thread, and while an exception passes through the frames that held it, which code in Python
+would replace. So what C++ calls to free pinned memory is a function in C that releases a lock. The next call that pins
+memory, asks whether it is pinned or turns the hooks off finds the lock released, and frees the memory.
 """
 
 from __future__ import annotations
@@ -50,6 +54,10 @@ _HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 _PLAIN_TABLE = "_ZTVN2at18CUDAHooksInterfaceE"
 _CPU_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
 
+_new_lock: Any = ctypes.PYFUNCTYPE(Pointer)(("PyThread_allocate_lock", ctypes.pythonapi))
+_acquire: Any = ctypes.PYFUNCTYPE(ctypes.c_int, Pointer, ctypes.c_int)(("PyThread_acquire_lock", ctypes.pythonapi))
+_RELEASE = address_of(ctypes.pythonapi.PyThread_release_lock)
+
 
 class DeviceHooks:
     """The devices as C++ finds them. `count` returns how many there are, on any thread.
@@ -60,7 +68,9 @@ class DeviceHooks:
 
     def __init__(self, guard: DeviceGuard) -> None:
         self.count: Callable[[], int] = lambda: 0
-        self.pinned: dict[int, int] = {}  # address -> what frees it, of all pinned memory
+        self._pinned: dict[int, tuple[int, int]] = {}  # address -> what frees it, a lock released when it may
+        self._locks: list[int] = []  # acquired, of no memory
+        self._unchecked = 0  # how many of `_pinned` what was allocated since the last look is worth
         self._guard = guard
         self._require_init: Any = library("libtorch_python.so")[_REQUIRE_INIT]
         self._require_init.argtypes = (ctypes.c_int8, ctypes.c_bool)
@@ -85,6 +95,8 @@ class DeviceHooks:
             hide_timer(hidden=on)
         self._hooks.value = self._new_table if on else self._old_table
         self._require_init(CUDA_TYPE, True)
+        if not on:
+            self._free_released()
         if not on and self._begun_at:
             # Have C++ initialise CUDA again when it is next needed, and not only once in a process.
             ctypes.c_uint8.from_address(self._begun_at).value = 0
@@ -120,7 +132,7 @@ class DeviceHooks:
             _COUNT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: self.count()),
             _SET_CURRENT: ctypes.CFUNCTYPE(None, Pointer, ctypes.c_int8)(lambda _, index: guard.select(index)),
             _GET_CURRENT: ctypes.CFUNCTYPE(ctypes.c_int8, Pointer)(lambda _: guard.device().index),
-            _IS_PINNED: ctypes.CFUNCTYPE(ctypes.c_bool, Pointer, Pointer)(lambda _, data: data in self.pinned),
+            _IS_PINNED: ctypes.CFUNCTYPE(ctypes.c_bool, Pointer, Pointer)(lambda _, data: self._is_pinned(data)),
             _PINNED_ALLOCATOR: ctypes.CFUNCTYPE(Pointer, Pointer)(lambda _: allocator),
             _HAS_CUDA: yes,
         }
@@ -141,29 +153,42 @@ class DeviceHooks:
             raise unknown("lays out its pointers to data otherwise")
         ctypes.CFUNCTYPE(None, Pointer)(words[1])(words[0])
 
-        frees, pinned = ctypes.CFUNCTYPE(None, Pointer), self.pinned
-
-        def free(data: int) -> None:
-            """Free pinned memory; it may be called when the names of modules are gone."""
-            frees(pinned.pop(data))(data)
-
-        freeing = frees(free)
-
         def allocate(result: int, _: int, size: int) -> int:
             """Make a `DataPtr`: the data, the function that frees it, and its argument, which is the data again."""
+            # A large allocation costs so much that more of the others may be looked at.
+            self._unchecked += 64 + (size >> 12)
+            if self._unchecked > len(self._pinned):
+                self._free_released()
             allocate_plain(result, plain, size)
             words = (Pointer * 3).from_address(result)
             data = words[0]
             if data is not None:
-                self.pinned[data] = words[1] or 0
-                words[1] = address_of(freeing)
+                lock = self._locks.pop() if self._locks else _new_lock()
+                _acquire(lock, 0)
+                self._pinned[data] = words[1] or 0, lock
+                words[1], words[2] = _RELEASE, lock
             return result
 
         allocating = make(allocate)
         table_address, table = copy_table(old, _ALLOCATOR_WORDS, {_ALLOCATE: allocating})
         address, allocator = stand_in(table_address)
-        keep_for_ever(table, allocator, allocating, freeing)
+        keep_for_ever(table, allocator, allocating)
         return address
+
+    def _is_pinned(self, data: int) -> bool:
+        """Whether memory is pinned, which is freed here if C++ has released it."""
+        free, lock = self._pinned.get(data, (0, 0))
+        if not free or not _acquire(lock, 0):
+            return free != 0
+        del self._pinned[data]  # before its address can be that of other memory
+        self._locks.append(lock)
+        ctypes.CFUNCTYPE(None, Pointer)(free)(data)
+        return False
+
+    def _free_released(self) -> None:
+        self._unchecked = 0
+        for data in tuple(self._pinned):
+            self._is_pinned(data)
 
     def _check(self) -> None:
         self.count = lambda: 2
@@ -175,10 +200,11 @@ class DeviceHooks:
             before = self._context()
             pinned = torch.empty(3, pin_memory=True, device="cpu")
             self._begun_at = self._place_of_begun(before, self._context())
-            if not pinned.is_pinned() or torch.empty(3, device="cpu").is_pinned() or len(self.pinned) != 1:
+            if not pinned.is_pinned() or torch.empty(3, device="cpu").is_pinned() or len(self._pinned) != 1:
                 raise unknown("pins memory otherwise")
             del pinned
-            if self.pinned:
+            self._free_released()
+            if self._pinned:
                 raise unknown("frees pinned memory otherwise")
         finally:
             self.count = lambda: 0
