@@ -363,7 +363,7 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interprete
 
 def test_libraries_that_keep_a_rank_are_imported_by_each(interpreters: Interpreters, tmp_path: Path) -> None:
     installed = tmp_path / "site-packages"
-    tops = {"fairscale": "fairscale", "pytorch-ignite": "ignite", "monai": "monai", "other": "other"}
+    tops = {"fairscale": "fairscale", "mmengine": "mmengine", "pytorch-ignite": "ignite", "monai": "monai", "other": "other"}
     for distribution, top in tops.items():
         about = installed / f"{top}-1.dist-info"
         about.mkdir(parents=True)
@@ -373,13 +373,13 @@ def test_libraries_that_keep_a_rank_are_imported_by_each(interpreters: Interpret
         (installed / top / "__init__.py").write_text("")
     program = """
         from simdist.process import Sharing
-        print([name for name in ("fairscale", "ignite", "monai", "other") if Sharing().isolates(name)])
+        print([name for name in ("fairscale", "ignite", "mmengine", "monai", "other") if Sharing().isolates(name)])
     """
 
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = interpreters.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, anew=["simdist"])
 
-    assert (done.stdout, done.stderr) == ("['fairscale', 'ignite', 'monai']\n", "")
+    assert (done.stdout, done.stderr) == ("['fairscale', 'ignite', 'mmengine', 'monai']\n", "")
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "simdist", "pytest", "builtins", "networkx", "_pytest"])

@@ -40,6 +40,7 @@ PER_RANK = (
     "lightning-fabric",
     "lightning-utilities",
     "megatron-core",
+    "mmengine",
     "monai",  # has ignite as an extra only, and binds it when it is imported
     "omegaconf",
     "pytorch-ignite",
