@@ -123,10 +123,14 @@ def test_nodes_have_names_of_their_own(launched: Launched) -> None:
     assert result.stdout.splitlines() == [f"{rank} host{rank // 2} host{rank // 2}" for rank in range(4)]
 
 
-def test_what_stands_behind_the_script_is_the_scripts_own(launched: Launched) -> None:
-    words = ["--device=cpu", "--device", "cpu", "--dev", "--t", "--trace", "out", "--seed=3"]
+# Behind -- even what torchrun takes for an option that is cut off.
+@pytest.mark.parametrize(("before", "more"), [((), ()), (("--",), ("--logs", "x", "--", "--judge"))])
+def test_what_stands_behind_the_script_is_the_scripts_own(
+    before: tuple[str, ...], more: tuple[str, ...], launched: Launched
+) -> None:
+    words = ["--device=cpu", "--device", "cpu", "--dev", "--t", "--trace", "out", "--seed=3", *more]
 
-    result = launched("import sys\nprint(sys.argv[1:])", *words)
+    result = launched("import sys\nprint(sys.argv[1:])", *words, before=before)
 
     assert result.exit_code == 0, result.output
     assert str(words) in result.stdout

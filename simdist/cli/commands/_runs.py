@@ -160,9 +160,14 @@ def run(
     context.exit(run_file(file, seed, overrides, outputs, repeat=check_determinism, show_output=show_output))
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False, name="launch"
-)
+class _Launching(click.Command):
+    """Hands on all words, `--` too: torchrun's parser takes words before it for its own options."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(context, ["--", *args])
+
+
+@click.command(add_help_option=False, name="launch", cls=_Launching)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def launch_command(context: click.Context, words: tuple[str, ...]) -> None:
