@@ -197,6 +197,7 @@ _ATTRIBUTES = {
     "torch.utils._pytree.SUPPORTED_NODES": _REGISTERED,
     "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES": _REGISTERED,
     "torch.utils._stats.simple_call_counter": _COUNTS,
+    "torch.utils.data.datapipes.datapipe.*DataPipe.functions": _REGISTERED,
     "logging: handlers of 'torch.__trace'": _LOGS,
     "fsspec.implementations.local.LocalFileSystem.*": "which process used it last; for another it drops what it keeps",
     "lightning.pytorch.utilities._pytree.SUPPORTED_NODES": _REGISTERED,

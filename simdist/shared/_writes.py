@@ -134,7 +134,8 @@ class _State:
             if name in now:
                 late = _found_late(variables)
                 for reported, how in _differing(f"{name}.", variables, now[name]):
-                    if how != "added" or reported.removeprefix(f"{name}.") not in late:
+                    key = reported.removeprefix(f"{name}.")
+                    if (how != "added" or key not in late) and not self._is_set_by_import(key, now[name].get(key)):
                         yield reported, how
         for name, key, container, copy in self._containers:
             if now.get(name, {}).get(key) is not container or same_content(copy, container):
@@ -152,6 +153,14 @@ class _State:
     def _is_harmless_elsewhere(self, container: object) -> bool:
         """True if the same object is known to be harmless under another name: `from sys import modules`."""
         return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
+
+    def _is_set_by_import(self, key: str, value: object) -> bool:
+        """True for a function of a module that was imported since then, and has such a name at its top level."""
+        if not (isinstance(value, types.FunctionType) and self._is_new(value)):
+            return False
+        loader = getattr(sys.modules[value.__module__].__spec__, "loader", None)
+        code = loader.get_code(value.__module__) if hasattr(loader, "get_code") else None
+        return code is not None and key in code.co_names
 
     def _is_new(self, thing: object) -> bool:
         home = (thing if isinstance(thing, type | types.FunctionType) else type(thing)).__module__
