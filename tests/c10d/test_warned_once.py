@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import time
 import warnings
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from simdist.inside.torch import log_once
-from tests.c10d.worlds import values
+from tests.c10d.worlds import values, world
 
 _torch: Any = torch
 
@@ -120,6 +124,23 @@ def test_a_rank_that_asks_for_all_warnings_is_alone() -> None:
         (["Converting a"], False),
     ]
     assert torch.is_warn_always_enabled() == before
+
+
+def test_what_cpp_writes_itself_is_a_line_of_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        torch.set_warn_always(os.environ["RANK"] == "1")
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(1, 1), find_unused_parameters=True)
+        for _ in range(2):
+            model(torch.ones(1, 1)).sum().backward()
+
+    lines = [each.stderr.splitlines() for each in world(train, 2).ranks]
+
+    assert [len(of_rank) for of_rank in lines] == [1, 2]
+    for rank, line in [(rank, line) for rank in (0, 1) for line in lines[rank]]:
+        assert re.match(rf"\[rank{rank}\]:\[W101 00:00:00\.\d{{9}} reducer\.cpp:\d+\] Warning: find_unused_param", line)
+        assert line.endswith(f"(function {('operator()', 'search_unused_parameters')[rank]})")
+    assert "find_unused" not in capfd.readouterr().err
 
 
 def test_ranks_begin_with_what_the_host_asks_for() -> None:

@@ -363,7 +363,13 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interprete
 
 def test_libraries_that_keep_a_rank_are_imported_by_each(interpreters: Interpreters, tmp_path: Path) -> None:
     installed = tmp_path / "site-packages"
-    tops = {"fairscale": "fairscale", "mmengine": "mmengine", "pytorch-ignite": "ignite", "monai": "monai", "other": "other"}
+    tops = {
+        "fairscale": "fairscale",
+        "mmengine": "mmengine",
+        "pytorch-ignite": "ignite",
+        "monai": "monai",
+        "other": "other",
+    }
     for distribution, top in tops.items():
         about = installed / f"{top}-1.dist-info"
         about.mkdir(parents=True)

@@ -19,7 +19,7 @@ def shows(process: SimProcess, level: str) -> bool:
     return _LEVELS.index(level) >= _NAMES.get(name.decode(), 1)
 
 
-def log(process: SimProcess, level: str, text: str, place: Place) -> None:
+def log(process: SimProcess, level: str, text: str, place: Place | str) -> None:
     """Write a line, unless the rank's TORCH_CPP_LOG_LEVEL hides it. Callable at any moment, on any thread.
 
     The line begins with the rank in the default group, if the process has one.

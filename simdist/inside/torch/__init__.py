@@ -161,7 +161,15 @@ from simdist.inside.torch._tables import (
     unchecked_tensors,
     unpickling,
 )
-from simdist.inside.torch._warnings import SHOWN_ONCE, log_once, show_always, shows_always, storage_warning, unwarned
+from simdist.inside.torch._warnings import (
+    SHOWN_ONCE,
+    log_once,
+    show_always,
+    shows_always,
+    storage_warning,
+    unwarned,
+    write_by,
+)
 
 __all__ = [
     "BELOW_TORCH",
@@ -305,4 +313,5 @@ __all__ = [
     "without_functions",
     "without_modes",
     "wrap_for_debugging",
+    "write_by",
 ]

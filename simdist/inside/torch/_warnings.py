@@ -5,24 +5,31 @@ that note. With `torch.set_warn_always(True)` torch shows the warning every time
 
 In doubt: C++ does not say which warnings are of this kind, so they are listed here, by how their texts begin. Left out:
 those of TorchScript's fusers, of quantized and of lazy tensors, and of the profiler.
+
+Most functions hand a warning on to Python. In others, such as those of DDP's reducer, an object of C++ writes it to
+stderr: there a copy of its table of functions has our own in place of the one that writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 
+from simdist.errors import UnsupportedError
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
+from simdist.inside.torch._cxx import BeforeTable, Pointer, copy_table, keep_for_ever, library, table_of
 
-__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning", "unwarned"]
+__all__ = ["SHOWN_ONCE", "log_once", "show_always", "shows_always", "storage_warning", "unwarned", "write_by"]
 
 shows_always: Callable[[], bool] = core_bindings._get_warnAlways
 show_always: Callable[[bool], None] = core_bindings._set_warnAlways
@@ -103,6 +110,64 @@ def unwarned() -> Iterator[list[str]]:
 
 
 _ALWAYS = ("always", None, Warning, None, 0)
+
+Write = Callable[[str, str, str], bool]
+"""Takes a warning's text, the name of its function and its place; False if C++ has to write it after all."""
+
+_HANDLER = "_ZN3c1012WarningUtils19get_warning_handlerEv"
+_HANDLER_TABLE = "_ZTVN3c1014WarningHandlerE"
+_TEXT = "_ZNK3c107Warning3msgB5cxx11Ev"
+_PLACE = "_ZNK3c107Warning15source_locationEv"
+_PROCESS = 2  # in the handler's table, after two destructors
+
+_write: Write | None = None
+
+
+class _Text(ctypes.Structure):
+    _fields_ = (("data", Pointer), ("size", ctypes.c_size_t))
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_char_p), ("file", ctypes.c_char_p), ("line", ctypes.c_uint32))
+
+
+def write_by(write: Write | None) -> None:
+    """Have a function write the warnings that C++ would write to stderr; None: C++ does."""
+    global _write
+    _write = write
+    if (found := _handler()) is not None:
+        handler, plain, ours = found
+        Pointer.from_address(handler).value = plain if write is None else ours
+
+
+@functools.cache
+def _handler() -> tuple[int, int, int] | None:
+    """The address of the object that writes warnings, of its table and of ours; None if they are not as expected."""
+    try:
+        core = library("libc10.so")
+        find, text_of, place_of = core[_HANDLER], core[_TEXT], core[_PLACE]
+        table = (Pointer * BeforeTable).in_dll(core, _HANDLER_TABLE)
+    except (AttributeError, UnsupportedError, ValueError):
+        return None
+    find.restype, text_of.restype, place_of.restype = Pointer, ctypes.POINTER(_Text), ctypes.POINTER(_Place)
+    text_of.argtypes = place_of.argtypes = (Pointer,)
+    handler, plain = find(), ctypes.addressof(table) + ctypes.sizeof(table)
+    if Pointer.from_address(handler).value != plain:
+        return None
+    kind = ctypes.CFUNCTYPE(None, Pointer, Pointer)
+    write_plainly = kind(table_of(handler)[_PROCESS])
+
+    def process(this: int, warning: int) -> None:
+        text, place = text_of(warning).contents, place_of(warning).contents
+        words = ctypes.string_at(text.data, text.size), place.function, place.file
+        message, function, file = (each.decode(errors="replace") for each in words)
+        if _write is None or not _write(message, function, f"{Path(file).name}:{place.line}"):
+            write_plainly(this, warning)
+
+    processing = kind(process)
+    ours, held = copy_table(table_of(handler), _PROCESS + 1, {_PROCESS: processing})
+    keep_for_ever(held, processing)
+    return handler, plain, ours
 
 
 @fact(

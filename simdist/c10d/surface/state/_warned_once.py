@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import SHOWN_ONCE, core_bindings, log_once, show_always, shows_always, storage_warning
+from simdist.c10d.calls._log import log
+from simdist.inside.torch import (
+    SHOWN_ONCE,
+    core_bindings,
+    log_once,
+    show_always,
+    shows_always,
+    storage_warning,
+    write_by,
+)
 from simdist.process import (
     Patches,
     Replacement,
@@ -40,6 +49,21 @@ def _is_shown_again(process: SimProcess, text: str) -> bool:
     before = len(state.shown_once)
     state.shown_once.add(text[start:])
     return len(state.shown_once) == before
+
+
+def _log(text: str, function: str, place: str) -> bool:
+    """Write a warning of C++ to the stderr of its rank; False on a thread of the host."""
+    process = current_process()
+    if process is None:
+        return False
+    state = process.torch_state
+    if state is not None and state.shown_once is not None and text.startswith(SHOWN_ONCE):
+        if place in state.shown_once:
+            return True
+        state.shown_once.add(place)
+        function = "operator()"  # a function without a name shows it once
+    log(process, "W", f"Warning: {text} (function {function})", place)
+    return True
 
 
 def _asking_the_process(function: Callable[[], bool]) -> Callable[[], bool]:
@@ -139,12 +163,14 @@ def begin() -> bool:
     """Let C++ show its warnings always; return whether it did before, for `end`."""
     always = original(shows_always)()
     original(show_always)(True)
+    write_by(_log)
     log_once.cache_clear()
     return always
 
 
 def end(always: bool) -> None:
     """Put back what `begin` found."""
+    write_by(None)
     original(show_always)(always)
 
 
