@@ -133,9 +133,8 @@ class _State:
         for name, variables in self._modules.items():
             if name in now:
                 late = _found_late(variables)
-                for reported, how in _differing(f"{name}.", variables, now[name]):
-                    key = reported.removeprefix(f"{name}.")
-                    if (how != "added" or key not in late) and not self._is_set_by_import(key, now[name].get(key)):
+                for reported, how in self._written(f"{name}.", variables, now[name]):
+                    if how != "added" or reported.removeprefix(f"{name}.") not in late:
                         yield reported, how
         for name, key, container, copy in self._containers:
             if now.get(name, {}).get(key) is not container or same_content(copy, container):
@@ -143,7 +142,7 @@ class _State:
             if not is_of_imports(copy, container, self._is_new) and not self._is_harmless_elsewhere(container):
                 yield f"{name}.{key}", change_of(copy, container)
         for kind, attributes in self._classes:
-            yield from _differing(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
+            yield from self._written(f"{kind.__module__}.{kind.__qualname__}.", attributes, vars(kind))
         yield from self._insides.changes(self._is_new)
         settings = dict(_settings())
         for name, value in self._settings.items():
@@ -153,6 +152,12 @@ class _State:
     def _is_harmless_elsewhere(self, container: object) -> bool:
         """True if the same object is known to be harmless under another name: `from sys import modules`."""
         return any(each is container and self._quiet(f"{name}.{key}") for name, key, each, _ in self._containers)
+
+    def _written(self, prefix: str, before: _Variables, now: _Variables) -> Iterator[tuple[str, str]]:
+        for name, how in _differing(prefix, before, now):
+            key = name.removeprefix(prefix)
+            if not self._is_set_by_import(key, now.get(key)):
+                yield name, how
 
     def _is_set_by_import(self, key: str, value: object) -> bool:
         """True for a function of a module that was imported since then, and has such a name at its top level."""

@@ -254,12 +254,14 @@ def test_what_an_imported_module_registers_for_itself_is_not_reported(
         "json.encoder.ESCAPE_DCT[Symbol] = 'x'\n"
         "json.encoder.ESCAPE_DCT['z'] = 'y'\n"
         "def detect(data): return 'utf-8'\n"
-        "json.detect_encoding = detect\n"  # as torch_geometric sets torch.select
+        "json.detect_encoding = json.JSONDecoder.detect = detect\n"  # as torch_geometric sets torch.select
         "def set_late(): json.loads = detect\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("detect_encoding", "loads"):
         monkeypatch.setattr(json, name, getattr(json, name))
+    monkeypatch.setattr(json.JSONDecoder, "detect", None, raising=False)
+    del json.JSONDecoder.detect  # type: ignore[attr-defined]
     filters = list(warnings.filters)
 
     def main() -> None:
