@@ -163,7 +163,7 @@ class _State:
         """True for a function of a module that was imported since then, and has such a name at its top level."""
         if not (isinstance(value, types.FunctionType) and self._is_new(value)):
             return False
-        loader = getattr(sys.modules[value.__module__].__spec__, "loader", None)
+        loader: Any = getattr(sys.modules[value.__module__].__spec__, "loader", None)
         code = loader.get_code(value.__module__) if hasattr(loader, "get_code") else None
         return code is not None and key in code.co_names
 
