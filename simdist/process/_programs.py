@@ -277,7 +277,7 @@ def _name(args: Command) -> str:
         if isinstance(args, str | bytes)
         else [*([args] if isinstance(args, os.PathLike) else args)][:1]
     )
-    return PurePath(os.fsdecode(first[0])).name if first else ""
+    return PurePath(os.fsdecode(first[0]).strip("'\"")).name if first else ""
 
 
 def _line(frame: FrameType | None) -> str:

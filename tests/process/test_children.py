@@ -515,7 +515,7 @@ def test_a_run_names_the_programs_that_its_ranks_started() -> None:
     def body() -> None:
         for _ in range(2):
             subprocess.run(["echo", "/tmp/some/file"], check=True)
-        os.system("true && false")
+        os.system("'true' && false")
 
     result = simdist.run(body, world_size=2)
 
