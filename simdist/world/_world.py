@@ -422,7 +422,7 @@ class World:
         hosts = [name for name in self._cluster.hosts if self._hosts[name].up]
         places = [place for place in range(self._spec.world_size) if self._hosts[placement[place]].up]
         shared = shared_environ(self._spec, base, len(places), len(hosts), self._port, self._agent.restarts)
-        on_hosts = {host: {**shared, **host_environ(self._spec, base, host)} for host in hosts}
+        on_hosts = {host: with_imports({**shared, **host_environ(self._spec, base, host)}) for host in hosts}
         for rank, place in enumerate(places):
             host = placement[place]
             index = local[host] = local.get(host, -1) + 1
@@ -435,11 +435,11 @@ class World:
                 life=life,
                 host=self._hosts[host],
                 parent_pid=_AGENT_PID,
-                environ=with_imports(
-                    on_hosts[host]
-                    | dict(rank_environ(self._spec, life, rank, index, size, hosts.index(host)))
-                    | self._on_disks(host)
-                ),
+                environ={
+                    **on_hosts[host],
+                    **rank_environ(self._spec, life, rank, index, size, hosts.index(host)),
+                    **self._on_disks(host),
+                },
                 epoch_ns=self._epoch_ns,
                 echo=self._spec.echo,
                 argv=list(self._spec.argv if self._spec.argv is not None else sys.argv[:1]),
