@@ -8,25 +8,36 @@ machine. A program that then runs on for 25 real seconds (a server, for which `p
 run with an error that no rank can catch. `wait`, `communicate` and blocking `os.waitpid` wait without this limit. They
 let other threads of the rank go on meanwhile, which may write what the program reads.
 
+What a program writes to a pipe arrives in real time, too, while virtual time stands still (`wait_for_answer`). One that
+waits for another rank, for its file or its connection, would wait for ever if the reader kept the baton. So a reader
+that has waited for `_ANSWERS_S` real seconds lets the world go on, until nothing else can happen in it but timeouts. If
+the answer does not come soon then, it lets some of these timeouts pass; at last the run ends with an error.
+
+In doubt: the answer of a program that needs longer than that, though it waits for no rank, arrives at another moment of
+virtual time than that of a quick one. A rank that polls for output with a timeout waits for as long in real time, until
+the program has said nothing for 25 seconds: then its time passes faster than the program's.
+
 A signal that would end a process ends a program's virtual time, too. In doubt: a program that survives the signal, and
 returns a code of its own, still ends at that time; one that had really ended before counts as killed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
 from simdist.inside.python import original
-from simdist.kernel import Task, TaskState
+from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.records import program_ended, program_started
@@ -40,8 +51,9 @@ if TYPE_CHECKING:
     AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
     Running: TypeAlias = "AnyPopen | Spawned"
 
-__all__ = ["Program", "Programs", "Spawned", "ends_within"]
+__all__ = ["Program", "Programs", "Spawned", "ends_within", "open_outputs", "wait_for_answer"]
 
+_T = TypeVar("_T")
 _ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
 _ALIVE = (TaskState.READY, TaskState.PARKED)
 _STANDARD = str(Path(os.__file__).parent) + os.sep
@@ -49,6 +61,8 @@ _real_seconds, _sleep = time.monotonic, time.sleep  # noqa: TID251  # a program 
 _ALONE_S = 0.5  # real seconds after which threads that wait for a program's output look whether there is some
 _TOGETHER_S = 10.0  # after which the waiting thread waits alone again
 _PATIENCE_S = 25.0  # real seconds that a program may take beyond its virtual time; less than what the watchdog grants
+_ANSWERS_S = 5.0  # real seconds for which a reader of a program's output keeps the baton
+_FIRST_NS = 1_000_000_000  # of virtual time that passes before the second look, then twice as much
 
 
 class _End:
@@ -66,6 +80,25 @@ class _End:
 
     def waits_for(self) -> Iterable[Task]:
         """No task: the program is outside the simulation."""
+        return ()
+
+
+class _Reading:
+    """What a task waits on that reads what a program has not written yet."""
+
+    __slots__ = ("_name",)
+    interruptible = True  # by signals
+    timed = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> str:
+        """In words."""
+        return f"read from the program {self._name!r}"
+
+    def waits_for(self) -> Iterable[Task]:
+        """No task in particular: the program may wait for any."""
         return ()
 
 
@@ -100,7 +133,7 @@ class Spawned:
 class Program:
     """A program that a rank started."""
 
-    __slots__ = ("_killed_by", "begins_ns", "ends_ns", "name", "popen", "process", "where")
+    __slots__ = ("_killed_by", "_silent_s", "begins_ns", "ends_ns", "name", "outputs", "popen", "process", "where")
 
     def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process
@@ -109,7 +142,9 @@ class Program:
         self.where = where  # "train.py:12 in main", or nothing
         self.begins_ns = process.simulation.now_ns
         self.ends_ns = ends_ns  # in virtual time
+        self.outputs: list[weakref.ref[io.FileIO]] = []  # the ends of pipes to which it writes
         self._killed_by = 0  # a signal in virtual time, whatever it really returns
+        self._silent_s = 0.0  # real seconds for which its process has waited for output since the last
 
     def pass_time(self, timeout_s: float | None = None) -> bool:
         """Let virtual time pass until it ends; False if the timeout came first."""
@@ -120,6 +155,16 @@ class Program:
                 return False
             self.park(deadline_ns)
         return True
+
+    def has_answered(self, answers: Callable[[float], _T], timeout_s: float) -> _T:
+        """Return what `answers(seconds)` finds, which waits for so many real seconds at most.
+
+        A program that has said nothing for long is not waited for any more: it may be a server.
+        """
+        began_s = original(_real_seconds)()
+        found = answers(max(0.0, min(timeout_s, _PATIENCE_S - self._silent_s)))
+        self._silent_s = 0.0 if found else self._silent_s + original(_real_seconds)() - began_s
+        return found
 
     def park(self, deadline_ns: int | None = None) -> None:
         """Park once: until its end in virtual time, until the deadline, or until something wakes the process."""
@@ -254,6 +299,40 @@ class Programs:
                 program.popen.wait()
         self._all.clear()
         self._connections.clear()
+
+
+def open_outputs(process: SimProcess) -> dict[int, Program]:
+    """Return the descriptors from which a process may read what its running programs write."""
+    known = [(program, output()) for program in process.programs.values() for output in program.outputs]
+    return {each.fileno(): program for program, each in known if each is not None and not each.closed}
+
+
+def wait_for_answer(process: SimProcess, program: Program, answers: Callable[[float], object]) -> None:
+    """Wait until a program has written something, or has closed its end.
+
+    `answers(seconds)` waits for so many real seconds at most, and returns whether it has. A program that says nothing
+    for long ends the world.
+    """
+    simulation = process.simulation
+    task = simulation.check()
+    began_s, lets_pass_ns = original(_real_seconds)(), _FIRST_NS
+    while not answers(_ANSWERS_S):
+        if original(_real_seconds)() - began_s > _PATIENCE_S:
+            error = SimdistError(
+                f"rank {process.rank} reads from the program {program.name!r}, at {program.where}, which has said "
+                f"nothing for {_PATIENCE_S:g} real seconds, in which nothing else happened on the ranks; does it wait "
+                "for something that no rank does?"
+            )
+            simulation.abort(error)
+        simulation.park_until_quiet(_Reading(program.name))
+        if answers(_ANSWERS_S):
+            break
+        # The program may wait for what a task does after a timeout.
+        simulation.park(_Reading(program.name), simulation.now_ns + lets_pass_ns)
+        lets_pass_ns *= 2
+    if task.doomed:
+        raise TaskKilled
+    process.drain()
 
 
 def ends_within(popen: AnyPopen, timeout_s: float) -> bool:

@@ -546,7 +546,7 @@ def test_psutil_counts_programs_among_the_children_of_their_rank() -> None:
 def test_a_rank_reads_from_a_program_that_waits_for_another_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simdist.process.children._program_output._ALONE_S", 0.05)
+    monkeypatch.setattr("simdist.process._programs._ANSWERS_S", 0.05)
     flag = tmp_path / "flag"
     script = f"echo ready; while ! test -e {flag}; do sleep 0.01; done; echo seen; echo more; echo err >&2"
 
@@ -572,8 +572,8 @@ def test_a_rank_reads_from_a_program_that_waits_for_another_rank(
 def test_a_program_that_says_nothing_ends_the_run_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simdist.process.children._program_output._ALONE_S", 0.01)
-    monkeypatch.setattr("simdist.process.children._program_output._PATIENCE_S", 0.05)
+    monkeypatch.setattr("simdist.process._programs._ANSWERS_S", 0.01)
+    monkeypatch.setattr("simdist.process._programs._PATIENCE_S", 0.05)
 
     def body() -> None:
         program = subprocess.Popen(["sleep", "100"], stdout=subprocess.PIPE)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from simdist.kernel import Task, TaskKilled
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
+from simdist.process._programs import open_outputs, wait_for_answer
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process.stdlib._pipes import Pipes
 from simdist.process.stdlib._sockets import METHODS
@@ -54,7 +55,18 @@ class _Polling:
         return ()
 
 
-def _wait(process: SimProcess, look: Callable[[], _T], timeout_ns: int | None) -> _T:
+def _wait(process: SimProcess, look: Callable[[float], _T], timeout_ns: int | None, polls: Callable[[int], bool]) -> _T:
+    """Wait until `look(seconds)`, which waits for so many real seconds, finds something that has happened.
+
+    `polls` returns whether a descriptor is among those that are looked at.
+    """
+    programs = [program for number, program in open_outputs(process).items() if polls(number)]
+    if programs:
+        if timeout_ns is None:
+            wait_for_answer(process, programs[0], look)
+        found = programs[0].has_answered(look, 0 if timeout_ns is None else timeout_ns / 1e9)
+        if found:
+            return found
     runtime = current_runtime()
     assert runtime is not None
     runtime.notice_writes()
@@ -70,7 +82,7 @@ def _wait(process: SimProcess, look: Callable[[], _T], timeout_ns: int | None) -
                 raise TaskKilled
             in_time = simulation.park(wait, deadline_ns)
             process.drain()
-            found = look()
+            found = look(0)
             if found or not in_time:
                 return found
     finally:
@@ -91,9 +103,31 @@ def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Ca
             return found
         # In whole milliseconds, as the system counts.
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout * 1e3) * 1_000_000
-        return _wait(process, lambda: original(self, 0, maxevents), limit_ns)
+        return _wait(process, lambda real_s: original(self, real_s, maxevents), limit_ns, lambda fd: _is_in(self, fd))
 
     return poll
+
+
+def _is_in(epoll: select.epoll, fd: int) -> bool:
+    try:
+        epoll.register(fd, 0)
+    except FileExistsError:
+        return True
+    epoll.unregister(fd)
+    return False
+
+
+def _is_polled(poll: select.poll, fd: int) -> bool:
+    try:
+        poll.unregister(fd)
+    except KeyError:
+        return False
+    poll.register(fd, select.POLLIN | select.POLLPRI)  # what can happen to the end of a pipe for reading
+    return True
+
+
+def _number(descriptor: FileDescriptorLike) -> int:
+    return descriptor if isinstance(descriptor, int) else descriptor.fileno()
 
 
 def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[..., _Events]:
@@ -109,7 +143,7 @@ def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[
             process.simulation.ask()
             return found
         limit_ns = None if timeout is None or timeout < 0 else math.ceil(timeout) * 1_000_000
-        return _wait(process, lambda: original(self, 0), limit_ns)
+        return _wait(process, lambda real_s: original(self, real_s * 1e3), limit_ns, lambda fd: _is_polled(self, fd))
 
     return poll
 
@@ -124,8 +158,8 @@ def _select(
         if process is None or process.polls_really or (timeout is not None and timeout < 0):
             return original(rlist, wlist, xlist, timeout)
 
-        def look() -> _Selected | None:
-            found = original(rlist, wlist, xlist, 0)
+        def look(real_s: float) -> _Selected | None:
+            found = original(rlist, wlist, xlist, real_s)
             return found if any(found) else None
 
         if timeout == 0:
@@ -134,7 +168,7 @@ def _select(
                 process.simulation.read_clock()
             return found
         limit_ns = None if timeout is None else math.ceil(timeout * 1e9)
-        return look() or _wait(process, look, limit_ns) or ([], [], [])
+        return look(0) or _wait(process, look, limit_ns, lambda fd: fd in map(_number, rlist)) or ([], [], [])
 
     return select
 
