@@ -5,8 +5,8 @@ from __future__ import annotations
 import _thread
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -259,9 +259,23 @@ class Runtime:
             _active = None
             self.left_behind.restore()
 
+    @contextmanager
+    def left_by_program(self) -> Iterator[None]:
+        """While a rank starts a program: what Python runs in its process before (`preexec_fn`) is not simulated."""
+        before, self.in_child = self.in_child, _leave_as_it_is
+        try:
+            yield
+        finally:
+            self.in_child = before
+
 
 def _nothing() -> None:
     pass
+
+
+def _leave_as_it_is() -> None:
+    global _active
+    _active = None
 
 
 def _let_go(process: SimProcess) -> None:

@@ -10,7 +10,6 @@ In doubt: "when it next waits" is later than in an interpreter, which looks betw
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
@@ -60,6 +59,9 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             return
         runtime.simulation.check()
         process = current_process()
+        if process is not None and (pid == 0 or pid < -1):
+            os.killpg(-pid, number)
+            return
         if process is not None and pid == process.parent_pid:
             if number != 0:
                 raise UnsupportedError(f"rank {process.rank}: signals to the launcher are not simulated")
@@ -80,26 +82,6 @@ def _kill(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
             process.handle_signals()
 
     return kill
-
-
-def _killpg(original: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    @functools.wraps(original)
-    def killpg(group: int, number: int) -> None:
-        process = current_process()
-        if process is None:
-            original(group, number)
-            return
-        program = process.programs.get(group)
-        if program is None or os.getpgid(group) != group:
-            raise UnsupportedError(
-                f"rank {process.rank}: os.killpg reaches the group of a program that this rank has started in a "
-                f"session of its own, and no other; {group} would be the whole world's, or none"
-            )
-        program.signal(number)
-        with contextlib.suppress(ProcessLookupError):
-            original(group, number)
-
-    return killpg
 
 
 def _raise_signal(original: Callable[[int], None]) -> Callable[[int], None]:
@@ -251,7 +233,6 @@ def _set_wakeup_fd(original: Callable[..., int]) -> Callable[..., int]:
 
 _MADE: list[tuple[object, str, Make]] = [
     (os, "kill", _kill),
-    (os, "killpg", _killpg),
     (signal, "raise_signal", _raise_signal),
     (signal, "signal", _signal),
     (signal, "getsignal", _getsignal),

@@ -387,13 +387,6 @@ def test_ranks_of_a_program_that_ignores_interrupts_do_so_and_pass_it_on() -> No
     assert simdist.run(body, world_size=1).values == [(True, [3, -2])]
 
 
-def test_the_group_of_the_world_is_out_of_reach() -> None:
-    result = simdist.run(lambda: os.killpg(os.getpgrp(), signal.SIGTERM), world_size=1)
-
-    assert isinstance(result.ranks[0].exception, UnsupportedError)
-    assert "would be the whole world's, or none" in str(result.ranks[0].exception)
-
-
 def test_a_program_that_outlives_its_virtual_time_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simdist.process._programs._PATIENCE_S", 0.1)
 

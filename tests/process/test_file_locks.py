@@ -115,3 +115,13 @@ def test_a_rank_waits_for_a_process_outside_of_the_run(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdout.readline()
         assert simdist.run(body, args=(process.stdin.fileno(),), world_size=1).values == [True]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_what_is_no_file_is_refused_as_by_the_system(lock: Callable[..., None]) -> None:
+    def body() -> str:
+        with pytest.raises(TypeError) as caught:
+            lock("file", fcntl.LOCK_EX)
+        return str(caught.value)
+
+    assert simdist.run(body, world_size=1).values == [body()]

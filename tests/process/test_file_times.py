@@ -232,3 +232,30 @@ def test_a_file_is_never_newer_than_the_clock_that_is_read_next(tmp_path: Path) 
 
     for isolate in (False, True):
         assert simdist.run(body, world_size=1, isolate=isolate).values == [[True] * 50]
+
+
+SETS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
+
+
+def test_what_functions_of_os_support_is_known_on_ranks(tmp_path: Path) -> None:
+    names = {each: sorted(function.__name__ for function in getattr(os, each)) for each in SETS}
+
+    def body() -> tuple[list[str], bool, bool]:
+        missing = [name for each in SETS for name in names[each] if getattr(os, name) not in getattr(os, each)]
+        others = os.getpid in os.supports_fd or {os.stat, os.getpid} <= os.supports_fd
+        return missing, others, {os.stat, os.utime} <= os.supports_fd
+
+    before = [getattr(os, each) for each in SETS]
+    assert simdist.run(body, world_size=1).values == [([], False, True)]
+    assert [getattr(os, each) for each in SETS] == before
+
+
+def test_trees_are_copied_with_their_links(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "link").symlink_to("nowhere")
+
+    def body() -> str:
+        shutil.copytree(tmp_path / "tree", tmp_path / "copy", symlinks=True)
+        return str((tmp_path / "copy" / "link").readlink())
+
+    assert simdist.run(body, world_size=1).values == ["nowhere"]

@@ -77,7 +77,9 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             meant = number if reported is None else standard_number(process, reported)
             if meant:
                 given[name] = for_program(process, meant)
-        with program_ignores(process), _by_popen():
+        runtime = current_runtime()
+        assert runtime is not None
+        with program_ignores(process), _by_popen(), runtime.left_by_program():
             original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
         let_others_run_while_reading(process, self)

@@ -78,11 +78,15 @@ def _take(
         runtime.extras.setdefault(_Held, _Held()).note(number, process, give)
 
 
+def _is_descriptor(fd: object) -> bool:
+    return isinstance(fd, int) or hasattr(fd, "fileno")
+
+
 def _flocking(really: _Lock) -> _Lock:
     @functools.wraps(really)
     def flock(fd: FileDescriptorLike, operation: int, /) -> None:
         process = current_process()
-        if process is None or not operation & (fcntl.LOCK_SH | fcntl.LOCK_EX):
+        if process is None or not _is_descriptor(fd) or not operation & (fcntl.LOCK_SH | fcntl.LOCK_EX):
             really(fd, operation)
             return
         number = fd if isinstance(fd, int) else fd.fileno()
@@ -98,7 +102,7 @@ def _locking(really: _Lock) -> _Lock:
         process = current_process()
         kinds = {fcntl.LOCK_UN: fcntl.F_UNLCK, fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK}
         kind = kinds.get(cmd & ~fcntl.LOCK_NB)
-        if process is None or kind is None or _SET is None:
+        if process is None or kind is None or _SET is None or not _is_descriptor(fd):
             really(fd, cmd, len, start, whence)
             return
         number = fd if isinstance(fd, int) else fd.fileno()

@@ -35,7 +35,7 @@ import stat
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from simdist.inside.python import address_of_buffer, mapped_file, note_wrapper
@@ -486,6 +486,28 @@ _IN_OS: dict[str, Make] = {
 }
 
 
+class _Supported(set[Callable[..., object]]):
+    """One of the sets of functions in `os` that support something. A replaced function does what the original does."""
+
+    def __contains__(self, function: object) -> bool:
+        # By identity: a function that does something else on ranks has another hash there.
+        while function is not None and not any(each is function for each in self):
+            function = getattr(function, "__wrapped__", None)
+        return function is not None
+
+    def issuperset(self, other: Iterable[object], /) -> bool:
+        """True if all these functions do."""
+        return all(each in self for each in other)
+
+    def __ge__(self, other: Set[object], /) -> bool:
+        return self.issuperset(other)
+
+
+_SUPPORTED = {
+    name: _Supported(each) for name, each in vars(os).items() if name.startswith("supports_") and isinstance(each, set)
+}
+
+
 def _wrap(patches: Patches, owner: object, name: str, make: Make) -> None:
     inner = getattr(owner, name)
     patches.wrap(owner, name, make)
@@ -499,6 +521,8 @@ def install(patches: Patches) -> None:
     for name, make in _IN_OS.items():
         if hasattr(os, name):
             _wrap(patches, os, name, make)
+    for name, supported in _SUPPORTED.items():
+        patches.replace(os, name, supported)
     of_file_objects: dict[str, Make] = {"write": _of_file_object, "truncate": _of_file_object, "close": _closing}
     patches.wrap_all_in_type(_io.FileIO, of_file_objects)
     patches.wrap_all_in_type(mmap.mmap, {"flush": _flush})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsInt, TypeVar
@@ -19,7 +20,7 @@ from simdist.inside.python import original
 from simdist.process._imports import imported_for_all
 from simdist.process._process import SimProcess
 from simdist.process._reporting import reporting
-from simdist.process._runtime import Patches, Replacement, current_process, current_runtime
+from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process._slots import Slot
 from simdist.process.stdlib._process_wide import followed, followed_variables
 
@@ -102,6 +103,20 @@ def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
     return setrlimit
 
 
+def _prlimit(original: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
+    @functools.wraps(original)
+    def prlimit(pid: int, resource: int, *limits: object) -> tuple[int, int]:
+        if current_process() is None or pid not in (0, os.getpid()):
+            return original(pid, resource, *limits)
+        known = sys.modules["resource"]
+        before: tuple[int, int] = known.getrlimit(resource)
+        for each in limits[:1]:
+            known.setrlimit(resource, each)
+        return before
+
+    return prlimit
+
+
 def _number(given: SupportsInt, infinity: int) -> int:
     return infinity if int(given) < 0 else int(given)
 
@@ -113,7 +128,8 @@ def _size(limit: int, infinity: int) -> float:
 @functools.cache
 def _limiting() -> tuple[Replacement, ...]:
     known = sys.modules["resource"]
-    return Replacement(known, "getrlimit", _getrlimit), Replacement(known, "setrlimit", _setrlimit)
+    made: dict[str, Make] = {"getrlimit": _getrlimit, "setrlimit": _setrlimit, "prlimit": _prlimit}
+    return tuple(Replacement(known, name, make) for name, make in made.items() if hasattr(known, name))
 
 
 def _of_resource(patches: Patches) -> None:
