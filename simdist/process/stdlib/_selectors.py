@@ -187,7 +187,7 @@ def _read(original: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
     def read(fd: int, length: int, /) -> bytes:
         own = _own_pipe(fd)
         if own is None:
-            return original(fd, length)
+            return original(laid_over(fd), length)
         process, pipes, end = own
         return pipes.read(process, end, length)
 
@@ -198,7 +198,7 @@ def _readinto(original: Callable[[int, WriteableBuffer], int]) -> Callable[[int,
     def readinto(fd: int, buffer: WriteableBuffer, /) -> int:
         own = _own_pipe(fd)
         if own is None:
-            return original(fd, buffer)
+            return original(laid_over(fd), buffer)
         process, pipes, end = own
         room = memoryview(buffer).cast("B")
         data = pipes.read(process, end, room.nbytes)

@@ -9,6 +9,8 @@ A copy of the former stream, laid over the number again, removes the entry: the 
 file. Only the null device proves nothing, for the host's own stream may be that: the first one is laid over, the next
 removes the entry.
 
+A rank that closes one of them lays something over it that can be neither read nor written as the number is.
+
 In doubt: what C code of the rank itself writes (`printf`) goes to the host's streams, as without this module.
 """
 
@@ -71,6 +73,19 @@ def _dup2(original: Callable[[int, int, bool], int]) -> Callable[..., int]:
         return fd2
 
     return dup2
+
+
+def _close(original: Callable[[int], None]) -> Callable[[int], None]:
+    @functools.wraps(original)
+    def close(fd: int) -> None:
+        if fd not in (0, 1, 2) or current_process() is None or _moves_the_hosts():
+            original(fd)
+            return
+        refusing = os.open(os.devnull, os.O_RDONLY if fd else os.O_WRONLY)
+        os.dup2(refusing, fd)
+        original(refusing)
+
+    return close
 
 
 def _moves_the_hosts() -> bool:
@@ -145,3 +160,4 @@ _REPLACEMENTS = (Replacement(os, "dup2", _dup2),)
 def install(patches: Patches) -> None:
     """Let ranks lay descriptors over the standard ones."""
     patches.redirect(_REPLACEMENTS)
+    patches.wrap(os, "close", _close)  # by name, as `dup`
