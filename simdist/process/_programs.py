@@ -14,8 +14,9 @@ that has waited for `_ANSWERS_S` real seconds lets the world go on, until nothin
 the answer does not come soon then, it lets some of these timeouts pass; at last the run ends with an error.
 
 In doubt: the answer of a program that needs longer than that, though it waits for no rank, arrives at another moment of
-virtual time than that of a quick one. A rank that polls for output with a timeout waits for as long in real time, until
-the program has said nothing for 25 seconds: then its time passes faster than the program's.
+virtual time than that of a quick one. A rank that polls, with a timeout or in an event loop, waits in real time until
+the program has said nothing for 10 or 25 seconds, or for 5 within its virtual time; then the rank's time passes faster
+than that of the program.
 
 A signal that would end a process ends a program's virtual time, too. In doubt: a program that survives the signal, and
 returns a code of its own, still ends at that time; one that had really ended before counts as killed.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import time
@@ -32,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from simdist.errors import SimdistError
 from simdist.frames import is_ours, torch_folder, user_frame
@@ -51,9 +53,10 @@ if TYPE_CHECKING:
     AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
     Running: TypeAlias = "AnyPopen | Spawned"
 
-__all__ = ["Program", "Programs", "Spawned", "ends_within", "open_outputs", "wait_for_answer"]
+__all__ = ["Output", "Program", "Programs", "Spawned", "ends_within", "open_outputs", "wait_for_answer"]
 
 _T = TypeVar("_T")
+_really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 _ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
 _ALIVE = (TaskState.READY, TaskState.PARKED)
 _STANDARD = str(Path(os.__file__).parent) + os.sep
@@ -102,6 +105,16 @@ class _Reading:
         return ()
 
 
+class Output(io.FileIO):
+    """The reading end of a pipe to which a program writes."""
+
+    def answers(self, seconds: float) -> bool:
+        """True if within so many real seconds there is something to read, or the program has closed its end."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
+        return bool(_really_poll(poll, seconds * 1000))
+
+
 class Spawned:
     """A program that was started without `subprocess`: what `Program` asks of a `Popen`."""
 
@@ -142,7 +155,7 @@ class Program:
         self.where = where  # "train.py:12 in main", or nothing
         self.begins_ns = process.simulation.now_ns
         self.ends_ns = ends_ns  # in virtual time
-        self.outputs: list[weakref.ref[io.FileIO]] = []  # the ends of pipes to which it writes
+        self.outputs: list[weakref.ref[Output]] = []  # the ends of pipes to which it writes
         self._killed_by = 0  # a signal in virtual time, whatever it really returns
         self._silent_s = 0.0  # real seconds for which its process has waited for output since the last
 
@@ -156,15 +169,29 @@ class Program:
             self.park(deadline_ns)
         return True
 
-    def has_answered(self, answers: Callable[[float], _T], timeout_s: float) -> _T:
-        """Return what `answers(seconds)` finds, which waits for so many real seconds at most.
+    @property
+    def is_silent(self) -> bool:
+        """True if it has said nothing for so long that nobody who polls waits for it any more: it may be a server."""
+        return self._silent_s >= self._patience_s(_PATIENCE_S)
 
-        A program that has said nothing for long is not waited for any more: it may be a server.
-        """
+    def _patience_s(self, usual_s: float) -> float:
+        """`usual_s` after its virtual time, when all should be said; less for a program that is said to run longer."""
+        return usual_s if self.process.simulation.now_ns >= self.ends_ns else min(usual_s, _ANSWERS_S)
+
+    def has_answered(self, answers: Callable[[float], _T], timeout_s: float | None) -> _T:
+        """Return what `answers(seconds)` finds, which waits for so many real seconds at most: never long in all."""
         began_s = original(_real_seconds)()
-        found = answers(max(0.0, min(timeout_s, _PATIENCE_S - self._silent_s)))
-        self._silent_s = 0.0 if found else self._silent_s + original(_real_seconds)() - began_s
+        limit_s = min(_ANSWERS_S, self._patience_s(_PATIENCE_S) - self._silent_s)
+        if timeout_s is not None:
+            limit_s = min(timeout_s, self._patience_s(_TOGETHER_S) - self._silent_s)
+        found = answers(max(0.0, limit_s))
+        waited_s = original(_real_seconds)() - began_s
+        self._silent_s = 0.0 if found and self._says_something() else self._silent_s + waited_s
         return found
+
+    def _says_something(self) -> bool:
+        outputs = [output for ref in self.outputs if (output := ref()) is not None and not output.closed]
+        return any(output.answers(0) for output in outputs)
 
     def park(self, deadline_ns: int | None = None) -> None:
         """Park once: until its end in virtual time, until the deadline, or until something wakes the process."""

@@ -64,7 +64,7 @@ def with_silent_program(body: Callable[[int], Any]) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("wait", [by_select, by_poll, by_selector])
 def test_a_program_that_says_nothing_is_waited_for_only_so_long(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simdist.process._programs._PATIENCE_S", 0.1)
+    monkeypatch.setattr("simdist.process._programs._TOGETHER_S", 0.1)
 
     def body(fd: int) -> tuple[list[bool], float]:
         return [wait(fd, 3600.0) for _ in range(3)], time.monotonic()

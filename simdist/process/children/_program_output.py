@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from simdist.process._process import SimProcess
-from simdist.process._programs import Program, wait_for_answer
+from simdist.process._programs import Output, Program, wait_for_answer
 from simdist.process._runtime import current_process
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["let_others_run_while_reading"]
 
-_really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
+_POLLS = hasattr(select, "poll")
 
 
-class _Output(io.FileIO):
+class _Output(Output):
     """The reading end of a pipe to which a program writes."""
 
     _program: Program
@@ -54,21 +54,15 @@ class _Output(io.FileIO):
 
     def _wait(self) -> None:
         process = current_process()
-        if process is None or process.polls_really or self.closed or self._answers(0):
+        if process is None or process.polls_really or self.closed or self.answers(0):
             return
-        wait_for_answer(process, self._program, self._answers)
-
-    def _answers(self, seconds: float) -> bool:
-        """True if within so many real seconds there is something to read, or the program has closed its end."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
-        return bool(_really_poll(poll, seconds * 1000))
+        wait_for_answer(process, self._program, self.answers)
 
 
 def let_others_run_while_reading(process: SimProcess, popen: AnyPopen) -> None:
     """Replace the readers of the program's pipes by ones that let other tasks run."""
     program = process.programs.get(popen.pid)
-    if _really_poll is None or program is None:
+    if not _POLLS or program is None:
         return
     for name in ("stdout", "stderr"):
         stream = getattr(popen, name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from simdist.kernel import Task, TaskKilled
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
-from simdist.process._programs import open_outputs, wait_for_answer
+from simdist.process._programs import open_outputs
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime
 from simdist.process.stdlib._pipes import Pipes
 from simdist.process.stdlib._sockets import METHODS
@@ -60,11 +60,9 @@ def _wait(process: SimProcess, look: Callable[[float], _T], timeout_ns: int | No
 
     `polls` returns whether a descriptor is among those that are looked at.
     """
-    programs = [program for number, program in open_outputs(process).items() if polls(number)]
-    if programs:
-        if timeout_ns is None:
-            wait_for_answer(process, programs[0], look)
-        found = programs[0].has_answered(look, 0 if timeout_ns is None else timeout_ns / 1e9)
+    program = next((program for number, program in open_outputs(process).items() if polls(number)), None)
+    if program is not None:
+        found = program.has_answered(look, None if timeout_ns is None else timeout_ns / 1e9)
         if found:
             return found
     runtime = current_runtime()
@@ -80,9 +78,18 @@ def _wait(process: SimProcess, look: Callable[[float], _T], timeout_ns: int | No
         while True:
             if task.doomed:
                 raise TaskKilled
-            in_time = simulation.park(wait, deadline_ns)
+            in_time, answering = (
+                True,
+                None if timeout_ns is not None or program is None or program.is_silent else program,
+            )
+            if answering is None:
+                in_time = simulation.park(wait, deadline_ns)
+            else:
+                simulation.park_until_quiet(wait)
             process.drain()
             found = look(0)
+            if not found and answering is not None:
+                found = answering.has_answered(look, None)
             if found or not in_time:
                 return found
     finally:
