@@ -101,12 +101,12 @@ def unwarned() -> Iterator[list[str]]:
     texts: list[str] = []
     show = module._showwarnmsg
     module.filters.insert(0, _ALWAYS)
-    module._showwarnmsg = lambda shown: texts.append(str(shown.message))
     try:
+        module._showwarnmsg = lambda shown: texts.append(str(shown.message))
         yield texts
     finally:
-        module._showwarnmsg = show
         module.filters.remove(_ALWAYS)
+        module._showwarnmsg = show
 
 
 _ALWAYS = ("always", None, Warning, None, 0)
