@@ -34,6 +34,7 @@ from simdist.judges._events import (
     ModelWrapped,
     OptimizerBegins,
     OptimizerStepped,
+    StateLoaded,
 )
 from simdist.judges._finite import Finite
 from simdist.judges._instruments import hear_of_files
@@ -66,6 +67,7 @@ __all__ = [
     "Races",
     "Replicas",
     "Samples",
+    "StateLoaded",
     "Step",
     "Trails",
     "hear_of_files",

@@ -14,12 +14,13 @@ from simdist.process import SimProcess
 if TYPE_CHECKING:
     import torch
     from torch.autograd.graph import GradientEdge
+    from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
 __all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "FileUsed", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
-__all__ += ["OptimizerBegins", "OptimizerStepped"]
+__all__ += ["OptimizerBegins", "OptimizerStepped", "StateLoaded"]
 
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
@@ -64,6 +65,17 @@ class ModelWrapped:
 
     process: SimProcess
     model: DistributedDataParallel
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """Reported: a rank has called a module's `load_state_dict`, which returned these missing and unexpected keys."""
+
+    process: SimProcess
+    model: Module
+    missing: Sequence[str]
+    unexpected: Sequence[str]
     where: str
 
 

@@ -40,6 +40,7 @@ from simdist.judges._events import (
     ModelWrapped,
     OptimizerBegins,
     OptimizerStepped,
+    StateLoaded,
 )
 from simdist.judges._file_calls import wrap_files
 from simdist.judges._sites import forget_sites, site_of
@@ -69,6 +70,7 @@ class Instruments:
             OptimizerStepped: self._hook_optimizers,
             BackwardCalled: self._wrap_backward,
             ModelWrapped: self._wrap_models,
+            StateLoaded: self._wrap_modules,
             FileUsed: self._wrap_files,
             LoaderBegan: self._wrap_loaders,
             BatchDrawn: self._wrap_loaders,
@@ -106,6 +108,9 @@ class Instruments:
 
     def _wrap_models(self) -> None:
         self._patches.wrap(DistributedDataParallel, "__init__", _reporting_models)
+
+    def _wrap_modules(self) -> None:
+        self._patches.wrap(torch.nn.Module, "load_state_dict", _reporting_states)
 
     def _wrap_loaders(self) -> None:
         self._patches.on_undo(_begun.clear)
@@ -223,6 +228,19 @@ def _reporting_models(original: Callable[..., None]) -> Callable[..., None]:
             _report(process, ModelWrapped(process, self, site_of(sys._getframe(1))))
 
     return __init__
+
+
+def _reporting_states(original: Callable[..., _T]) -> Callable[..., _T]:
+    @functools.wraps(original)
+    def load_state_dict(self: torch.nn.Module, *args: object, **kwargs: object) -> _T:
+        result = original(self, *args, **kwargs)
+        process, missing = _rank(), getattr(result, "missing_keys", None)
+        if process is not None and missing is not None and process.simulation.bus.hears(StateLoaded):
+            unexpected = getattr(result, "unexpected_keys", ())
+            _report(process, StateLoaded(process, self, missing, unexpected, site_of(sys._getframe(1))))
+        return result
+
+    return load_state_dict
 
 
 # -- loaders ---------------------------------------------------------------------------------------------------------

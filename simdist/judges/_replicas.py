@@ -74,7 +74,8 @@ class Replicas(Judge):
     Replicas are the parameters of DDP models, and the replicated parts of DTensors. Without these, they are parameters
     at the same place of an optimizer, or of a loss, with the same shape on several ranks, if their bits are equal
     before the first step, or the ranks reduce the gradient together. Also, the modules of a DDP model are in the same
-    mode, training or evaluation, on all ranks, and an optimizer steps the parameters that get gradients.
+    mode, training or evaluation, on all ranks, an optimizer steps the parameters that get gradients, and a state dict
+    that is loaded has some of the model's names.
     """
 
     name: ClassVar[str] = "replicas"

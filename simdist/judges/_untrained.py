@@ -1,10 +1,13 @@
-"""Optimizers that step parameters without gradients, while the losses have gradients for other parameters.
+"""Steps and loads that change nothing, without an error.
 
+Optimizers may step parameters without gradients, while the losses have gradients for other parameters.
 `fully_shard`, or a copy, replaces the parameters of a model. An optimizer that was made before steps the old ones:
 nothing is raised, and the model stays as it was.
 
 A rank is watched until one of its optimizers steps with a gradient, or changes a parameter. Some compute gradients
 inside a step, so gradients are looked for at both ends.
+
+`load_state_dict(strict=False)` may load nothing, because every name has a prefix such as "module." on one side only.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simdist.judges._bits import bits_of_each
-from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
+from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped, StateLoaded
 from simdist.judges._judge import Hearing
 from simdist.judges._leaves import leaves_of
 from simdist.process import SimProcess
@@ -45,6 +48,30 @@ class Untrained:
         hearing.listen(BackwardCalled, self.on_backward)
         hearing.listen(OptimizerBegins, self.on_begin)
         hearing.listen(OptimizerStepped, self.on_step)
+        hearing.listen(StateLoaded, self.on_load)
+
+    def on_load(self, event: StateLoaded) -> None:
+        """Report a state dict of which nothing was loaded, though it has something."""
+        if (
+            not event.missing
+            or not event.unexpected
+            or self._found
+            or not event.model.state_dict().keys() <= {*event.missing}
+        ):
+            return
+        self._found = True
+        here, there = event.missing[0], event.unexpected[0]
+        shorter, longer = sorted((here, there), key=len)
+        notes = [f"the model has {here!r}, the state dict {there!r}"]
+        if longer.endswith(shorter):
+            side = "the state dict's" if longer == there else "the model's"
+            notes = [f"{side} names begin with {longer.removesuffix(shorter)!r}"]
+        self._hearing.find(
+            f"load_state_dict loaded nothing: none of the {len(event.missing)} names of the model is in the state dict",
+            self._hearing.moment(event.process, event.where),
+            subject=type(event.model).__name__,
+            notes=notes,
+        )
 
     def on_backward(self, event: BackwardCalled) -> None:
         """Note for which parameters a loss has gradients."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tests.judges.programs import line_of, net, only_finding, run
@@ -124,3 +125,35 @@ def test_an_optimizer_may_step_without_a_backward_pass() -> None:
             optimizer.step()
 
     assert run(alone, "replicas").ok
+
+
+@pytest.mark.parametrize(("inside", "side"), [(True, "the model's"), (False, "the state dict's")])
+def test_a_state_dict_of_which_nothing_is_loaded_is_found(inside: bool, side: str) -> None:
+    def resume(rank: int) -> None:
+        model, wrapped = net(), DistributedDataParallel(net(1))
+        saved, target = (model.state_dict(), wrapped) if inside else (wrapped.state_dict(), model)
+        target.load_state_dict(saved, strict=False)
+
+    found = only_finding(run(resume, "replicas"))
+
+    assert found.problem == "load_state_dict loaded nothing: none of the 4 names of the model is in the state dict"
+    assert found.where == line_of(resume, "strict=False")
+    assert found.notes == (f"{side} names begin with 'module.'",)
+
+
+def test_names_without_a_common_end_are_shown() -> None:
+    def resume(rank: int) -> None:
+        nn.Linear(2, 2).load_state_dict({"kernel": torch.ones(2)}, strict=False)
+
+    assert only_finding(run(resume, "replicas")).notes == ("the model has 'weight', the state dict 'kernel'",)
+
+
+def test_a_state_dict_may_be_empty_or_fit_in_part() -> None:
+    def resume(rank: int) -> None:
+        model = net()
+        model.load_state_dict({}, strict=False)
+        model.load_state_dict({"0.weight": torch.ones(8, 4), "other": torch.ones(2)}, strict=False)
+        model.load_state_dict(net(1).state_dict())
+        nn.ReLU().load_state_dict({"other": torch.ones(2)}, strict=False)
+
+    assert run(resume, "replicas").ok
