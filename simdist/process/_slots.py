@@ -151,12 +151,14 @@ class Slots:
         swapped = self._own.get(slot)
         if swapped is not None:
             here = slot.save()
-            for each, state in swapped.kept.items():
-                if host or each is not None:
-                    slot.load(state)
-                    change()
-                    swapped.kept[each] = slot.save()
-            slot.load(here)
+            try:
+                for each, state in swapped.kept.items():
+                    if host or each is not None:
+                        slot.load(state)
+                        change()
+                        swapped.kept[each] = slot.save()
+            finally:  # the change may be refused
+                slot.load(here)
 
     def states(self, slot: Slot[_S]) -> list[_S]:
         """The kept states of those that do not have the baton, the host among them; none before `separate`."""

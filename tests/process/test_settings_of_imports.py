@@ -111,3 +111,26 @@ def test_settings_that_a_rank_has_for_itself_already_are_set_for_all(library: Ca
         assert run(body) == [(7, 80), (7, 50)]
     finally:
         vars(vars(torch._tensor_str)["PRINT_OPTS"]).update(before)
+
+
+def test_a_setting_that_is_refused_leaves_every_process_its_own(library: Callable[[str], Import]) -> None:
+    imports = library("""
+        import sys
+        try:
+            sys.setrecursionlimit(-1)
+        except ValueError:
+            pass
+    """)
+
+    def body() -> list[int]:
+        own = sys.getrecursionlimit() + 100 + int(os.environ["RANK"])
+        sys.setrecursionlimit(own)
+        torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()
+        imports()
+        torch.distributed.barrier()
+        return [own, sys.getrecursionlimit()]
+
+    before = sys.getrecursionlimit()
+    assert run(body) == [[before + 100] * 2, [before + 101] * 2]
+    assert sys.getrecursionlimit() == before
