@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -518,3 +519,26 @@ def test_a_users_module_that_loads_itself_on_first_use_is_made(tmp_path: Path, m
         return importlib.import_module("lazily").main()
 
     assert run(program).values == ['["json"]'] * 2
+
+
+def frames_of_a_failed_import(name: str) -> list[str]:
+    try:
+        __import__(name)
+    except (ImportError, ValueError) as error:
+        return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    return []
+
+
+@pytest.mark.parametrize("fails", ["raise ValueError", "import module_that_is_not_there"])
+def test_a_failed_import_has_the_traceback_of_a_real_one(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_outer.py").write_text("import failing_inner\n")
+    (tmp_path / "failing_inner.py").write_text(fails + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    real = frames_of_a_failed_import("failing_outer")
+
+    simulated = run(frames_of_a_failed_import, args=("failing_outer",)).values
+
+    assert simulated == [real, real]
+    assert real.count("<module>") == 2

@@ -59,6 +59,7 @@ __all__ = ["Isolation", "handed_over", "own", "run_program"]
 _bootstrap: ModuleType = bootstrap  # these have what the stubs leave out
 _runpy: ModuleType = runpy
 _T = TypeVar("_T")
+_Loads = TypeVar("_Loads", bound=Callable[..., None])
 _LOAD = "__simdist_load__"  # in a `_Program` that has not been imported: the function that imports it
 _PATHS = ("path", "meta_path", "path_hooks")  # lists in `sys` that say where modules come from
 
@@ -105,6 +106,13 @@ class _Finder:
         return self._isolation.spec_for(name, path, target)
 
 
+def _as_importlib(function: _Loads) -> _Loads:
+    # Python leaves the frames of its own importing out of tracebacks; it knows them by their file.
+    plain: Any = function
+    plain.__code__ = plain.__code__.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
+    return function
+
+
 class _Loader:
     """Stands in for a module's real loader while the module is made."""
 
@@ -118,6 +126,7 @@ class _Loader:
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._isolation.compiled.get(spec.name) or self._real.create_module(spec)
 
+    @_as_importlib
     def exec_module(self, module: ModuleType) -> None:
         self._isolation.execute(module, self._real)
 
@@ -302,6 +311,7 @@ class Isolation:
         own: ModuleSpec = fresh
         return own
 
+    @_as_importlib
     def execute(self, module: ModuleType, real: Loader) -> None:
         """Run a module of a rank, whose loader is `real`."""
         name, spec = module.__name__, module.__spec__
@@ -318,7 +328,7 @@ class Isolation:
             return
         if name not in self._codes:
             self._codes[name] = marshal.dumps(real.get_code(name))
-        exec(marshal.loads(self._codes[name]), module.__dict__)
+        _bootstrap._call_with_frames_removed(exec, marshal.loads(self._codes[name]), module.__dict__)
         report_own(name)
 
     def _module_lock(self, name: str) -> object:
