@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from simdist.inside.torch import group_world
+from simdist.inside.torch import TensorRef, group_world
 from simdist.judges._events import ModelWrapped
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
     from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +31,7 @@ class WrappedModel:
     model: weakref.ref[DistributedDataParallel]
     number: int  # among the rank's models
     ranks: tuple[int, ...]
-    names: dict[int, tuple[weakref.ref[Tensor], str]]  # by the parameter's id, for the parameters that DDP handles
+    names: dict[int, tuple[TensorRef, str]]  # by the parameter's id, for the parameters that DDP handles
     modules: dict[weakref.ref[Module], str]  # with their names; the model itself has an empty name
 
     def name_of(self, parameter: object) -> str | None:
@@ -68,7 +67,7 @@ def wrapped_model(event: ModelWrapped, number: int) -> WrappedModel:
     model = event.model
     ignored = set(model.parameters_to_ignore)
     names = {
-        id(parameter): (weakref.ref(parameter), name)
+        id(parameter): (TensorRef(parameter), name)
         for name, parameter in model.module.named_parameters()
         if name not in ignored
     }

@@ -12,7 +12,6 @@ lists. The parameters at one place on several ranks are *copies*. Four facts def
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from simdist.inside.torch import TensorRef
 from simdist.judges._bits import bits_of, is_constant, local_part, place_in_memory
 from simdist.judges._contents import Bits, Content, copied_content, summed_content
 from simdist.judges._judge import Moment
@@ -43,7 +43,7 @@ class Copy:
 
     key: Key
     name: str
-    tensor: weakref.ref[Tensor]
+    tensor: TensorRef
     shape: tuple[int, ...]
     dtype: str
     first: int | None  # its bits before the first step
@@ -243,7 +243,7 @@ def copy_of(
     return Copy(
         key,
         name,
-        weakref.ref(parameter),
+        TensorRef(parameter),
         tuple(local_part(parameter).shape),
         str(parameter.dtype),
         bits_of(parameter),

@@ -12,11 +12,11 @@ inside a step, so gradients are looked for at both ends.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simdist.inside.torch import TensorRef
 from simdist.judges._bits import bits_of_each
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped, StateLoaded
 from simdist.judges._judge import Hearing
@@ -35,7 +35,7 @@ class _Rank:
     before: Sequence[int] = ()  # the bits of parameters when the step began
     # For which tensors losses have gradients since the step before; None until a step has changed nothing: a first
     # one may only make an optimizer's state.
-    leaves: Sequence[weakref.ref[Tensor]] | None = None
+    leaves: Sequence[TensorRef] | None = None
 
 
 class Untrained:
@@ -77,7 +77,7 @@ class Untrained:
         """Note for which parameters a loss has gradients."""
         rank = self._rank(event.process)
         if rank.leaves is not None and not rank.settled:
-            rank.leaves = [*rank.leaves, *map(weakref.ref, leaves_of(event.tensors, event.edges))]
+            rank.leaves = [*rank.leaves, *map(TensorRef, leaves_of(event.tensors, event.edges))]
 
     def on_begin(self, event: OptimizerBegins) -> None:
         """Look for gradients before a step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.c10d.worlds import in_group, values
 from tests.warm import Interpreters
@@ -172,3 +174,26 @@ def test_what_fsdp_measures_of_one_rank_stays_out_of_the_others_way() -> None:
         return found
 
     assert in_group(body, 2) == [{"all": 1.0}, {"all": 2.0}]
+
+
+def converted_after_a_step(rank: int) -> tuple[str, str, str]:
+    model: Any = fully_shard(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model.double()
+    mine = weakref.ref(model.weight)
+    try:
+        model.half()
+    except RuntimeError as error:
+        return str(model.weight.dtype), str(error.__cause__), str(mine() is model.weight)
+    return "", "", ""
+
+
+@pytest.mark.parametrize("judges", [False, True], ids=["alone", "judged"])
+def test_parameters_of_fsdp_are_converted_unless_the_program_holds_one(judges: bool) -> None:
+    """`Module.to` swaps them, and refuses one to which a weak reference exists. Those of simdist do not count."""
+    refused = "Cannot swap t1 because it has weakref associated with it"
+
+    assert in_group(converted_after_a_step, 2, judges=judges) == [("torch.float64", refused, "True")] * 2
+    assert vars(torch.utils)["weakref"] is weakref

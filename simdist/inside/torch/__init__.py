@@ -139,6 +139,10 @@ from simdist.inside.torch._places import (
     RECORDER_HEADER,
     Place,
 )
+from simdist.inside.torch._references import (
+    SwapReferences,
+    TensorRef,
+)
 from simdist.inside.torch._tables import (
     c10d_logger,
     copy_into_each,
@@ -201,8 +205,10 @@ __all__ = [
     "Replacements",
     "Schema",
     "Store",
+    "SwapReferences",
     "SymmetricMemory",
     "TCPStore",
+    "TensorRef",
     "Work",
     "address_of_generator",
     "all_operators",

@@ -7,18 +7,18 @@ of them would train it, and what they compute would be wrong without any error.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from simdist.errors import SimdistError
+from simdist.inside.torch import SwapReferences, TensorRef
 from simdist.process import Patches, SimProcess, current_process
 
 __all__ = ["forget", "install"]
 
-_owners: dict[int, tuple[weakref.ref[torch.Tensor], SimProcess]] = {}  # by the parameter's id, in the present world
+_owners: dict[int, tuple[TensorRef, SimProcess]] = {}  # by the parameter's id, in the present world
 
 
 def _noting_owners(original: Callable[..., None]) -> Callable[..., None]:
@@ -36,7 +36,7 @@ def _noting_owners(original: Callable[..., None]) -> Callable[..., None]:
 def _note(parameter: torch.Tensor, process: SimProcess) -> None:
     known = _owners.get(id(parameter))
     if known is None or known[0]() is not parameter:
-        _owners[id(parameter)] = weakref.ref(parameter), process
+        _owners[id(parameter)] = TensorRef(parameter), process
     elif known[1].rank != process.rank:
         raise SimdistError(
             f"rank {process.rank} optimizes the same parameter as rank {known[1].rank}, of shape "
@@ -48,6 +48,7 @@ def _note(parameter: torch.Tensor, process: SimProcess) -> None:
 
 def install(patches: Patches) -> None:
     """Refuse a parameter that another rank optimizes."""
+    patches.wrap(torch.utils, "weakref", SwapReferences)
     patches.wrap(torch.optim.Optimizer, "add_param_group", _noting_owners)
 
 
