@@ -6,8 +6,10 @@ The bodies are ordinary programs. Without simdist they run on real processes: th
 from __future__ import annotations
 
 import gc
+import io
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -505,6 +508,18 @@ def test_a_checkpoint_is_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
 
     assert result.values == [[1.0, 3.0]] * 2
     gc.collect()  # the garbage of the processes prints nothing
+
+
+def test_a_tensor_is_pickled_for_a_process_before_there_is_one() -> None:
+    """It is the rank's first use of `multiprocessing`."""
+
+    def body() -> list[int]:
+        buffer = io.BytesIO()
+        ForkingPickler(buffer).dump(torch.arange(3))
+        tensor: torch.Tensor = pickle.loads(buffer.getvalue())
+        return tensor.tolist()
+
+    assert simdist.run(body, world_size=1).values == [[0, 1, 2]]
 
 
 def test_a_value_that_is_the_first_of_its_kind_is_freed_without_a_word() -> None:

@@ -28,6 +28,7 @@ from multiprocessing import (
     popen_fork,
     popen_forkserver,
     popen_spawn_posix,
+    reduction,
     resource_sharer,
     spawn,
     synchronize,
@@ -435,6 +436,7 @@ _BEGINNINGS = _replacements(
         (connection, "Client", _separating),
         (connection.Listener, "__init__", _separating),
         (synchronize.SemLock, "__init__", _init_lock),
+        (reduction, "DupFd", _separating),
     )
 )
 _FROM_THEN_ON = _replacements(
