@@ -211,3 +211,43 @@ def test_operations_for_which_the_host_waits_are_reported_where_asked() -> None:
     assert waiting == ["called a synchronizing CUDA operation"] * 6
     assert going_on == [""] * 4
     assert (mode, warned) == (1, ["called a synchronizing CUDA operation"])
+
+
+def assign(target: torch.Tensor, place: torch.Tensor, value: float | torch.Tensor) -> None:
+    target[place] = value
+
+
+# torch's `test_sync_warning` has these: whether the host waits depends on the index.
+@on_devices
+def test_the_host_waits_for_an_index_that_is_a_mask_or_its_own() -> None:
+    there, one = torch.rand(4, device="cuda"), torch.rand((), device="cuda")
+    numbers = torch.tensor([2, 0, 1], device="cuda")
+    mask = numbers.new_tensor([1, 0, 1, 1], dtype=torch.bool)
+    mask_here, numbers_here = mask.cpu(), numbers.cpu()
+    repeats = torch.tensor([2, 1, 1, 1], device="cuda")
+    waits: dict[str, Callable[[], object]] = {
+        "mask": lambda: there[mask],
+        "numbers on the host": lambda: there[numbers_here],
+        "a tensor for a mask": lambda: assign(there, mask, one),
+        "assigned by the host's numbers": lambda: assign(there, numbers_here, one),
+        "repeats of any sum": lambda: torch.repeat_interleave(there, repeats),
+    }
+    goes_on: dict[str, Callable[[], object]] = {
+        "numbers": lambda: there[numbers],
+        "mask on the host": lambda: there[mask_here],
+        "a number for a mask": lambda: assign(there, mask, 1.0),
+        "a tensor for the host's mask": lambda: assign(there, mask_here, one),
+        "a tensor for numbers": lambda: assign(there, numbers, one),
+        "repeats of a known sum": lambda: torch.repeat_interleave(there, repeats, output_size=5),
+    }
+
+    def is_reported(call: Callable[[], object]) -> bool:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            call()
+            torch.cuda.set_sync_debug_mode("default")
+        return bool(seen)
+
+    assert [name for name, call in waits.items() if not is_reported(call)] == []
+    assert [name for name, call in goes_on.items() if is_reported(call)] == []

@@ -166,6 +166,27 @@ def test_a_resized_tensor_keeps_its_elements() -> None:
     assert view.tolist() == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("stride", [(1, 2), (0, 1), (3, 1)], ids=["transposed", "expanded", "plain"])
+@pytest.mark.parametrize("size", [(1, 2), (3, 4), (2, 0)], ids=["less", "more", "none"])
+def test_resizing_keeps_memory_as_it_lies(stride: tuple[int, int], size: tuple[int, int]) -> None:
+    """New memory is filled if torch is asked to be deterministic."""
+
+    @on_devices
+    def program() -> None:
+        found = []
+        for device in (torch.device("cpu"), cuda(1)):
+            tensor = torch.arange(9.0, device=device).as_strided((2, 2), stride, 1)
+            torch.use_deterministic_algorithms(True)
+            tensor.resize_(size)
+            torch.use_deterministic_algorithms(False)
+            found.append(
+                (tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes(), str(tensor.cpu()))
+            )
+        assert found[0] == found[1]
+
+    program()
+
+
 @on_devices
 def test_a_copy_on_the_host_shares_nothing() -> None:
     tensor = torch.zeros(3, device=cuda(1))

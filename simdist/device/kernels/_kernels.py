@@ -31,6 +31,7 @@ from simdist.device._idle import is_view
 from simdist.device._memory import Account
 from simdist.device._state import account_of, keep_figures_in
 from simdist.device.kernels import _limits, _sparse, _special, _wider
+from simdist.device.kernels._awaited import Waits, waits_of
 from simdist.device.kernels._deferred import defer
 from simdist.device.kernels._mixing import MAY_MIX, wrong_devices
 from simdist.device.kernels._special import (
@@ -291,7 +292,7 @@ def _kernel_of(op: Operator) -> Kernel:
     if is_view(op):
         redispatch = redispatching(op)
         return lambda *args, **kwargs: redispatch(CPU, *args, **kwargs)
-    waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(op.tags))
+    waits = waits_of(op)
     names = [each.name for each in schema.arguments]
     by_name = any(each.kwarg_only and "Tensor" in str(each.type) for each in schema.arguments)
     if not (written or by_name) and len(returns) == 1 and not {"device", "generator"} & set(names):
@@ -382,7 +383,7 @@ class _Inputs:
         return value
 
 
-def _pure(op: Operator, *, waits: bool) -> Kernel:
+def _pure(op: Operator, *, waits: Waits | None) -> Kernel:
     """Return the kernel of an operator that reads tensors and makes one, or a list of them, or a number. Hot."""
     call = _call_of(op)
     name = full_name(op)
@@ -415,7 +416,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
             return defer(op, call, args, kwargs, later, kernel)
         if foreign and not may_mix and seen is not None:
             raise wrong_devices(op, args, kwargs)
-        if waits:
+        if waits is not None and waits(args, kwargs):
             wait_on_host(index)
         try:
             result = call(*given, **kwargs)
@@ -431,7 +432,7 @@ def _pure(op: Operator, *, waits: bool) -> Kernel:
     return kernel
 
 
-def _general(op: Operator, names: list[str], written: list[int], *, waits: bool) -> Kernel:
+def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits | None) -> Kernel:
     """Return the kernel of an operator of any kind."""
     call = _call_of(op)
     name = full_name(op)
@@ -479,7 +480,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: bool)
                 else:
                     named[names[place]] = now
             results.append((was, now))
-        if waits:
+        if waits is not None and waits(args, kwargs):
             wait_on_host(index)
         try:
             result = call(*given, **named)

@@ -226,15 +226,20 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 def _resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Tensor:
     if tuple(size) == tuple(self.shape):
         return self
-    made = torch.empty(size, dtype=self.dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
-    room = self.untyped_storage().nbytes() // self.element_size() - self.storage_offset()
-    if made.numel() <= room:
-        redispatching(_aten.as_strided_.default)(CPU, self, size, made.stride(), None)
-        return self
-    if self.numel():
-        torch.as_strided(made, (self.numel(),), (1,)).copy_(host(self).reshape(-1))
-    grow(self, made)
+    plan = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    offset = self.storage_offset()
+    there, needed = _numel_of_storage(self), offset + plan.numel()
+    if needed > there and plan.numel():
+        memory = torch.empty(needed, dtype=self.dtype, device="cpu")
+        if there:
+            memory[:there] = host(redispatching(_aten.as_strided.default)(CPU, self, (there,), (1,), 0))
+        grow(self, memory)
+    redispatching(_aten.as_strided_.default)(CPU, self, size, plan.stride(), offset)
     return self
+
+
+def _numel_of_storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
 def _local_scalar_dense(self: Tensor) -> object:

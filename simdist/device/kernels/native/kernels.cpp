@@ -188,11 +188,14 @@ std::shared_ptr<Figures> figures_of(int index) {
   return hooks->account_of(which).cast<std::shared_ptr<Figures>>();
 }
 
+// When the host needs values of an operator's arguments: as in `_awaited.py`.
+enum class Waits { never, always, by_index, by_assignment, by_repeat };
+
 // What an operator is like, read from its schema when it is first called.
 struct Plan {
   bool view = false;     // its results lie in the memory of its arguments
   bool python = false;   // it draws numbers, or asks for a device
-  bool waits = false;    // the host needs values
+  Waits waits = Waits::never;
   bool may_mix = false;  // some arguments may be on the CPU
   std::vector<bool> written, grows;  // by argument
   std::vector<bool> in_place;        // by result
@@ -219,9 +222,44 @@ Plan plan_of(const c10::OperatorHandle& op) {
     plan.grows.push_back(plan.written.back() && each.kwarg_only());
     if (each.name() == "generator" || (each.name() == "device" && name != "aten::_to_copy")) plan.python = true;
   }
-  plan.waits = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+  const bool assigns = name == "aten::index_put_" || name == "aten::index_put" || name == "aten::_index_put_impl_";
+  if (assigns) {
+    plan.waits = Waits::by_assignment;
+  } else if (name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor") {
+    plan.waits = Waits::by_index;
+  } else if (name == "aten::repeat_interleave.Tensor") {
+    plan.waits = Waits::by_repeat;
+  } else if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
+    plan.waits = Waits::always;
+  }
   for (const auto& each : mixing) plan.may_mix = plan.may_mix || each == name;
   return plan;
+}
+
+bool is_mask(const Tensor& index) {
+  return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+}
+
+// Does the host wait in a call? `args` are the arguments on the stack, before they are lowered.
+bool needs_values(Waits waits, const IValue* args) {
+  if (waits == Waits::by_repeat) return args[1].isNone();
+  if (waits != Waits::by_index && waits != Waits::by_assignment) return waits == Waits::always;
+  const auto indices = args[1].toOptionalTensorList();
+  bool counted = false;
+  int tensors = 0, masks = 0;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<Tensor> index = indices.get(i);
+    if (!index || !index->defined()) continue;
+    const bool mask = is_mask(*index), here = index->device() == args[0].toTensor().device();
+    counted = counted || mask == index->is_cuda();
+    ++tensors;
+    masks += mask && here;
+  }
+  if (waits == Waits::by_assignment && tensors == 1 && masks == 1 && !args[3].toBool()) {
+    const Tensor& value = args[2].toTensor();
+    return value.numel() != 1 || value.is_cuda();
+  }
+  return counted;
 }
 
 std::string name_of(const c10::OperatorHandle& op) {
@@ -357,6 +395,7 @@ class Kernel : public c10::OperatorKernel {
     }
     std::shared_ptr<Figures> figures;
     if (const Held* held = held_of(devices.seen->storage())) figures = held->figures;
+    const bool waits = plan_.waits != Waits::never && needs_values(plan_.waits, &(*stack)[base]);
     c10::SmallVector<std::pair<IValue, IValue>, 2> written;
     for (size_t i = 0; i < count; ++i) {
       IValue& value = (*stack)[base + i];
@@ -368,7 +407,7 @@ class Kernel : public c10::OperatorKernel {
         lower_value(value, false);
       }
     }
-    if (C10_UNLIKELY(plan_.waits)) {
+    if (C10_UNLIKELY(waits)) {
       py::gil_scoped_acquire gil;
       hooks->synchronize(devices.index);
     }
