@@ -188,6 +188,30 @@ def test_resizing_keeps_memory_as_it_lies(stride: tuple[int, int], size: tuple[i
 
 
 @on_devices
+def test_a_second_derivative_that_is_zero_is_added_and_viewed() -> None:
+    """Torch makes it a tensor without memory: of the absolute value it is one."""
+    x = torch.tensor([1.0, -2.0], device=cuda(1), requires_grad=True)
+    (slope,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((slope + x * x).sum(), x)
+    nothing = torch._efficientzerotensor((2, 3), device=cuda(1))
+
+    assert second.tolist() == [2.0, -4.0]
+    assert nothing.view(6).sum().item() == 0
+    assert nothing.device == cuda(1)
+
+
+@on_devices
+def test_a_tensor_that_is_set_to_nothing_stays_on_its_device() -> None:
+    tensor = torch.ones(3, device=cuda(1))
+    view = tensor.view(3)
+
+    tensor.set_()
+
+    assert (tensor.shape, tensor.device) == ((0,), cuda(1))
+    assert view.tolist() == [1, 1, 1]
+
+
+@on_devices
 def test_a_copy_on_the_host_shares_nothing() -> None:
     tensor = torch.zeros(3, device=cuda(1))
 

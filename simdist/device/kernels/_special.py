@@ -151,6 +151,16 @@ def _empty_strided(
     return raised(_cleared(made), account)
 
 
+def _zeros(size: Sequence[int], **kwargs: Any) -> Tensor:
+    """For a tensor of zeros without memory, as derivatives make it: here it has memory. A capsule can't be without."""
+    return torch.zeros(size, **kwargs)
+
+
+def _set_to_nothing(self: Tensor) -> Tensor:
+    grow(self, torch.empty(0, dtype=self.dtype, device="cpu"))
+    return self
+
+
 def _refuse_pinned(pin_memory: bool | None) -> None:
     if pin_memory:
         raise RuntimeError("Only dense CPU tensors can be pinned")
@@ -515,6 +525,8 @@ _LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, with a
 KERNELS: dict[str, Callable[..., object]] = {
     "aten::empty.memory_format": _empty,
     "aten::empty_strided": _empty_strided,
+    "aten::_efficientzerotensor": _zeros,
+    "aten::set_": _set_to_nothing,
     "aten::_to_copy": _to_copy,
     "aten::copy_": _copy_,
     "aten::resize_": _resize_,
