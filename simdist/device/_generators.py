@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from simdist.inside.torch import address_of_generator, say_device
+from simdist.inside.torch import address_of_generator, say_device, without_modes
 
 __all__ = ["DeviceGenerator", "Numbers", "device_generator"]
 
@@ -103,7 +103,8 @@ class DeviceGenerator(torch.Generator):
     def get_state(self) -> torch.Tensor:
         """Seed and offset, as 16 bytes."""
         words = self._count.seed.to_bytes(8, "little") + self._count.offset.to_bytes(8, "little")
-        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        with without_modes():  # the bytes are true, also where tensors are fake
+            return torch.frombuffer(bytearray(words), dtype=torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
         """Take over what `get_state` gave.
@@ -113,7 +114,8 @@ class DeviceGenerator(torch.Generator):
         """
         if new_state.device.type != "cpu" or new_state.dtype is not torch.uint8:
             raise TypeError("RNG state must be a torch.ByteTensor")
-        words = bytes(new_state.tolist())
+        with without_modes():
+            words = bytes(new_state.tolist())
         if len(words) not in (8, 16):
             raise RuntimeError("RNG state is wrong size")
         count = self._count

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from simdist.process import current_process
 from tests.device.worlds import cuda, on_devices, values
@@ -136,3 +139,30 @@ def test_a_graph_safe_state_counts_on_with_its_generator() -> None:
     assert copied.get_offset() == 0
     generator.graphsafe_set_state(copied)
     assert (generator.get_offset(), shared.get_offset()) == (0, 4)
+
+
+class _Restores(TorchDispatchMode):
+    """Sets a state before each operation, as torch's LocalTensorMode does."""
+
+    def __init__(self, state: torch.Tensor) -> None:
+        super().__init__()
+        self.state = state
+        self.seen = torch.empty(0)
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        torch.cuda.set_rng_state(self.state)
+        self.seen = torch.cuda.get_rng_state()
+        return func(*args, **(kwargs or {}))
+
+
+@on_devices
+def test_a_mode_may_set_and_read_states_where_tensors_are_fake() -> None:
+    state = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(5)
+
+    with FakeTensorMode(), _Restores(state) as mode:
+        torch.empty(4, device="cuda")
+
+    assert type(mode.seen) is torch.Tensor
+    assert torch.equal(mode.seen, state)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
