@@ -120,6 +120,10 @@ def test_what_a_rank_sets_stays_its_own_while_others_run() -> None:
     assert not hasattr(string, "left")
 
 
+def test_what_a_helper_of_torchs_tests_sets_is_its_callers_own() -> None:
+    assert values(ways_to_leave_state.patched_by_a_helper_of_torch, 3, isolate=True) == [True] * 3
+
+
 def test_a_hand_over_sets_nothing_that_both_have_and_no_mocks(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[str] = []
     original = _attributes._Kind.put

@@ -286,6 +286,19 @@ def turns() -> list[str]:
     return seen
 
 
+def patched_by_a_helper_of_torch() -> bool:
+    """Replace a method of torch with a helper of torch's tests; True if it is this rank's replacement that is there."""
+    from torch.testing._internal import common_fsdp
+
+    dist.init_process_group("gloo")
+
+    def unshard() -> None: ...
+
+    with common_fsdp.patch_unshard(unshard):
+        dist.barrier()
+        return common_fsdp.FSDPParamGroup.unshard is unshard
+
+
 def turns_of_a_child(started: Callable[[], None]) -> list[str]:
     """Let a rank and its forked child read in turns an attribute that the rank has set; the rank has a mock."""
     shared: Any = string

@@ -8,8 +8,8 @@ Python does not report that an attribute of a module or a class is set. So while
 for setting attributes of `ModuleType`, of `type` and of their subclasses is the one of Python classes, which looks for
 a `__setattr__` and finds ours. That notes the change, and sets the attribute by the function that was in the slot.
 
-Only what the user's code and a rank's own libraries set is kept apart, directly or by `unittest.mock` and pytest's
-monkeypatch. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
+Only what the user's code and a rank's own libraries set is kept apart, directly or by `unittest.mock`, pytest's
+monkeypatch and the helpers of torch's own tests. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
 
 A process that a rank has started likewise has for itself what it sets on a module or a class of a library, which it
 shares with its parent. From the first such process on this also holds in a world whose ranks share all modules.
@@ -60,6 +60,7 @@ _Holder = type | ModuleType
 _MISSING = object()
 _subclasses: Callable[[type], list[type]] = type.__subclasses__  # of all processes, also while a world lives
 _MESSENGERS = frozenset(("unittest.mock", "_pytest.monkeypatch", "contextlib"))  # they set what their callers ask for
+_TEST_HELPERS = "torch.testing._internal."  # the same: `patch_unshard` and its like set a method of FSDP's classes
 _METHODS = ("__setattr__", "__delattr__")  # of a metaclass or a kind of modules, which call ours
 _MOCKS = "unittest.mock"
 name_own("sys", ("argv", "stdout", "stderr", "excepthook", "path", "meta_path", "path_hooks", "modules"))
@@ -284,7 +285,8 @@ class AttributeViews:
         """True for code of the user, and of libraries that each rank has for itself."""
         while frame is not None:
             name = frame.f_globals.get("__name__") or ""
-            if name not in _MESSENGERS and frame.f_code.co_name not in _METHODS:
+            messenger = name in _MESSENGERS or name.startswith(_TEST_HELPERS)
+            if not messenger and frame.f_code.co_name not in _METHODS:
                 users = is_user_file(frame.f_code.co_filename) and not is_ours(frame)
                 return users or (self._sharing is not None and self._sharing.isolates(name))
             frame = frame.f_back
