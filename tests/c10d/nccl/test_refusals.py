@@ -174,3 +174,59 @@ def test_a_group_without_a_communicator_does_not_shrink() -> None:
 
     refused = "RuntimeError: Primary NCCL communicator for device cuda:0 (key: 0) is not initialized"
     assert results(body)[0] == refused
+
+
+BEYOND = {
+    "too few outputs": lambda: dist.all_gather([of(1)], of(1)),
+    "outputs that are too large": lambda: dist.all_gather([of(1, 2), of(1, 2)], of(1)),
+    "too many outputs of different sizes": lambda: dist.all_gather([of(1), of(1, 2), of(1)], of(1)),
+    "too few inputs": lambda: dist.reduce_scatter(of(1), [of(1)]),
+    "inputs that are too small": lambda: dist.reduce_scatter(of(1, 2), [of(1), of(1)]),
+    "fewer inputs than outputs": lambda: dist.all_to_all([of(1), of(1)], [of(1)]),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_list_that_nccl_would_leave_is_refused_and_nothing_begins(name: str) -> None:
+    def body() -> tuple[str, list[float]]:
+        rank = join()
+        text = said(BEYOND[name])
+        tensor = of(rank)
+        dist.all_reduce(tensor)
+        return text.partition(" over NCCL")[0], tensor.tolist()
+
+    collective = {"outputs": "all_gather", "inputs": "reduce_scatter"}["inputs" if "inputs" in name else "outputs"]
+    collective = "all_to_all" if name == "fewer inputs than outputs" else collective
+    assert results(body) == [(f"UnsupportedError: {collective}", [1])] * 2
+
+
+def test_lists_longer_than_the_group_use_one_tensor_for_each_rank() -> None:
+    def body() -> list[list[float]]:
+        rank = join()
+        gathered, reduced = [of(9), of(9), of(9)], of(0)
+        dist.all_gather(gathered, of(rank))
+        dist.reduce_scatter(reduced, [of(1), of(2), of(3)])
+        return [torch.cat(gathered).tolist(), reduced.tolist()]
+
+    assert results(body) == [[[0, 1, 9], [2]], [[0, 1, 9], [4]]]
+
+
+def test_an_all_to_all_of_short_lists_leaves_out_the_ranks_behind() -> None:
+    def body() -> list[float]:
+        rank = join()
+        dist.all_reduce(of(1))  # makes the communicator
+        output = [of(9)]
+        if rank == 0:
+            dist.all_to_all(output, [of(3), of(4)])
+        return output[0].tolist()
+
+    assert results(body) == [[3], [9]]
+
+
+def test_an_all_to_all_with_a_rank_that_is_not_there_is_an_invalid_argument() -> None:
+    def body() -> str:
+        join()
+        lists = [of(1), of(2), of(3)]
+        return said(lambda: dist.all_to_all(lists, lists))
+
+    assert ["ncclInvalidArgument" in text for text in results(body)] == [True, True]

@@ -10,12 +10,13 @@ import torch
 from simdist.c10d.calls import KERNELS, MESSAGES
 from simdist.c10d.surface._arguments import row_counts
 from simdist.c10d.surface._memory import is_dense
+from simdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from simdist.c10d.surface._arguments import Tensors
 
-__all__ = ["check_reduction", "check_type", "one_device", "require_listed", "require_lists", "require_tensor", "single"]
-__all__ += ["split"]
+__all__ = ["check_reduction", "check_type", "one_device", "require_in_bounds", "require_inputs"]
+__all__ += ["require_listed", "require_lists", "require_tensor", "single", "split"]
 
 Tensor = torch.Tensor
 
@@ -122,6 +123,19 @@ def one_device(tensors: Sequence[Tensor]) -> None:
             raise RuntimeError("Tensors must be on the same device")
 
 
+def require_inputs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Refuse the lists of an all_to_all where torch would read beyond the list of inputs, or an empty one.
+
+    Raises:
+        UnsupportedError: always, then.
+    """
+    if not outputs or len(inputs) < len(outputs):
+        raise UnsupportedError(
+            f"all_to_all over NCCL with {len(outputs)} output and {len(inputs)} input tensors: torch does not compare "
+            "them, and reads beyond a list, which is not simulated; give one tensor of each for each rank"
+        )
+
+
 def require_lists(
     name: str, own: Tensor, listed: Sequence[Sequence[Tensor]], root: int, rank: int, size: int
 ) -> list[Tensor] | None:
@@ -150,6 +164,32 @@ def require_lists(
             said = f"(expected {_shape(own)}, got {_shape(tensor)})"
             _fail(name, f"invalid tensor size at index {index} {said}")
     return tensors
+
+
+def require_in_bounds(name: str, listed: Sequence[Tensor], own: Tensor, size: int) -> None:
+    """Refuse the list of an all_gather or reduce_scatter for which NCCL would use memory that is not the list's.
+
+    torch copies a list of equal tensors from or to one tensor, and compares neither their number nor their size with
+    the group and the rank's own tensor. More tensors than ranks do no harm.
+
+    Raises:
+        RuntimeError: the list is empty; with torch's text.
+        UnsupportedError: there are too few tensors, or they are not as large as the rank's own.
+    """
+    if not listed:
+        raise RuntimeError("Received an empty list")
+    wanted, elements = own.numel(), listed[0].numel()
+    even = all(each.numel() == elements for each in listed)
+    if len(listed) == size if not even else (len(listed) >= size and elements == wanted):
+        return
+    sizes = f"{elements} elements each" if even else "different sizes"
+    what, verb = ("input", "output") if name == "all_gather" else ("output", "input")
+    uses = "writes" if name == "all_gather" else "reads"
+    raise UnsupportedError(
+        f"{name} over NCCL in a group of {size} ranks, with a list of {len(listed)} {verb} tensors of {sizes} and an "
+        f"{what} of {wanted} elements: torch does not compare them, and NCCL {uses} beyond the list or at wrong places "
+        f"in it, which is not simulated; give one tensor for each rank, as large as the {what}"
+    )
 
 
 def split(tensor: Tensor, sizes: Sequence[int] | None, size: int) -> list[int]:

@@ -63,6 +63,7 @@ class NcclProcessGroup(NcclReductions):
     ) -> SimWork | None:
         """Gather every rank's tensor on every rank; they may be of different sizes."""
         outputs, tensor = listed_tensors(output_tensors), _arguments.single(input_tensors)
+        _arguments.require_in_bounds("all_gather", outputs, tensor, self._size)
         if any(output.numel() != outputs[0].numel() for output in outputs):
             if outputs[self.rank()].numel() != tensor.numel():
                 raise ValueError("Tensor input and output of _broadcast_oop must have the same number of elements ")
@@ -156,6 +157,7 @@ class NcclProcessGroup(NcclReductions):
     ) -> SimWork | None:
         """Each rank sends `input_tensors[r]` to rank r."""
         outputs, inputs = list(output_tensors), list(input_tensors)
+        _arguments.require_inputs(outputs, inputs)
         _arguments.one_device([*outputs, *inputs])
         return self._collective(Operands("all_to_all", KINDS["alltoall"], inputs, outputs, exchanged, opts))
 

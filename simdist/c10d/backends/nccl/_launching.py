@@ -323,17 +323,21 @@ class NcclGroup(NcclMember):
             work.stash = [tensor for call in calls for tensor in (*(read for read, _ in call.reads), *call.writes)]
         work.waited = not asynchronous
         streams.end_with(index, number, end)
-        for part in parts:
-            if streams.error is not None:
-                part.lost = part.begun = True  # nothing runs on a failed device
-                part.forget()
-            elif part.operation.name in MESSAGES:
-                connection.post(part)
-            elif not part.operation.size and part.operation.name in KERNELS:
-                # NCCL drops it: there is no kernel, and no rank waits. NCCL drops no messages, torch drops empty ones.
-                begin.when_known(functools.partial(_skip, part))
-            else:
-                connection.call(part)
+        try:
+            for part in parts:
+                if streams.error is not None:
+                    part.lost = part.begun = True  # nothing runs on a failed device
+                    part.forget()
+                elif part.operation.name in MESSAGES:
+                    connection.post(part)
+                elif not part.operation.size and part.operation.name in KERNELS:
+                    # NCCL drops it: there is no kernel, and no rank waits. It drops no messages; torch drops empty ones.
+                    begin.when_known(functools.partial(_skip, part))
+                else:
+                    connection.call(part)
+        except BaseException:
+            member.pending.pop(work, None)  # nothing is to wait for a work that has not begun
+            raise
         work.extra_ns, self._extra_taken_ns = self._extra_ns - self._extra_taken_ns, self._extra_ns
         work.begin(index, streams, end, simulation.now_ns, limit_ns + self._extra_ns)
         self.watchdog.watch(work)

@@ -246,8 +246,8 @@ def broadcasts(group: Caller, operands: Operands) -> list[Call]:
 
 
 def all_gathered(group: Caller, operands: Operands) -> list[Call]:
-    """Gather every rank's tensor into a list."""
-    (tensor,), outputs = operands.inputs, operands.outputs
+    """Gather every rank's tensor into a list, of which NCCL fills as many as there are ranks."""
+    (tensor,), outputs = operands.inputs, operands.outputs[: group.size()]
     data = flat(tensor)
     operation = group.operation("all_gather", tensor, data.nbytes)
     return [Call(operation, Gathered([flat(each) for each in outputs], data), [(tensor, data)], outputs)]
@@ -284,8 +284,11 @@ def scattered(group: Caller, operands: Operands) -> list[Call]:
 
 
 def scattered_list(group: Caller, operands: Operands) -> list[Call]:
-    """Reduce a list of tensors, one for each rank. Torch copies the list into one tensor of the first one's type."""
-    (output,), inputs = operands.outputs, operands.inputs
+    """Reduce a list of tensors, one for each rank. Torch copies the list into one tensor of the first one's type.
+
+    NCCL reads as many as there are ranks.
+    """
+    (output,), inputs = operands.outputs, operands.inputs[: group.size()]
     dtype = inputs[0].dtype
     chunks = [flat(_dense(each if each.dtype == dtype else each.to(dtype))) for each in inputs]
     return [_scattered(group, operands, output, inputs, chunks)]
@@ -309,16 +312,26 @@ def _scattered(group: Caller, operands: Operands, output: Tensor, inputs: list[T
 
 
 def exchanged(group: Caller, operands: Operands) -> list[Call]:
-    """Send a part from each rank to each rank."""
+    """Send a part from each rank to each rank.
+
+    Torch goes through the list of outputs: nothing is exchanged with ranks for which there are none.
+    """
     outputs, inputs, splits = operands.outputs, operands.inputs, operands.splits
     if splits is None:
+        inputs = inputs[: len(outputs)]
+        if len(outputs) > group.size():
+            _require_root(group, "Send", group.size())
         received, sent = [flat(tensor) for tensor in outputs], [flat(tensor) for tensor in inputs]
+        missing = group.size() - len(outputs)
+        received += [received[0][:0]] * missing
+        sent += [sent[0][:0]] * missing
     else:
         received = list(torch.split_with_sizes(flat(outputs[0]), splits[0]))
         sent = list(torch.split_with_sizes(flat(inputs[0]), splits[1]))
     operation = group.operation("all_to_all", inputs[0], sum(each.nbytes for each in sent))
     partners = _partners(group.rank(), received, sent)
-    return [Call(operation, Exchanged(received, sent), _reads(inputs, sent), outputs, partners=partners)]
+    reads = list(zip(inputs, sent, strict=False)) if splits is None else [(inputs[0], part) for part in sent]
+    return [Call(operation, Exchanged(received, sent), reads, outputs, partners=partners)]
 
 
 def _reads(inputs: list[Tensor], parts: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

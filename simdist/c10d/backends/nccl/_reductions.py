@@ -80,6 +80,7 @@ class NcclReductions(NcclGroup):
         output: Tensor = output_tensors if isinstance(output_tensors, Tensor) else output_tensors[0]
         inputs = listed_tensors(input_tensors)
         require_tensor(output)
+        _arguments.require_in_bounds("reduce_scatter", inputs, output, self._size)
         same = all(tensor.numel() == output.numel() for tensor in inputs)
         if not same and inputs[self.rank()].numel() != output.numel():
             raise ValueError("Tensor input and output of _reduce_oop must have the same number of elements ")
