@@ -143,7 +143,6 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     supports_coalescing = False
     supports_shrinking = False
     supports_time_estimate = _supports_time_estimate = False
-    supports_tensor_alloc = False
 
     # The attributes of the class `ProcessGroupGloo` other than its methods.
     Device = Device
@@ -186,6 +185,19 @@ class GroupBackend(ProcessGroup):  # type: ignore[misc]  # Any in the compat mod
     def name(self) -> str:
         """Return the backend's name."""
         return self._backend.name
+
+    def supports_tensor_alloc(self, device: DeviceLike) -> bool:
+        """Return False: no backend has memory of its own here."""
+        return False
+
+    @property
+    def mem_allocator(self) -> object:
+        """Refuse, as a backend that has no memory of its own.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"Backend {self._backend.name} does not support getMemAllocator")
 
     def getBackendName(self) -> str:
         """Return the name for C++. With "gloo", DDP's logger would need a C++ ProcessGroupGloo."""

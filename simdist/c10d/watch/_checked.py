@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -64,9 +64,15 @@ class CheckedProcessGroup(SimProcessGroup):
         super()._set_group_desc(description)
         self.passes_for = ""  # the last thing that torch does to a group before it registers it
 
-    def get_error(self) -> NoReturn:
-        """Refuse: Gloo has no such function."""
-        raise RuntimeError(f"Backend {self.name()} does not support getError")
+    def get_error(self) -> object:
+        """Return the wrapped group's.
+
+        Raises:
+            RuntimeError: it has no such function, as Gloo.
+        """
+        if not hasattr(self.wrapped_pg, "get_error"):
+            raise RuntimeError(f"Backend {self.name()} does not support getError")
+        return self.wrapped_pg.get_error()
 
     def __repr__(self) -> str:
         return f"<checked {self.wrapped_pg!r}>"
@@ -151,7 +157,9 @@ def _forwarded(name: str) -> property:
 
 
 _OWN = ("group_name", "_set_group_name", "getGroupName", "setGroupName", "group_desc", "getGroupDesc", "setGroupDesc")
-CheckedProcessGroup.options = _forwarded("options")
+_ABILITIES = ("supports_splitting", "supports_coalescing", "supports_shrinking", "supports_time_estimate")
+for _name in ("options", *_ABILITIES):
+    setattr(CheckedProcessGroup, _name, _forwarded(_name))
 for _row in TABLE:
     for _method in _row.methods:
         if _method.compared:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.c10d.nccl.worlds import join, of, results, run
+from tests.c10d.nccl.worlds import join, of, results, run, said
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
@@ -60,3 +60,26 @@ def test_a_missing_rank_is_named() -> None:
     result = run(body, env=DETAIL)
 
     assert "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 600000 ms" in str(result.ranks[0].exception)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_wrapper_says_what_the_wrapped_group_can_do(backend: str) -> None:
+    def body() -> list[Any]:
+        join(backend)
+        device = torch.device("cuda" if backend == "nccl" else "cpu", 0)
+        wrapper: Any = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+        names = ("supports_splitting", "supports_coalescing", "supports_shrinking", "supports_time_estimate")
+        groups = wrapper, wrapper.wrapped_pg
+        able = [[getattr(group, name) for name in names] for group in groups]
+        allocates = [(group.supports_tensor_alloc(device), said(lambda g=group: g.mem_allocator)) for group in groups]
+        return [able[0] == able[1], able[0], allocates[0] == allocates[1], allocates[0], said(wrapper.get_error)]
+
+    found = results(body, 1, env=DETAIL)[0]
+
+    no_memory = {"nccl": "DistBackendError: NCCL mem allocator is not supported in this NCCL version"}
+    lacks = "RuntimeError: Backend gloo does not support "
+    assert found == [
+        *(True, [True, *[backend == "nccl"] * 3]),
+        *(True, (False, no_memory.get(backend, f"{lacks}getMemAllocator"))),
+        "nothing" if backend == "nccl" else f"{lacks}getError",
+    ]
