@@ -27,7 +27,9 @@ function, the host's level is restored at the end, but other ranks see the chang
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +67,7 @@ from simdist.cluster import Network
 from simdist.errors import SimdistError
 from simdist.inside.torch import c10d_bindings, c10d_module, get_debug_level, group_world
 from simdist.kernel import Bus
-from simdist.process import Patches, SimProcess, call_all, current_process, variable_of
+from simdist.process import Patches, Runtime, SimProcess, call_all, current_process, variable_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import DebugLevel
@@ -217,11 +219,25 @@ class TorchState:
             for group, name in list(group_world().pg_names.items()):
                 c10d_bindings._register_process_group(name, group)
 
+    def follow(self, runtime: Runtime) -> None:
+        """From now on make the state of processes that ranks start, and heed a debug level that a rank sets in time."""
+        runtime.child_begins.append(self.begin_child)
+        runtime.variable_listeners[os.fsencode(_DEBUG)] = functools.partial(self._note_debug_variable, runtime)
+
+    def _note_debug_variable(self, runtime: Runtime, process: SimProcess) -> None:
+        """Take the debug level that a program sets before it imports torch, which reads it then and never again."""
+        if runtime.isolation is None or runtime.isolation.uses("torch"):
+            return
+        level = _level_of(process)
+        if level is not None:
+            self.set_debug_level(process, level)
+
     def begin_child(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
         """Make a child process's state, on the rank that starts it: a forked one knows its parent's groups."""
         _workers.separate_workers()
         mine: RankState = parent.torch_state
-        state = child.torch_state = RankState(mine.debug_level)
+        level = mine.debug_level if forked else _level_of(child)  # a spawned process imports torch anew
+        state = child.torch_state = RankState(mine.debug_level if level is None else level)
         if forked:
             _rank_tables.inherit(parent, child)
             state.world.begin_as(mine.world)
@@ -269,6 +285,12 @@ def _level_named(name: str) -> DebugLevel | None:
     return found
 
 
+def _level_of(process: SimProcess) -> DebugLevel | None:
+    """The debug level that torch takes from a process's environment; None if it knows no such level."""
+    said = variable_of(process, _DEBUG)
+    return _level_named("OFF" if said is None else said)
+
+
 def _of_rank(original: Callable[[DebugLevel], None]) -> Callable[[DebugLevel], None]:
     def set_debug_level(level: DebugLevel) -> None:
         process = current_process()
@@ -286,8 +308,7 @@ def _of_rank_from_env(original: Callable[[], None]) -> Callable[[], None]:
         if process is None or _present is None:
             original()
             return
-        said = variable_of(process, _DEBUG)  # C++ would read the host's
-        level = _level_named("OFF" if said is None else said)
+        level = _level_of(process)  # C++ would read the host's
         if level is None:
             raise ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.")
         _present.set_debug_level(process, level)

@@ -124,6 +124,10 @@ class OwnModules(Protocol):
         """True for a module that each process has for itself."""
         ...
 
+    def uses(self, library: str) -> bool:
+        """True if a module of the process with the baton has something in its variables for which it imported this."""
+        ...
+
     def own(self, thing: _T) -> _T:
         """What the calling process has in place of a class or a function of the host."""
         ...
@@ -188,6 +192,8 @@ class Runtime:
         self.left_behind: StateLeft  # in state that all share; there from `activate` on
         # Called with parent, child and whether it is forked, by a rank that starts a process.
         self.child_begins: list[Callable[[SimProcess, SimProcess, bool], None]] = []
+        # By the encoded name of a variable: called with the process that has set or deleted it in its environment.
+        self.variable_listeners: dict[bytes, Callable[[SimProcess], None]] = {}
         self.cores: set[int] | None = None  # that the host may use; its ranks take turns on one
         self.programs = Programs()  # outside the simulation that its ranks start
         self._noticing = False  # writes to file descriptors
@@ -250,6 +256,7 @@ class Runtime:
             self.thread_begins.clear,
             self.stops.clear,
             self.child_begins.clear,
+            self.variable_listeners.clear,
         )
 
     def _leave(self) -> None:

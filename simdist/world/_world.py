@@ -217,7 +217,7 @@ class World:
         self._runtime.activate(self._spec.call)
         self._runtime.keep_file_times()
         self._runtime.thread_begins += [_prepare_thread, self._torch.begin_thread]
-        self._runtime.child_begins.append(self._torch.begin_child)
+        self._torch.follow(self._runtime)
         self._runtime.collect_in_rounds = self._begin_rounds
         chosen = self._spec.isolate
         if chosen is not False:

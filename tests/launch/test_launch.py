@@ -497,3 +497,38 @@ def test_as_many_devices_as_workers_wants_to_know_how_many_those_are(launched: L
     assert result.stderr.splitlines()[1:] == [
         "  --nproc-per-node: the nodes have no GPUs; say how many each has with --devices"
     ]
+
+
+SETS_A_LEVEL = """
+import os
+{first}
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def show(index):
+    print(dist.get_debug_level().name)
+
+if __name__ == "__main__":
+    show(0)
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+    for method in ("spawn", "fork"):
+        mp.start_processes(show, nprocs=1, start_method=method)
+    show(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "levels"),
+    [
+        ("", ["DETAIL"] * 4),
+        ("import torch", ["OFF", "INFO", "OFF", "OFF"]),
+        ("from torch.nn import Linear", ["OFF", "INFO", "OFF", "OFF"]),
+        ("if __name__ == '__main__': import torch", ["OFF", "DETAIL", "OFF", "OFF"]),
+    ],
+)
+def test_a_debug_level_set_before_the_import_of_torch_counts(first: str, levels: list[str], launched: Launched) -> None:
+    result = launched(SETS_A_LEVEL.format(first=first), before=("--launcher", "python"))
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split() == levels

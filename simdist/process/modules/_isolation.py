@@ -33,7 +33,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.process._process import SimProcess
@@ -338,6 +338,15 @@ class Isolation:
 
     # -- what the host hands over --------------------------------------------------------------------------------
 
+    def uses(self, library: str) -> bool:
+        """True if a module of the process with the baton has something in its variables for which it imported this.
+
+        That is the library itself, something out of it, or out of a shared module that imports it. What only a
+        function's own variables had is not found.
+        """
+        values = [value for module in self._isolated().values() for value in list(vars(module).values())]
+        return any(_comes_from(value, library) for value in values)
+
     def own(self, thing: _T) -> _T:
         """The rank's own version of a module, class or function of the host's; all else as it is."""
         own: _T = self._own_of(thing)
@@ -450,6 +459,18 @@ class Isolation:
         for part in thing.__qualname__.split("."):
             found = getattr(found, part, None)
         return found if isinstance(found, type | FunctionType) else thing
+
+
+def _comes_from(value: object, library: str) -> bool:
+    if isinstance(value, ModuleType):
+        name = vars(value).get("__name__")
+    else:
+        name = value.__module__ if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else None
+    if not isinstance(name, str):
+        return False
+    top = name.partition(".")[0]
+    there = [sys.modules[each] for each in (name, top) if each in sys.modules]
+    return top == library or any(library in vars(module) for module in there)
 
 
 def own(thing: _T) -> _T:

@@ -44,9 +44,11 @@ class _EnvironData(MutableMapping[Encoded, Encoded]):
         here = self._here()
         before, here[key] = here.get(key), value
         _note_import(key, before, value)
+        _report(key)
 
     def __delitem__(self, key: Encoded) -> None:
         _note_import(key, self._here().pop(key), None)
+        _report(key)
 
     def __iter__(self) -> Iterator[Encoded]:
         return iter(self._here())
@@ -85,6 +87,12 @@ class _CopiedData(dict[Encoded, Encoded]):
 
 # Variables that modules which all ranks share have set while one rank imported them, before and after; None: not there.
 _of_imports: dict[Encoded, tuple[Encoded | None, Encoded | None]] = {}
+
+
+def _report(key: Encoded) -> None:
+    runtime, process = current_runtime(), current_process()
+    if runtime is not None and process is not None and key in runtime.variable_listeners:
+        runtime.variable_listeners[key](process)
 
 
 def _note_import(key: Encoded, before: Encoded | None, after: Encoded | None) -> None:
