@@ -17,6 +17,7 @@ import decimal
 import enum
 import faulthandler
 import gc
+import importlib
 import json
 import locale
 import logging
@@ -288,15 +289,14 @@ def turns() -> list[str]:
 
 def patched_by_a_helper_of_torch() -> bool:
     """Replace a method of torch with a helper of torch's tests; True if it is this rank's replacement that is there."""
-    from torch.testing._internal import common_fsdp
-
+    helpers: Any = importlib.import_module("torch.testing._internal.common_fsdp")
     dist.init_process_group("gloo")
 
     def unshard() -> None: ...
 
-    with common_fsdp.patch_unshard(unshard):
+    with helpers.patch_unshard(unshard):
         dist.barrier()
-        return common_fsdp.FSDPParamGroup.unshard is unshard
+        return helpers.FSDPParamGroup.unshard is unshard
 
 
 def turns_of_a_child(started: Callable[[], None]) -> list[str]:

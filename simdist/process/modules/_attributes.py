@@ -9,7 +9,8 @@ for setting attributes of `ModuleType`, of `type` and of their subclasses is the
 a `__setattr__` and finds ours. That notes the change, and sets the attribute by the function that was in the slot.
 
 Only what the user's code and a rank's own libraries set is kept apart, directly or by `unittest.mock`, pytest's
-monkeypatch and the helpers of torch's own tests. What shared libraries set in themselves (imports, caches) is for all, as their modules are.
+monkeypatch and the helpers of torch's own tests. What shared libraries set in themselves (imports, caches) is for all,
+as their modules are.
 
 A process that a rank has started likewise has for itself what it sets on a module or a class of a library, which it
 shares with its parent. From the first such process on this also holds in a world whose ranks share all modules.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -71,7 +72,10 @@ def test_a_wrapper_says_what_the_wrapped_group_can_do(backend: str) -> None:
         names = ("supports_splitting", "supports_coalescing", "supports_shrinking", "supports_time_estimate")
         groups = wrapper, wrapper.wrapped_pg
         able = [[getattr(group, name) for name in names] for group in groups]
-        allocates = [(group.supports_tensor_alloc(device), said(lambda g=group: g.mem_allocator)) for group in groups]
+        allocates = [
+            (group.supports_tensor_alloc(device), said(functools.partial(getattr, group, "mem_allocator")))
+            for group in groups
+        ]
         return [able[0] == able[1], able[0], allocates[0] == allocates[1], allocates[0], said(wrapper.get_error)]
 
     found = results(body, 1, env=DETAIL)[0]

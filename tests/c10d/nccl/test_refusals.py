@@ -223,7 +223,7 @@ def test_an_all_to_all_of_short_lists_leaves_out_the_ranks_behind() -> None:
     assert results(body) == [[3], [9]]
 
 
-def test_an_all_to_all_with_a_rank_that_is_not_there_is_an_invalid_argument() -> None:
+def test_an_all_to_all_with_a_rank_too_many_is_an_invalid_argument() -> None:
     def body() -> str:
         join()
         lists = [of(1), of(2), of(3)]

@@ -331,7 +331,7 @@ class NcclGroup(NcclMember):
                 elif part.operation.name in MESSAGES:
                     connection.post(part)
                 elif not part.operation.size and part.operation.name in KERNELS:
-                    # NCCL drops it: there is no kernel, and no rank waits. It drops no messages; torch drops empty ones.
+                    # NCCL drops it: no kernel runs, and no rank waits. It drops no messages; torch drops empty ones.
                     begin.when_known(functools.partial(_skip, part))
                 else:
                     connection.call(part)
