@@ -344,7 +344,7 @@ class Isolation:
         That is the library itself, something out of it, or out of a shared module that imports it. What only a
         function's own variables had is not found.
         """
-        values = [value for module in self._isolated().values() for value in list(vars(module).values())]
+        values = [value for module in self._isolated().values() for value in list(_names_in(module).values())]
         return any(_comes_from(value, library) for value in values)
 
     def own(self, thing: _T) -> _T:
@@ -463,14 +463,20 @@ class Isolation:
 
 def _comes_from(value: object, library: str) -> bool:
     if isinstance(value, ModuleType):
-        name = vars(value).get("__name__")
+        name = _names_in(value).get("__name__")
     else:
         name = value.__module__ if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else None
     if not isinstance(name, str):
         return False
     top = name.partition(".")[0]
     there = [sys.modules[each] for each in (name, top) if each in sys.modules]
-    return top == library or any(library in vars(module) for module in there)
+    return top == library or any(library in _names_in(module) for module in there)
+
+
+def _names_in(module: ModuleType) -> dict[str, object]:
+    """The variables of a module; one that loads itself when it is first used stays unloaded."""
+    names: dict[str, object] = object.__getattribute__(module, "__dict__")
+    return names
 
 
 def own(thing: _T) -> _T:
