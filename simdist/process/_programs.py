@@ -6,7 +6,10 @@ waits for it waits until then, and `poll` returns None before. From then on `pol
 still runs, `poll` waits in real time for its end. So what a rank sees of a program's length never depends on the
 machine. A program that then runs on for 25 real seconds (a server, for which `program_ns` is too short) ends the whole
 run with an error that no rank can catch. `wait`, `communicate` and blocking `os.waitpid` wait without this limit. They
-let other threads of the rank go on meanwhile, which may write what the program reads.
+let other threads of the rank go on meanwhile, which may write what the program reads. A timeout that they are given
+applies to a program whose virtual time is over, too: it has passed when the program has run on for as many real
+seconds, and for 10 at least, so that only a program that hangs or serves meets it. `poll` returns None from then on,
+until the program really ends.
 
 What a program writes to a pipe arrives in real time, too, while virtual time stands still (`wait_for_answer`). One that
 waits for another rank, for its file or its connection, would wait for ever if the reader kept the baton. So a reader
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
     Running: TypeAlias = "AnyPopen | Spawned"
 
-__all__ = ["Output", "Program", "Programs", "Spawned", "ends_within", "open_outputs", "wait_for_answer"]
+__all__ = ["Output", "Program", "Programs", "Spawned", "ends_within", "open_outputs", "real_timeout_s", "wait_for_answer"]
 
 _T = TypeVar("_T")
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
@@ -146,7 +149,7 @@ class Spawned:
 class Program:
     """A program that a rank started."""
 
-    __slots__ = ("_killed_by", "_silent_s", "begins_ns", "ends_ns", "name", "outputs", "popen", "process", "where")
+    __slots__ = ("_killed_by", "_overdue", "_silent_s", "begins_ns", "ends_ns", "name", "outputs", "popen", "process", "where")
 
     def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process
@@ -158,16 +161,45 @@ class Program:
         self.outputs: list[weakref.ref[Output]] = []  # the ends of pipes to which it writes
         self._killed_by = 0  # a signal in virtual time, whatever it really returns
         self._silent_s = 0.0  # real seconds for which its process has waited for output since the last
+        self._overdue = False  # a wait for it has met its timeout after its virtual time
 
-    def pass_time(self, timeout_s: float | None = None) -> bool:
-        """Let virtual time pass until it ends; False if the timeout came first."""
+    def due_at(self, timeout_s: float) -> int:
+        """The virtual time at which a wait for it times out that begins now."""
+        return due_at(self.process, max(0, round(timeout_s * 1e9)))
+
+    def pass_time(self, deadline_ns: int | None = None) -> bool:
+        """Let virtual time pass until it ends; False if the deadline came first."""
         simulation = self.process.simulation
-        deadline_ns = None if timeout_s is None else due_at(self.process, max(0, round(timeout_s * 1e9)))
         while simulation.now_ns < self.ends_ns:
             if deadline_ns is not None and simulation.now_ns >= deadline_ns:
                 return False
             self.park(deadline_ns)
         return True
+
+    def ends_in_time(self, timeout_s: float) -> bool:
+        """After its virtual time: wait in real time for its end; False if the timeout came first."""
+        began_s, pause_s, limit_s = original(_real_seconds)(), 0.0005, real_timeout_s(timeout_s)
+        while not self._has_really_ended():
+            waited_s = original(_real_seconds)() - began_s
+            if waited_s >= limit_s:
+                return False
+            if waited_s > _ALONE_S:
+                self._let_others_look()
+            original(_sleep)(pause_s)
+            pause_s = min(2 * pause_s, 0.005)
+        return True
+
+    def outlasts(self, deadline_ns: int) -> None:
+        """Let virtual time pass until the deadline of a wait, which it has outlasted in real time."""
+        self._overdue = True
+        simulation = self.process.simulation
+        if simulation.now_ns < deadline_ns:
+            simulation.sleep(deadline_ns - simulation.now_ns)
+
+    @property
+    def runs_on(self) -> bool:
+        """True if a wait for it has met its timeout after its virtual time, and it has still not ended."""
+        return self._overdue and not self._has_really_ended()
 
     @property
     def is_silent(self) -> bool:
@@ -247,11 +279,15 @@ class Program:
             if waited_s > _PATIENCE_S:
                 self._give_up()
             if patient and waited_s > _ALONE_S:
-                for task in list(self.process.polling):
-                    self.process.simulation.wake(task)
-                self._let_others_run()
+                self._let_others_look()
             original(_sleep)(pause_s)
             pause_s = min(2 * pause_s, 0.005 if patient else 0.05)
+
+    def _let_others_look(self) -> None:
+        """Let the rank's other threads run, and those that poll look again."""
+        for task in list(self.process.polling):
+            self.process.simulation.wake(task)
+        self._let_others_run()
 
     def _let_others_run(self) -> bool:
         """Let the rank's other threads, which may write to it, run at this moment of virtual time. False if there
@@ -360,6 +396,11 @@ def wait_for_answer(process: SimProcess, program: Program, answers: Callable[[fl
     if task.doomed:
         raise TaskKilled
     process.drain()
+
+
+def real_timeout_s(timeout_s: float) -> float:
+    """The real seconds after which a wait for a program times out whose virtual time is over."""
+    return max(timeout_s, _TOGETHER_S)
 
 
 def ends_within(popen: AnyPopen, timeout_s: float) -> bool:

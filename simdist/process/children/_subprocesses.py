@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, AnyStr
 
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
-from simdist.process._programs import Program, Spawned, ends_within
+from simdist.process._programs import Program, Spawned, ends_within, real_timeout_s
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._stdio import STREAMS
 from simdist.process.children._ignored_signals import program_ignores
@@ -133,8 +133,16 @@ def _wait(original: Callable[..., int]) -> Callable[..., int]:
                 if timeout is not None and not ends_within(self, timeout):
                     raise subprocess.TimeoutExpired(self.args, timeout)
                 return original(self)
-        if not program.pass_time(timeout):
-            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        if timeout is None:
+            program.pass_time()
+            return original(self)
+        deadline_ns = program.due_at(timeout)
+        if not program.pass_time(deadline_ns):
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        if not program.ends_in_time(timeout):
+            if not process.polls_really:  # `communicate` lets the time of its own timeout pass
+                program.outlasts(deadline_ns)
+            raise subprocess.TimeoutExpired(self.args, timeout)
         return original(self)
 
     return wait
@@ -149,12 +157,23 @@ def _communicate(original: Callable[..., tuple[AnyStr, AnyStr]]) -> Callable[...
         if process is None:
             return original(self, input, timeout)
         program = _program(process, self)
-        if program is not None:
-            if not program.pass_time(timeout):
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            timeout = None
-        with _polling_really(process):
-            return original(self, input, timeout)
+        if program is None:
+            with _polling_really(process):
+                return original(self, input, timeout)
+        if timeout is None:
+            program.pass_time()
+            with _polling_really(process):
+                return original(self, input, None)
+        deadline_ns = program.due_at(timeout)
+        if not program.pass_time(deadline_ns):
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        try:
+            with _polling_really(process):
+                return original(self, input, real_timeout_s(timeout))
+        except subprocess.TimeoutExpired as error:
+            said = error
+        program.outlasts(deadline_ns)
+        raise subprocess.TimeoutExpired(self.args, timeout, output=said.output, stderr=said.stderr)
 
     return communicate
 

@@ -68,6 +68,10 @@ def _wait_for(process: SimProcess, pid: int, options: int, *, keep: bool = False
                 return found
         if not programs:
             return None
+        if options & os.WNOHANG:
+            programs = [program for program in programs if not program.runs_on]
+            if not programs:
+                return 0, 0
         simulation = process.simulation
         now_ns = simulation.read_clock() if options & os.WNOHANG else simulation.now_ns
         first = min(programs, key=lambda program: program.ends_ns)
