@@ -44,6 +44,7 @@ _CLOSED = "a handler that is closed goes on to write"
 _TENSORDICT = "what tensordict replaces when it is imported"
 _LOCKS = "locks, found held by none"
 _ATTRIBUTES = {
+    "_frozen_importlib_external._NamespacePath._epoch": "counts the calls of invalidate_caches",
     "_frozen_importlib_external.PathFinder.find_distributions": "what importlib_metadata replaces when it is imported",
     "asyncio.coroutines._iscoroutine_typecache": _FIRST_USE,
     "base64._a85chars": _FIRST_USE,

@@ -5,8 +5,9 @@ exchanged when the baton goes to another process. So import statements, `importl
 dataclasses need no hook: all read that dictionary. In addition:
 
 - A finder in front of `sys.meta_path` gives each rank a spec of its own for a module that the host, or the first rank,
-  found. The real loader runs, and the module keeps it.
-- Each rank has code objects of its own: dynamo keeps its caches on them.
+  found in the same folders by the same finders. The real loader runs, and the module keeps it.
+- Each rank has code objects of its own: dynamo keeps its caches on them. A file that has changed is compiled anew, as
+  is a module that a rank loads a second time.
 - The import system's locks are per rank: a rank may park inside an import (a barrier at the top of a module).
 - A module's `__builtins__`, and what `import builtins` returns, are the rank's own copy.
 - Loggers keep one tree; what a rank changes on a logger is its own (`_logging`).
@@ -18,7 +19,8 @@ All others' are in their `_View`.
 In doubt: a view is read back when a module was imported through the finder, or when the number of modules changed;
 `sys.modules[name] = other` under a name that is there already is missed until then. Modules that register something in
 C under a fixed name, such as an operator of torch.library, can be imported once only: `share` them. Another thread of
-the host finds the rank's modules while a rank runs.
+the host finds the rank's modules while a rank runs. A module found by one rank is found by the next, though another of
+the name may meanwhile stand in a folder that is searched before.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ import functools
 import importlib._bootstrap as bootstrap
 import importlib.machinery
 import marshal
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from simdist.inside.python import original
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, Runtime, current_process, current_runtime
 from simdist.process._undoing import call_all
@@ -85,13 +89,14 @@ class _Program(ModuleType):
 class _View:
     """What one process, or the host, has in `sys.modules` for itself."""
 
-    __slots__ = ("builtins", "locks", "modules", "paths")
+    __slots__ = ("builtins", "found", "locks", "modules", "paths")
 
     def __init__(self, own_builtins: ModuleType, paths: Iterable[list[object]]) -> None:
         self.paths = list(paths)  # those of `_PATHS`
         self.builtins = own_builtins
         self.modules: dict[str, ModuleType] = {"builtins": own_builtins}  # by name
         self.locks: dict[str, object] = {}  # the import system's, by module
+        self.found: set[str] = set()  # the names of modules that its finder has looked for
 
 
 class _Finder:
@@ -116,9 +121,10 @@ def _as_importlib(function: _Loads) -> _Loads:
 class _Loader:
     """Stands in for a module's real loader while the module is made."""
 
-    def __init__(self, isolation: Isolation, real: Loader) -> None:
+    def __init__(self, isolation: Isolation, real: Loader, *, again: bool) -> None:
         self._isolation = isolation
         self._real = real
+        self._again = again  # True if the process has loaded the module before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -128,7 +134,28 @@ class _Loader:
 
     @_as_importlib
     def exec_module(self, module: ModuleType) -> None:
-        self._isolation.execute(module, self._real)
+        self._isolation.execute(module, self._real, again=self._again)
+
+
+# Types of loaders that a program may ask for before it loads the module.
+_FILES: tuple[type, ...] = (importlib.machinery.SourceFileLoader, importlib.machinery.SourcelessFileLoader)
+
+
+def _stand_in(loader: _Loader, real: Loader) -> Any:
+    """The loader, as an object of the real type if that is one of Python's own."""
+    if type(real) not in _FILES:
+        return loader
+    made: Any = copy.copy(real)
+    made.create_module, made.exec_module = loader.create_module, loader.exec_module
+    return made
+
+
+class _Found(NamedTuple):
+    """A spec, and where it was found: by finders in folders."""
+
+    folders: list[object]
+    finders: list[object]
+    spec: ModuleSpec
 
 
 class Isolation:
@@ -150,8 +177,8 @@ class Isolation:
         self._patches = Patches()
         self._logging = LoggingViews(self._patches)
         self._attributes = AttributeViews(runtime, sharing)
-        self._specs: dict[str, ModuleSpec] = {}  # by module: found once for all ranks
-        self._codes: dict[str, bytes] = {}  # likewise, marshalled
+        self._specs: dict[str, _Found] = {}  # by module: found once for all ranks
+        self._codes: dict[str, tuple[object, bytes]] = {}  # likewise: the state of its file, and its code, marshalled
         # File and spec of the program, for `__mp_main__` of processes that spawn; None: that of the host's `__main__`.
         self._program: tuple[str, ModuleSpec | None] | None = None
         self._imported = False  # True if something was imported since the present view was read
@@ -242,6 +269,7 @@ class Isolation:
         """Give a forked child the modules of the process with the baton; it owns their contents (`_fork_copies`)."""
         mine = self._present.builtins
         view = self._views[child] = _View(mine, [list(getattr(sys, name, [])) for name in _PATHS])
+        view.found |= self._present.found
         view.modules = {**self._isolated(), "builtins": mine}
         self._attributes.inherit(child)
         self._logging.inherit(child)
@@ -295,25 +323,51 @@ class Isolation:
         if self._present is self._host or current_process() is None or not self._sharing.isolates(name):
             return None
         self._imported = True
-        spec = self._specs.get(name) or getattr(self._host.modules.get(name), "__spec__", None)
-        if spec is None:
-            others = [finder for finder in sys.meta_path if finder is not self._finder]
-            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        again = name in self._present.found
+        spec = self._find(name, path, target, again=again)
         if spec is None:
             return None
-        self._specs[name] = spec
+        self._present.found.add(name)
         fresh: Any = copy.copy(spec)
         fresh._initializing = False
         if type(spec.submodule_search_locations) is list:
             fresh.submodule_search_locations = list(spec.submodule_search_locations)
         if spec.loader is not None:
-            fresh.loader = _Loader(self, spec.loader)
+            fresh.loader = _stand_in(_Loader(self, spec.loader, again=again), spec.loader)
         own: ModuleSpec = fresh
         return own
 
+    def _find(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None, *, again: bool
+    ) -> ModuleSpec | None:
+        """What another process has found in the same folders, unless this one looks `again`; else look for it."""
+        folders: list[object] = [*(getattr(sys, "path", ()) if path is None else path)]
+        finders = [finder for finder in sys.meta_path if finder is not self._finder]
+        of_host = self._found_by_host(name, folders)
+        known = self._specs.get(name, of_host)
+        if known is not None and not again and known[:2] == (folders, finders) and _is_there(known.spec):
+            return known.spec
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        if spec is not None:
+            self._specs[name] = _Found(folders, [*finders], spec)
+        elif of_host is not None and _is_there(of_host.spec):
+            return of_host.spec
+        return spec
+
+    def _found_by_host(self, name: str, folders: list[object]) -> _Found | None:
+        """What the host has imported under the name; as its `__main__` a process finds something else."""
+        host = self._host
+        spec = None if name == "__main__" else getattr(host.modules.get(name), "__spec__", None)
+        if spec is None:
+            return None
+        above = name.rpartition(".")[0]
+        searched = getattr(host.modules.get(above), "__path__", folders) if above else host.paths[_PATHS.index("path")]
+        finders = host.paths[_PATHS.index("meta_path")]
+        return _Found([*searched], [finder for finder in finders if finder is not self._finder], spec)
+
     @_as_importlib
-    def execute(self, module: ModuleType, real: Loader) -> None:
-        """Run a module of a rank, whose loader is `real`."""
+    def execute(self, module: ModuleType, real: Loader, *, again: bool = False) -> None:
+        """Run a module of a rank, whose loader is `real`, and which it may run `again`."""
         name, spec = module.__name__, module.__spec__
         assert spec is not None
         spec.loader = module.__loader__ = real
@@ -326,9 +380,10 @@ class Isolation:
         if type(real) is not importlib.machinery.SourceFileLoader:
             real.exec_module(module)
             return
-        if name not in self._codes:
-            self._codes[name] = marshal.dumps(real.get_code(name))
-        _bootstrap._call_with_frames_removed(exec, marshal.loads(self._codes[name]), module.__dict__)
+        state, known = _state(real.path), self._codes.get(name)
+        if known is None or again or state is None or known[0] != state:
+            known = self._codes[name] = state, marshal.dumps(real.get_code(name))
+        _bootstrap._call_with_frames_removed(exec, marshal.loads(known[1]), module.__dict__)
         report_own(name)
 
     def _module_lock(self, name: str) -> object:
@@ -442,8 +497,8 @@ class Isolation:
             self._program = script, None
             names.update(__spec__=None, __package__=None, __loader__=loader, __cached__=None)
             if script not in self._codes:
-                self._codes[script] = marshal.dumps(loader.get_code("__main__"))
-            code = marshal.loads(self._codes[script])
+                self._codes[script] = None, marshal.dumps(loader.get_code("__main__"))
+            code = marshal.loads(self._codes[script][1])
         names.update(__file__=self._program[0], __builtins__=self._present.builtins)
         exec(code, names)
 
@@ -477,6 +532,19 @@ def _names_in(module: ModuleType) -> dict[str, object]:
     """The variables of a module; one that loads itself when it is first used stays unloaded."""
     names: dict[str, object] = object.__getattribute__(module, "__dict__")
     return names
+
+
+def _state(path: str) -> object:
+    """What changes with a file's content; None if the host has no such file."""
+    try:
+        found = original(os.stat)(path)
+    except (OSError, ValueError):
+        return None
+    return path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _is_there(spec: ModuleSpec) -> bool:
+    return not spec.has_location or spec.origin is None or os.path.exists(spec.origin)
 
 
 def own(thing: _T) -> _T:
