@@ -295,3 +295,48 @@ def test_a_socket_that_goes_is_closed_for_who_reads_from_the_other_end(polls: bo
 
     values: list[object] = [*simdist.run(main, world_size=1).values]
     assert values == [(b"", pytest.approx(2))]
+
+
+def small_packets() -> tuple[list[bytes], float]:
+    """Read the lines of a server that sends each by itself: the system keeps the second back until the first is
+    acknowledged, which takes 40 ms of real time unless the connection is young."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            end, _ = listener.accept()
+            with end, end.makefile("rb") as questions:
+                while questions.readline():
+                    for answer in (b"one\n", b"two\n", b"three\n"):
+                        end.send(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        answers = []
+        with socket.create_connection(listener.getsockname(), timeout=5) as end, end.makefile("rb") as lines:
+            for _ in range(20):
+                end.send(b"question\n")
+                answers += [lines.readline() for _ in range(3)]
+        thread.join()
+    return answers, time.monotonic()
+
+
+def test_small_packets_are_there_at_once() -> None:
+    assert simdist.run(small_packets, world_size=1).values == [([b"one\n", b"two\n", b"three\n"] * 20, 0.0)]
+
+
+def test_ranks_see_the_options_that_they_have_set() -> None:
+    option = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    def body() -> list[int | bytes]:
+        found: list[int | bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            with socket.create_connection(listener.getsockname()) as end:
+                found += [listener.getsockopt(*option), end.getsockopt(*option), end.getsockopt(*option, 4)]
+                for value in (1, 0):
+                    end.setsockopt(*option, value)
+                    found.append(end.getsockopt(*option))
+            listener.setsockopt(*option, 1)
+            with socket.create_connection(listener.getsockname()), listener.accept()[0], listener.accept()[0] as end:
+                return [*found, end.getsockopt(*option)]
+
+    assert simdist.run(body, world_size=1).values == [[0, 0, bytes(4), 1, 0, 1]]

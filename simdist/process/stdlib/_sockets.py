@@ -6,7 +6,8 @@ data from outside, from a service or the host's own threads, a task waits while 
 still meanwhile, as it does for programs that ranks start, and `RunResult.programs` names the connection.
 
 The other end is in the world if it has the address of a socket that a rank holds. All this begins with the first
-socket that a rank makes.
+socket that a rank makes. The system must not keep small packets back for 40 real milliseconds (Nagle's algorithm):
+virtual time would pass meanwhile. So it sends them at once (`TCP_NODELAY`), whatever ranks set and are shown.
 
 In doubt: bytes between tasks take no virtual time. The operating system decides how many fit into a buffer, and so how
 often a task parks that sends more than some hundred kilobytes at once. A rank that accepts, or receives datagrams from
@@ -50,6 +51,8 @@ _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
 _other_address: Callable[[_Socket], Any] = vars(_socket.socket)["getpeername"]
+_set_option: Callable[[_Socket, int, int, int], None] = vars(_socket.socket)["setsockopt"]
+_NO_DELAY = (getattr(socket, "IPPROTO_TCP", 6), getattr(socket, "TCP_NODELAY", 1))
 _PATIENCE_MS = 50.0  # real time within which the system delivers data of which a task was notified
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
 
@@ -84,6 +87,7 @@ class Sockets:
         self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: ranks' sockets that have an address
         self._to_outside: dict[int, None] = {}  # numbers of sockets that have sent datagrams outside
         self._waits: dict[Task, _Wait] = {}
+        self.undelayed: set[int] = set()  # numbers of those for which ranks have set `TCP_NODELAY`
         self._encrypts = False  # True once a rank has an encrypted connection
         self._living: set[weakref.ref[socket.socket]] = set()  # sockets that ranks have made
 
@@ -130,6 +134,7 @@ class Sockets:
         """Forget a socket that is closed, or whose number a new one has."""
         self._named.pop(number, None)
         self._to_outside.pop(number, None)
+        self.undelayed.discard(number)
 
     def joins(self, sock: _Socket) -> bool:
         """True if what the socket receives can only come from this world."""
@@ -233,6 +238,15 @@ def _own_name(sock: _Socket) -> _Key | None:
         return _key(sock, own_address(sock))
     except OSError:  # closed
         return None
+
+
+def _send_at_once(sock: _Socket) -> None:
+    if _is_tcp(sock):
+        _set_option(sock, *_NO_DELAY, 1)
+
+
+def _is_tcp(sock: _Socket) -> bool:
+    return sock.family in INTERNET and sock.type == socket.SOCK_STREAM
 
 
 def _numeric(sock: _Socket, address: object) -> object:
@@ -344,6 +358,8 @@ def _accept(original: Callable[[_Socket], tuple[int, object]]) -> Callable[[_Soc
         report_hand_over(process.simulation.current, sockets, gives=False)
         sockets.forget(number)
         sockets.name(self, process, number)
+        if self.fileno() in sockets.undelayed:
+            sockets.undelayed.add(number)
         return number, sockets.ports.seen(self, address)
 
     return accept
@@ -395,6 +411,7 @@ def _connect(original: Callable[[_Socket, object], int | None]) -> Callable[[_So
         known = _known()
         if known is not None:
             address = known[0].ports.real(self, _numeric(self, address))
+            _send_at_once(self)
         try:
             done = original(self, address)
         except BlockingIOError:
@@ -434,11 +451,40 @@ def _listen(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def listen(self: _Socket, *args: object) -> None:
         known = _known()
+        if known is not None:
+            _send_at_once(self)  # as will those that it accepts
         original(self, *args)
         if known is not None:
             known[0].name(self, known[1])
 
     return listen
+
+
+def _setsockopt(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def setsockopt(self: _Socket, *args: Any) -> None:
+        known = _known()
+        original(self, *args)
+        if known is None or args[:2] != _NO_DELAY:
+            return
+        if any(args[2]) if isinstance(args[2], bytes) else args[2]:
+            known[0].undelayed.add(self.fileno())
+        else:
+            known[0].undelayed.discard(self.fileno())
+            _send_at_once(self)
+
+    return setsockopt
+
+
+def _getsockopt(original: Callable[..., int | bytes]) -> Callable[..., int | bytes]:
+    @functools.wraps(original)
+    def getsockopt(self: _Socket, *args: Any) -> int | bytes:
+        found, known = original(self, *args), _known()
+        if known is None or args[:2] != _NO_DELAY or self.fileno() in known[0].undelayed:
+            return found
+        return 0 if isinstance(found, int) else bytes(len(found))
+
+    return getsockopt
 
 
 def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -498,10 +544,14 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
         if known is not None:
             sockets, process = known
             sockets.notice()
+            existing = kwargs.get("fileno") is not None  # another object for an existing socket
+            undelayed = existing and self.fileno() in sockets.undelayed
             sockets.forget(self.fileno())
             sockets.follow(self)
-            if kwargs.get("fileno") is not None:  # another object for an existing socket
+            if existing:
                 sockets.name(self, process)
+            if undelayed:
+                sockets.undelayed.add(self.fileno())
             ssl = sys.modules.get("ssl")
             if ssl is not None and isinstance(self, ssl.SSLSocket):
                 sockets.encrypt(ssl.SSLSocket)
@@ -521,6 +571,8 @@ METHODS: dict[str, Make] = {
     "getpeername": _peer,
     "sendall": _sendall,
     "sendto": _sendto,
+    "setsockopt": _setsockopt,
+    "getsockopt": _getsockopt,
     "_accept": _accept,
 }
 """By method of a socket: makes the method that ranks call."""
