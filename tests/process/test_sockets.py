@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.server
 import select
 import socket
@@ -138,14 +139,20 @@ Tb0=
 """
 
 
-def encrypted() -> Any:
-    """Let a server and its client wait for each other in the handshake, for data, and for room in a buffer."""
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For a server, and for its client."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(_CERTIFICATE)
         file.flush()
         server.load_cert_chain(file.name)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    return server, client
+
+
+def encrypted() -> Any:
+    """Let a server and its client wait for each other in the handshake, for data, and for room in a buffer."""
+    server, client = contexts()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -340,3 +347,48 @@ def test_ranks_see_the_options_that_they_have_set() -> None:
                 return [*found, end.getsockopt(*option)]
 
     assert simdist.run(body, world_size=1).values == [[0, 0, bytes(4), 1, 0, 1]]
+
+
+def test_an_encrypted_server_may_poll() -> None:
+    def body() -> bytes:
+        server, client = contexts()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve() -> None:
+                plain, _ = listener.accept()
+                plain.setblocking(False)
+                with server.wrap_socket(plain, server_side=True, do_handshake_on_connect=False) as end:
+                    for step in (functools.partial(end.send, b"encrypted"), functools.partial(end.recv, 100)):
+                        while True:
+                            try:
+                                step()
+                                break
+                            except ssl.SSLWantReadError:
+                                select.select([end], [], [])
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with client.wrap_socket(socket.create_connection(listener.getsockname())) as end:
+                found = end.recv(100)
+                end.sendall(b"done")
+            thread.join()
+        return found
+
+    assert simdist.run(body, world_size=1).values == [b"encrypted"]
+
+
+@pytest.mark.parametrize("kind", ["select", "poll", "epoll"])
+def test_a_loop_whose_sockets_are_always_ready_lets_others_run(kind: str) -> None:
+    def body() -> float:
+        one, other = socket.socketpair()
+        polled = None if kind == "select" else getattr(select, kind)()
+        done: list[bool] = []
+        threading.Timer(0.01, done.append, (True,)).start()
+        with one, other:
+            if polled is not None:
+                polled.register(one, select.POLLOUT)
+            while not done:
+                assert select.select([], [one], [])[1] if polled is None else polled.poll()
+        return time.monotonic()
+
+    assert simdist.run(body, world_size=1).values == [pytest.approx(0.01, abs=0.01)]

@@ -4,6 +4,9 @@ A task that polls looks at the real descriptors without waiting. If none is read
 a task of its own process has written to any descriptor, or until a task of any process has written to a socket; then it
 looks again. A byte that `call_soon_threadsafe` puts into the loop's own socket pair is such a write. Data that a
 descriptor gets from outside the world in the meantime is not noticed.
+
+A loop whose descriptors are always ready (for writing) never parks; its looks count as looks at a clock, so that the
+others get their turn.
 """
 
 from __future__ import annotations
@@ -103,9 +106,7 @@ def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Ca
         if process is None or process.polls_really:
             return original(self, timeout, maxevents)
         found = original(self, 0, maxevents)
-        if found:
-            return found
-        if timeout == 0:
+        if found or timeout == 0:
             process.simulation.read_clock()
             return found
         # In whole milliseconds, as the system counts.
@@ -144,6 +145,7 @@ def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[
             return original(self, timeout)
         found = original(self, 0)
         if found:
+            process.simulation.read_clock()
             return found
         if timeout == 0:
             # `multiprocessing.connection.wait` polls in a loop until the clock shows that time has passed.
@@ -169,13 +171,12 @@ def _select(
             found = original(rlist, wlist, xlist, real_s)
             return found if any(found) else None
 
-        if timeout == 0:
-            found = original(rlist, wlist, xlist, 0)
-            if not any(found):
-                process.simulation.read_clock()
+        found = original(rlist, wlist, xlist, 0)
+        if timeout == 0 or any(found):
+            process.simulation.read_clock()
             return found
         limit_ns = None if timeout is None else math.ceil(timeout * 1e9)
-        return look(0) or _wait(process, look, limit_ns, lambda fd: fd in map(_number, rlist)) or ([], [], [])
+        return _wait(process, look, limit_ns, lambda fd: fd in map(_number, rlist)) or ([], [], [])
 
     return select
 

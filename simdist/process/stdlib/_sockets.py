@@ -276,9 +276,14 @@ def _encrypted(wants: int) -> Make:
         @functools.wraps(original)
         def call(self: Any, *args: object, **kwargs: object) -> _T:  # an `ssl.SSLSocket`
             known, timeout_s = _known(), self.gettimeout()
-            if known is None or self._sslobj is None or timeout_s == 0 or known[1].polls_really:
+            if known is None or self._sslobj is None or known[1].polls_really:
                 return original(self, *args, **kwargs)
             sockets, process = known
+            if timeout_s == 0:
+                try:
+                    return original(self, *args, **kwargs)
+                finally:  # it may have written part of a handshake
+                    sockets.notify(_names(self), process, self if wants == _READ else None)
             ssl = sys.modules["ssl"]
             while sockets.joins(self):
                 _set_timeout(self, 0)
