@@ -41,7 +41,7 @@ from simdist.process.stdlib import (
     _warnings,
 )
 from simdist.process.stdlib._file_times import FileTimes
-from simdist.process.threads import _lock_methods, _thread_functions
+from simdist.process.threads import _lock_methods, _thread_functions, _thread_pipes
 from simdist.process.threads._locks import Locks
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ _ALWAYS = tuple(
         _standard_descriptors,
         _tempfiles,
         _thread_functions,
+        _thread_pipes,
         _time_zone,
         _uuids,
         _waits,

@@ -106,10 +106,10 @@ class SimProcess:
         "pid",
         "place",
         "polling",
-        "polls_really",
         "programs",
         "random_states",
         "rank",
+        "really_polling",
         "resume_listeners",
         "seen_s",
         "shown_ns",
@@ -198,7 +198,7 @@ class SimProcess:
         self.masks: SignalMasks | None = None  # of signals that threads block; None: none ever did
         self.alarm: Timer | None = None  # of `signal.alarm`, which rings at `alarm_ns`, and then at intervals
         self.alarm_ns = self.alarm_interval_ns = 0
-        self.polls_really = False  # what it waits for comes from outside the simulation: a child's output
+        self.really_polling: set[Task] = set()  # tasks that wait for what comes from outside: a program's output
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
         self.at_exit: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
         self.finalizing = False  # what `atexit` was given runs, or has run
@@ -213,6 +213,11 @@ class SimProcess:
         """What the wall clock of its host shows at a virtual time: nanoseconds since 1970."""
         skew_ns = self.host.skew_ns
         return self.epoch_ns + time_ns + (0 if skew_ns is None else skew_ns(time_ns))
+
+    @property
+    def polls_really(self) -> bool:
+        """True for the running task if it waits for what comes from outside the simulation."""
+        return bool(self.really_polling) and self.simulation.current in self.really_polling
 
     @property
     def running(self) -> bool:

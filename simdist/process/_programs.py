@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     AnyPopen = subprocess.Popen[str] | subprocess.Popen[bytes]
     Running: TypeAlias = "AnyPopen | Spawned"
 
-__all__ = ["Output", "Program", "Programs", "Spawned", "ends_within", "open_outputs", "real_timeout_s", "wait_for_answer"]
+__all__ = ["Output", "Program", "Programs", "Spawned", "ends_within", "open_outputs", "real_timeout_s"]
+__all__ += ["running_program", "wait_for_answer"]
 
 _T = TypeVar("_T")
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
@@ -179,7 +180,7 @@ class Program:
     def ends_in_time(self, timeout_s: float) -> bool:
         """After its virtual time: wait in real time for its end; False if the timeout came first."""
         began_s, pause_s, limit_s = original(_real_seconds)(), 0.0005, real_timeout_s(timeout_s)
-        while not self._has_really_ended():
+        while not self.has_really_ended():
             waited_s = original(_real_seconds)() - began_s
             if waited_s >= limit_s:
                 return False
@@ -199,7 +200,7 @@ class Program:
     @property
     def runs_on(self) -> bool:
         """True if a wait for it has met its timeout after its virtual time, and it has still not ended."""
-        return self._overdue and not self._has_really_ended()
+        return self._overdue and not self.has_really_ended()
 
     @property
     def is_silent(self) -> bool:
@@ -242,7 +243,7 @@ class Program:
         """Send it a signal."""
         now_ns = self.process.simulation.now_ns
         if number in _ENDING and now_ns < self.ends_ns:
-            if number == signal.SIGKILL or self._has_really_ended():
+            if number == signal.SIGKILL or self.has_really_ended():
                 self._killed_by = int(number)
             self.ends_ns = now_ns
             self.process.wake()
@@ -272,7 +273,7 @@ class Program:
         began_s, pause_s = original(_real_seconds)(), 0.0005
         if patient and not self._let_others_run():
             return
-        while not self._has_really_ended():
+        while not self.has_really_ended():
             waited_s = original(_real_seconds)() - began_s
             if patient and waited_s > _TOGETHER_S:
                 return
@@ -285,9 +286,12 @@ class Program:
 
     def _let_others_look(self) -> None:
         """Let the rank's other threads run, and those that poll look again."""
+        self._wake_pollers()
+        self._let_others_run()
+
+    def _wake_pollers(self) -> None:
         for task in list(self.process.polling):
             self.process.simulation.wake(task)
-        self._let_others_run()
 
     def _let_others_run(self) -> bool:
         """Let the rank's other threads, which may write to it, run at this moment of virtual time. False if there
@@ -307,6 +311,7 @@ class Program:
         if isinstance(self.popen, Spawned):
             self.popen.returncode = code
         process.take_over()
+        self._wake_pollers()
         simulation.bus.record(program_ended(simulation.now_ns, process.rank, self.name, code))
 
     def _give_up(self) -> NoReturn:
@@ -318,7 +323,8 @@ class Program:
         )
         self.process.simulation.abort(error)
 
-    def _has_really_ended(self) -> bool:
+    def has_really_ended(self) -> bool:
+        """True once the system says so."""
         waitid = original(os.waitid)
         return waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -343,6 +349,8 @@ class Programs:
         program = Program(process, popen, _name(args), where, simulation.now_ns + self.duration_ns)
         process.programs[popen.pid] = program
         self._all.append(program)
+        for task in list(process.polling):  # they may wait for what it says
+            simulation.wake(task)
         simulation.bus.record(program_started(simulation.now_ns, process.rank, program.name, where))
 
     def connected(self, process: SimProcess, address: str, frame: FrameType | None) -> None:
@@ -368,6 +376,11 @@ def open_outputs(process: SimProcess) -> dict[int, Program]:
     """Return the descriptors from which a process may read what its running programs write."""
     known = [(program, output()) for program in process.programs.values() for output in program.outputs]
     return {each.fileno(): program for program, each in known if each is not None and not each.closed}
+
+
+def running_program(process: SimProcess) -> Program | None:
+    """The first program of a process that has not really ended."""
+    return next((program for program in process.programs.values() if not program.has_really_ended()), None)
 
 
 def wait_for_answer(process: SimProcess, program: Program, answers: Callable[[float], object]) -> None:

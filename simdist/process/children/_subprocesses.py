@@ -79,7 +79,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
                 given[name] = for_program(process, meant)
         runtime = current_runtime()
         assert runtime is not None
-        with program_ignores(process), _by_popen(), runtime.left_by_program():
+        with program_ignores(process), _by_popen(process), runtime.left_by_program():
             original(self, args, bufsize, executable, **given)
         _began(process, self, args, sys._getframe(1))
         let_others_run_while_reading(process, self)
@@ -88,11 +88,12 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _by_popen() -> Iterator[None]:
+def _by_popen(process: SimProcess) -> Iterator[None]:
     global _popen_begins
     _popen_begins = True
     try:
-        yield
+        with _really(process):  # it reads from a pipe until the program has started
+            yield
     finally:
         _popen_begins = False
 
@@ -112,13 +113,26 @@ def _program(process: SimProcess, popen: AnyPopen) -> Program | None:
 
 @contextmanager
 def _polling_really(process: SimProcess) -> Iterator[None]:
-    before, process.polls_really = process.polls_really, True
+    with _really(process):
+        try:
+            yield
+        finally:
+            if process.running:
+                process.take_over()
+
+
+@contextmanager
+def _really(process: SimProcess) -> Iterator[None]:
+    """The calling task polls what is outside the simulation."""
+    tasks, task = process.really_polling, process.simulation.current
+    if task is None or task in tasks:
+        yield
+        return
+    tasks.add(task)
     try:
         yield
     finally:
-        process.polls_really = before
-        if process.running:
-            process.take_over()
+        tasks.discard(task)
 
 
 def _wait(original: Callable[..., int]) -> Callable[..., int]:
