@@ -150,7 +150,18 @@ class Spawned:
 class Program:
     """A program that a rank started."""
 
-    __slots__ = ("_killed_by", "_overdue", "_silent_s", "begins_ns", "ends_ns", "name", "outputs", "popen", "process", "where")
+    __slots__ = (
+        "_killed_by",
+        "_overdue",
+        "_silent_s",
+        "begins_ns",
+        "ends_ns",
+        "name",
+        "outputs",
+        "popen",
+        "process",
+        "where",
+    )
 
     def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process

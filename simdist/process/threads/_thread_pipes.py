@@ -93,7 +93,8 @@ def _begin(runtime: Runtime) -> set[int]:
 def _process_at(fd: int) -> SimProcess | None:
     """The process that may wait at a descriptor: it blocks, and is the end of a pipe that a rank has made."""
     runtime, process = current_runtime(), current_process()
-    if runtime is None or process is None or process.polls_really or fd not in runtime.extras.get(_ENDS, ()):
+    ends = None if runtime is None else runtime.extras.get(_ENDS)
+    if process is None or process.polls_really or not ends or fd not in ends:
         return None
     try:
         is_pipe = stat.S_ISFIFO(real(os.fstat)(fd).st_mode)
@@ -193,17 +194,15 @@ def _close(original: Callable[[int], None]) -> Callable[[int], None]:
     def close(fd: int) -> None:
         original(fd)
         runtime = current_runtime()
-        ends = set() if runtime is None else runtime.extras.get(_ENDS, set())
-        if fd in ends:
+        ends = None if runtime is None else runtime.extras.get(_ENDS)
+        if ends is not None and fd in ends:
             ends.discard(fd)
             _wake()
 
     return close
 
 
-def _write_all(
-    process: SimProcess, fd: int, data: ReadableBuffer, write: Callable[[int, ReadableBuffer], int]
-) -> int:
+def _write_all(process: SimProcess, fd: int, data: ReadableBuffer, write: Callable[[int, ReadableBuffer], int]) -> int:
     size = memoryview(data).nbytes
     if process.programs or size <= select.PIPE_BUF:  # then there is room for all, or for nothing
         _wait(process, fd, _WRITE, "write to")
@@ -256,7 +255,7 @@ def _readall(original: Callable[[io.FileIO], bytes]) -> Callable[[io.FileIO], by
 
 
 def _waits_to_read(file: io.FileIO) -> bool:
-    """True if it is an end of such a pipe: there is something to read then."""
+    """True for an end of a pipe between threads: there is something to read then."""
     process = None if file.closed else _process_at(file.fileno())
     if process is None or not file.readable():
         return False
