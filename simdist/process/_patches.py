@@ -29,6 +29,7 @@ from simdist.inside.python import (
     Batch,
     Make,
     Redirection,
+    built_in,
     can_be_redirected,
     namespace_of,
     noter_of_changes,
@@ -39,6 +40,13 @@ from simdist.process._undoing import call_all
 __all__ = ["Make", "MakeAttribute", "Patched", "Patches", "Replacement", "patched_now"]
 
 _MISSING = object()
+
+
+
+def _is_of_module(function: Any) -> bool:
+    """True for a built-in function of a module."""
+    return isinstance(function, types.BuiltinFunctionType) and isinstance(function.__self__, types.ModuleType)
+
 
 MakeAttribute = Callable[[Any], object]
 """Makes the replacement of an attribute of any kind from the original, as `Make` does for a function."""
@@ -380,7 +388,10 @@ class Patches:
         key = id(owner), name, getattr(make, "__code__", make)
         made = self._made.get(key)
         if made is None or made[0] is not owner or made[1] is not original:
-            made = self._made[key] = (owner, original, make(original))
+            wrapper = make(original)
+            if isinstance(owner, types.ModuleType) and _is_of_module(original):
+                wrapper = built_in(wrapper, original, owner.__name__)
+            made = self._made[key] = (owner, original, wrapper)
         self._replace(owner, name, made[2], sys._getframe(1).f_globals)
 
     def _replace(self, owner: object, name: str, replacement: object, asker: Mapping[str, Any]) -> None:

@@ -157,7 +157,7 @@ class Program:
         "begins_ns",
         "ends_ns",
         "name",
-        "outputs",
+        "outputs", "pid",
         "popen",
         "process",
         "where",
@@ -166,6 +166,7 @@ class Program:
     def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process
         self.popen = popen
+        self.pid = popen.pid  # a program may change that of the Popen
         self.name = name
         self.where = where  # "train.py:12 in main", or nothing
         self.begins_ns = process.simulation.now_ns
@@ -258,7 +259,7 @@ class Program:
                 self._killed_by = int(number)
             self.ends_ns = now_ns
             self.process.wake()
-        original(os.kill)(self.popen.pid, number)
+        original(os.kill)(self.pid, number)
 
     def end(self, *, patient: bool) -> int:
         """Wait in real time for its end, after its virtual time is over; return its status as `os.waitpid` does.
@@ -266,14 +267,14 @@ class Program:
         Unless `patient`, a program that runs on for too long ends the world.
         """
         self._wait_really(patient=patient)
-        status = original(os.waitpid)(self.popen.pid, 0)[1]
+        status = original(os.waitpid)(self.pid, 0)[1]
         self.ended(status)
         return self._killed_by or status
 
     def really_ends(self, *, patient: bool) -> int:
         """Likewise, but leave the status to be waited for again."""
         self._wait_really(patient=patient)
-        found = original(os.waitid)(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        found = original(os.waitid)(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert found is not None
         status = found.si_status << 8 if found.si_code == os.CLD_EXITED else found.si_status
         return self._killed_by or status
@@ -317,7 +318,7 @@ class Program:
         """Record its end; `status` is the real one, which can't be asked for again."""
         process = self.process
         simulation = process.simulation
-        del process.programs[self.popen.pid]
+        del process.programs[self.pid]
         code = os.waitstatus_to_exitcode(self._killed_by or status)
         if isinstance(self.popen, Spawned):
             self.popen.returncode = code
@@ -337,7 +338,7 @@ class Program:
     def has_really_ended(self) -> bool:
         """True once the system says so."""
         waitid = original(os.waitid)
-        return waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class Programs:

@@ -41,7 +41,7 @@ import numpy as np
 from simdist.errors import UnsupportedError
 
 __all__ = ["Batch", "Make", "Redirection", "assigned_globals", "can_be_redirected", "code_with", "looks_up"]
-__all__ += ["note_wrapper", "original", "without_wrapper"]
+__all__ += ["built_in", "inner_of", "note_wrapper", "original", "without_wrapper"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -62,6 +62,7 @@ _prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_obje
 _new_function: Callable[[int, object, object], Callable[..., Any]] = _prototype(("PyCFunction_NewEx", _api))
 _redirections: dict[int, Redirection] = {}  # by id of the function, which they keep alive
 _wrappers: dict[int, tuple[object, Any]] = {}  # by id: the wrapper, and what it calls
+_built_in: dict[int, tuple[object, object]] = {}  # by id: what `built_in` has made, and what it calls
 _stands: dict[
     tuple[int, int, object], _Stand
 ] = {}  # by definition, first argument and maker: equal functions share one
@@ -109,6 +110,24 @@ def without_wrapper(function: _T) -> _T:
         return function
     inner: _T = known[1]
     return inner
+
+
+def built_in(function: Callable[..., object], like: Any, module_name: str) -> Any:
+    """A built-in function of a module that calls a Python function: as an attribute of a class it makes no method."""
+    words = _words_of(like)
+    was = _Definition.from_address(words[0])
+    kind = type("replaced", (types.ModuleType,), {"__call__": staticmethod(function)})
+    module: Any = kind(getattr(like.__self__, "__name__", ""))
+    module.definition = definition = _Definition(was.name, _vectorcall_address(), _FASTCALL_KEYWORDS, was.doc)
+    made = _new_function(ctypes.addressof(definition), module, module_name)
+    _built_in[id(made)] = made, function
+    return made
+
+
+def inner_of(function: object) -> Any:
+    """What a wrapper wraps, also one that `built_in` has made; None for other functions."""
+    known = _built_in.get(id(function))
+    return getattr(function if known is None else known[1], "__wrapped__", None)
 
 
 class Redirection:

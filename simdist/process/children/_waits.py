@@ -77,7 +77,7 @@ def _wait_for(process: SimProcess, pid: int, options: int, *, keep: bool = False
         first = min(programs, key=lambda program: program.ends_ns)
         if now_ns >= first.ends_ns:
             end = first.really_ends if keep else first.end
-            return first.popen.pid, end(patient=not options & os.WNOHANG)
+            return first.pid, end(patient=not options & os.WNOHANG)
         if options & os.WNOHANG:
             return 0, 0
         first.park()
@@ -119,7 +119,7 @@ def _wait4(original: Callable[[int, int], _EndedAfter]) -> Callable[[int, int], 
         process = current_process()
         if process is None:
             return original(pid, options)
-        ends = {program.popen.pid: program for program in _programs_of(process, pid)}
+        ends = {program.pid: program for program in _programs_of(process, pid)}
         ended, status = os.waitpid(pid, options)
         program = ends.get(ended)
         taken_ns = 0 if program is None else program.ends_ns - program.begins_ns

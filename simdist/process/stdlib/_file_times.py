@@ -38,7 +38,7 @@ import weakref
 from collections.abc import Callable, Iterable, Set
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
-from simdist.inside.python import address_of_buffer, mapped_file, note_wrapper
+from simdist.inside.python import address_of_buffer, inner_of, mapped_file, note_wrapper
 from simdist.inside.python import original as real
 from simdist.kernel import Task
 from simdist.process._process import SimProcess
@@ -492,7 +492,7 @@ class _Supported(set[Callable[..., object]]):
     def __contains__(self, function: object) -> bool:
         # By identity: a function that does something else on ranks has another hash there.
         while function is not None and not any(each is function for each in self):
-            function = getattr(function, "__wrapped__", None)
+            function = inner_of(function)
         return function is not None
 
     def issuperset(self, other: Iterable[object], /) -> bool:

@@ -13,15 +13,14 @@ No end blocks: a task that would have to wait parks, until a task reads, writes 
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from simdist.inside.python import original
+from simdist.inside.python import inner_of, original
 from simdist.kernel import Task, TaskKilled
 from simdist.process._events import report_hand_over
 from simdist.process._process import SimProcess
@@ -31,6 +30,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["Pipes"]
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def _innermost(function: _F) -> _F:
+    while (inner := inner_of(function)) is not None:
+        function = inner
+    return function
 
 
 class _Channel:
@@ -74,9 +81,9 @@ class Pipes:
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._holders: dict[int, list[weakref.ref[Any]]] = {}  # of these, by the end that each had at first
         # Without the wrappers of a simulated disk, which would call this module again.
-        self._read: Callable[[int, int], bytes] = original(inspect.unwrap(os.read))
-        self._write: Callable[[int, ReadableBuffer], int] = original(inspect.unwrap(os.write))
-        self._close: Callable[[int], None] = original(inspect.unwrap(os.close))
+        self._read: Callable[[int, int], bytes] = original(_innermost(os.read))
+        self._write: Callable[[int, ReadableBuffer], int] = original(_innermost(os.write))
+        self._close: Callable[[int], None] = original(_innermost(os.close))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
