@@ -157,7 +157,8 @@ class Program:
         "begins_ns",
         "ends_ns",
         "name",
-        "outputs", "pid",
+        "outputs",
+        "pid",
         "popen",
         "process",
         "where",
@@ -174,7 +175,7 @@ class Program:
         self.outputs: list[weakref.ref[Output]] = []  # the ends of pipes to which it writes
         self._killed_by = 0  # a signal in virtual time, whatever it really returns
         self._silent_s = 0.0  # real seconds for which its process has waited for output since the last
-        self._overdue = False  # a wait for it has met its timeout after its virtual time
+        self._overdue = False  # a wait for it has met its timeout after its virtual time, or it is to be killed
 
     def due_at(self, timeout_s: float) -> int:
         """The virtual time at which a wait for it times out that begins now."""
@@ -201,6 +202,10 @@ class Program:
             original(_sleep)(pause_s)
             pause_s = min(2 * pause_s, 0.005)
         return True
+
+    def leave(self) -> None:
+        """From now on who looks whether it has ended does not wait for its end."""
+        self._overdue = True
 
     def outlasts(self, deadline_ns: int) -> None:
         """Let virtual time pass until the deadline of a wait, which it has outlasted in real time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -59,3 +60,12 @@ def test_a_program_ends_before_a_timeout_that_is_shorter_than_its_start() -> Non
         return subprocess.Popen(["sh", "-c", "sleep 0.05; exit 3"]).wait(timeout=0.001), time.monotonic()
 
     assert simdist.run(body, world_size=1).values == [(3, 0.0)]
+
+
+def test_an_event_loop_kills_the_program_of_a_transport_that_it_closes() -> None:
+    async def start() -> tuple[int | None, float]:
+        program = await asyncio.create_subprocess_exec("sleep", "1000", stdin=asyncio.subprocess.PIPE)
+        program._transport.close()  # type: ignore[attr-defined]  # as asyncio does when it is cancelled
+        return await program.wait(), time.monotonic()
+
+    assert simdist.run(lambda: asyncio.run(start()), world_size=1).values == [(-9, 0.0)]

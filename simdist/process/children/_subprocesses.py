@@ -20,13 +20,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, AnyStr
+from typing import TYPE_CHECKING, Any, AnyStr
 
 from simdist.inside.python import original as real
 from simdist.process._process import SimProcess
 from simdist.process._programs import Program, Spawned, ends_within, real_timeout_s
 from simdist.process._runtime import Make, Patches, Replacement, current_process, current_runtime, on_ranks
 from simdist.process._stdio import STREAMS
+from simdist.process._when_imported import when_imported
 from simdist.process.children._ignored_signals import program_ignores
 from simdist.process.children._program_output import let_others_run_while_reading
 from simdist.process.children._waits import replace_kin
@@ -266,6 +267,28 @@ def _spawnvef(original: Callable[..., int]) -> Callable[..., int]:
         return pid if mode == os.P_NOWAIT else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     return spawnvef
+
+
+def _close_transport(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """For a transport of asyncio, which kills its program unless that has ended: it must not wait for the end."""
+
+    @functools.wraps(original)
+    def close(self: Any) -> None:
+        process, popen = current_process(), getattr(self, "_proc", None)
+        program = None if process is None or popen is None else _program(process, popen)
+        if program is not None:
+            program.leave()
+        original(self)
+
+    return close
+
+
+def _adapt_transports(patches: Patches) -> None:
+    transport = sys.modules["asyncio.base_subprocess"].BaseSubprocessTransport
+    patches.wrap(transport, "close", _close_transport)
+
+
+when_imported("asyncio.base_subprocess", _adapt_transports, remembered=True)
 
 
 # The positional parameters of Popen after `args`, `bufsize` and `executable`.
