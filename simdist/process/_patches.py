@@ -42,7 +42,6 @@ __all__ = ["Make", "MakeAttribute", "Patched", "Patches", "Replacement", "patche
 _MISSING = object()
 
 
-
 def _is_of_module(function: Any) -> bool:
     """True for a built-in function of a module."""
     return isinstance(function, types.BuiltinFunctionType) and isinstance(function.__self__, types.ModuleType)

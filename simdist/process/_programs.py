@@ -91,7 +91,7 @@ class _End:
 
 
 class _Reading:
-    """What a task waits on that reads what a program has not written yet."""
+    """What a task waits on that waits for what a program has not done yet."""
 
     __slots__ = ("_name",)
     interruptible = True  # by signals
@@ -290,16 +290,30 @@ class Program:
         began_s, pause_s = original(_real_seconds)(), 0.0005
         if patient and not self._let_others_run():
             return
+        passes_s, passes_ns = _ANSWERS_S, _FIRST_NS
         while not self.has_really_ended():
             waited_s = original(_real_seconds)() - began_s
             if patient and waited_s > _TOGETHER_S:
                 return
             if waited_s > _PATIENCE_S:
                 self._give_up()
-            if patient and waited_s > _ALONE_S:
+            if patient and waited_s > passes_s:  # it may wait for what another thread does after a timeout
+                passes_s, passes_ns = waited_s + _ALONE_S, 2 * passes_ns
+                self._let_time_pass(passes_ns // 2)
+            elif patient and waited_s > _ALONE_S:
                 self._let_others_look()
             original(_sleep)(pause_s)
             pause_s = min(2 * pause_s, 0.005 if patient else 0.05)
+
+    def _let_time_pass(self, duration_ns: int) -> None:
+        simulation = self.process.simulation
+        task = simulation.check()
+        simulation.park_until_quiet(_Reading(self.name))
+        if not self.has_really_ended():
+            simulation.park(_Reading(self.name), simulation.now_ns + duration_ns)
+        if task.doomed:
+            raise TaskKilled
+        self.process.drain()
 
     def _let_others_look(self) -> None:
         """Let the rank's other threads run, and those that poll look again."""

@@ -178,3 +178,12 @@ def test_bytes_of_a_pipe_are_read_into_a_buffer_in_virtual_time() -> None:
         return found
 
     assert simdist.run(body, world_size=1).values == [[3, b"abc\0\0", 0, 1.0]]
+
+
+def test_a_timeout_that_is_too_long_is_refused() -> None:
+    def body() -> None:
+        for timeout_ms in (1 << 31, -(1 << 31) - 1):
+            with pytest.raises(OverflowError):
+                select.poll().poll(timeout_ms)
+
+    simdist.run(body, world_size=1).raise_for_failure()

@@ -69,3 +69,21 @@ def test_an_event_loop_kills_the_program_of_a_transport_that_it_closes() -> None
         return await program.wait(), time.monotonic()
 
     assert simdist.run(lambda: asyncio.run(start()), world_size=1).values == [(-9, 0.0)]
+
+
+def test_a_program_that_waits_for_a_reader_who_sleeps_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_ANSWERS_S": 0.1, "_ALONE_S": 0.05, "_TOGETHER_S": 10.0}.items():
+        monkeypatch.setattr(f"simdist.process._programs.{name}", value)
+
+    async def read() -> tuple[int, int]:
+        program = await asyncio.create_subprocess_exec(
+            "head", "-c", "300000", "/dev/zero", stdout=asyncio.subprocess.PIPE, limit=64
+        )
+        size = 0
+        assert program.stdout is not None
+        while part := await program.stdout.read(1 << 16):
+            size += len(part)
+            await asyncio.sleep(0.3)
+        return size, await program.wait()
+
+    assert simdist.run(lambda: asyncio.run(read()), world_size=1).values == [(300_000, 0)]

@@ -24,7 +24,8 @@ from tests.c10d.worlds import values
 
 def limits() -> list[object]:
     """Return a rank's view of its limits, and that of a child that it forks."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+    any_sequence: Any = iter((100, 200))
+    resource.setrlimit(resource.RLIMIT_NOFILE, any_sequence)
     found: list[object] = [resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
     bad: Any = ((300, 200), (100, 300), (100,))
     for limit in bad:

@@ -13,7 +13,7 @@ import copy
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsInt, TypeVar
 
 from simdist.inside.python import original
@@ -83,16 +83,17 @@ def _getrlimit(get: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[i
 
 def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(change)
-    def setrlimit(resource: int, limits: object, /) -> None:
+    def setrlimit(resource: int, limits: Iterable[object], /) -> None:
         runtime = current_runtime()
         if runtime is None:
             change(resource, limits)
             return
         known = sys.modules["resource"]
         _, hardest = known.getrlimit(resource)
-        if not isinstance(limits, tuple | list) or len(limits) != 2:
+        both = tuple(limits)
+        if len(both) != 2:
             raise ValueError("expected a tuple of 2 integers")
-        soft, hard = (_number(each, known.RLIM_INFINITY) for each in limits)
+        soft, hard = (_number(each, known.RLIM_INFINITY) for each in both)
         if _size(soft, known.RLIM_INFINITY) > _size(hard, known.RLIM_INFINITY):
             raise ValueError("current limit exceeds maximum limit")
         if _size(hard, known.RLIM_INFINITY) > _size(hardest, known.RLIM_INFINITY):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "notice_writes"]
 
+_LONGEST_MS = 1 << 31
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -141,7 +142,8 @@ def _number(descriptor: FileDescriptorLike) -> int:
 def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[..., _Events]:
     def poll(self: select.poll, timeout: float | None = None, /) -> _Events:
         process = current_process()
-        if process is None or process.polls_really:
+        too_long = timeout is not None and not -_LONGEST_MS <= timeout < _LONGEST_MS  # the original refuses it
+        if process is None or process.polls_really or too_long:
             return original(self, timeout)
         found = original(self, 0)
         if found:
