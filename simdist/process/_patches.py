@@ -387,7 +387,7 @@ class Patches:
         key = id(owner), name, getattr(make, "__code__", make)
         made = self._made.get(key)
         if made is None or made[0] is not owner or made[1] is not original:
-            wrapper = make(original)
+            wrapper: Any = make(original)
             if isinstance(owner, types.ModuleType) and _is_of_module(original):
                 wrapper = built_in(wrapper, original, owner.__name__)
             made = self._made[key] = (owner, original, wrapper)

@@ -83,7 +83,7 @@ def _getrlimit(get: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[i
 
 def _setrlimit(change: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(change)
-    def setrlimit(resource: int, limits: Iterable[object], /) -> None:
+    def setrlimit(resource: int, limits: Iterable[SupportsInt], /) -> None:
         runtime = current_runtime()
         if runtime is None:
             change(resource, limits)
