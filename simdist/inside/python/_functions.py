@@ -112,19 +112,21 @@ def without_wrapper(function: _T) -> _T:
     return inner
 
 
-def built_in(function: Callable[..., object], like: Any, module_name: str) -> Any:
+def built_in(function: Callable[..., object], like: _F, module_name: str) -> _F:
     """A built-in function of a module that calls a Python function: as an attribute of a class it makes no method."""
     words = _words_of(like)
     was = _Definition.from_address(words[0])
+    owner: object = getattr(like, "__self__", None)
     kind = type("replaced", (types.ModuleType,), {"__call__": staticmethod(function)})
-    module: Any = kind(getattr(like.__self__, "__name__", ""))
+    module: Any = kind(getattr(owner, "__name__", ""))
     module.definition = definition = _Definition(was.name, _vectorcall_address(), _FASTCALL_KEYWORDS, was.doc)
-    made = _new_function(ctypes.addressof(definition), module, module_name)
+    made: Any = _new_function(ctypes.addressof(definition), module, module_name)
     _built_in[id(made)] = made, function
-    return made
+    of_its_kind: _F = made
+    return of_its_kind
 
 
-def inner_of(function: object) -> Any:
+def inner_of(function: object) -> object:
     """What a wrapper wraps, also one that `built_in` has made; None for other functions."""
     known = _built_in.get(id(function))
     return getattr(function if known is None else known[1], "__wrapped__", None)

@@ -35,9 +35,11 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def _innermost(function: _F) -> _F:
-    while (inner := inner_of(function)) is not None:
-        function = inner
-    return function
+    found: Any = function
+    while (inner := inner_of(found)) is not None:
+        found = inner
+    innermost: _F = found
+    return innermost
 
 
 class _Channel:
