@@ -167,7 +167,7 @@ class Program:
     def __init__(self, process: SimProcess, popen: Running, name: str, where: str, ends_ns: int) -> None:
         self.process = process
         self.popen = popen
-        self.pid = popen.pid  # a program may change that of the Popen
+        self.pid = popen.pid
         self.name = name
         self.where = where  # "train.py:12 in main", or nothing
         self.begins_ns = process.simulation.now_ns

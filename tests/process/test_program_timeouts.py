@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -87,3 +88,16 @@ def test_a_program_that_waits_for_a_reader_who_sleeps_ends(monkeypatch: pytest.M
         return size, await program.wait()
 
     assert simdist.run(lambda: asyncio.run(read()), world_size=1).values == [(300_000, 0)]
+
+
+def test_a_popen_that_a_mock_keeps_from_starting_has_no_program() -> None:
+    def body() -> int:
+        with mock.patch.object(subprocess.Popen, "_execute_child"):
+            started: Any = subprocess.Popen(["never"])
+        started.returncode = 0
+        return subprocess.run(["true"], check=False).returncode
+
+    result = simdist.run(body, world_size=1)
+
+    assert result.values == [0]
+    assert len(result.programs) == 1

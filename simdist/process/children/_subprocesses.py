@@ -82,8 +82,9 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         assert runtime is not None
         with program_ignores(process), _by_popen(process), runtime.left_by_program():
             original(self, args, bufsize, executable, **given)
-        _began(process, self, args, sys._getframe(1))
-        let_others_run_while_reading(process, self)
+        if self.pid is not None:  # it is None if a mock starts nothing
+            _began(process, self, args, sys._getframe(1))
+            let_others_run_while_reading(process, self)
 
     return init
 
