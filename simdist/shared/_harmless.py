@@ -88,6 +88,8 @@ _ATTRIBUTES = {
     "tqdm.asyncio.tqdm_asyncio._lock": _LOCKS,
     "tqdm.asyncio.tqdm_asyncio.monitor": "a thread that looks after slow bars, made anew where it has ended",
     "tqdm.std.tqdm.monitor": "a thread that looks after slow bars, made anew where it has ended",
+    "unittest.mock.file_spec": _FIRST_USE,
+    "unittest.mock.open_spec": _FIRST_USE,
     "urllib.parse._hextobyte": _FIRST_USE,
     "urllib.parse._typeprog": _FIRST_USE,
     "torch._decomp.decompositions_for_rng.PhiloxStateTracker.*": "set anew at the beginning of each trace",

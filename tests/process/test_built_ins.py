@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import configparser
 import copy
 import io
 import os
@@ -9,6 +11,9 @@ import pickle
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
 
 import simdist
 
@@ -44,3 +49,25 @@ def test_they_are_copied_and_pickled_by_name() -> None:
         ]
 
     assert simdist.run(body, world_size=1).values == [[True] * 4]
+
+
+def test_what_a_rank_puts_in_their_place_is_seen_by_the_modules_that_it_shares() -> None:
+    def body() -> tuple[str, list[str], bool]:
+        dist.init_process_group("gloo")
+        rank, config = dist.get_rank(), configparser.ConfigParser()
+        with mock.patch("builtins.open", mock.mock_open(read_data=f"[all]\nrank={rank}")):
+            dist.barrier()
+            config.read("nothing")
+            dist.barrier()
+        if rank == 0:
+            builtins.of_rank_0 = True  # type: ignore[attr-defined]
+        dist.barrier()
+        return config["all"]["rank"], configparser.ConfigParser().read("nothing"), hasattr(builtins, "of_rank_0")
+
+    before = dict(vars(builtins))
+
+    result = simdist.run(body, world_size=2, isolate=True)
+
+    assert result.values == [("0", [], True), ("1", [], False)]
+    assert result.shared_state == ()
+    assert dict(vars(builtins)) == before

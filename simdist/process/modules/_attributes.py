@@ -8,6 +8,8 @@ Python does not report that an attribute of a module or a class is set. So while
 for setting attributes of `ModuleType`, of `type` and of their subclasses is the one of Python classes, which looks for
 a `__setattr__` and finds ours. That notes the change, and sets the attribute by the function that was in the slot.
 
+What a rank sets in its own `builtins` (`_isolation`) is set in those of shared modules, too.
+
 Only what the user's code and a rank's own libraries set is kept apart, directly or by `unittest.mock`, pytest's
 monkeypatch and the helpers of torch's own tests. What shared libraries set in themselves (imports, caches) is for all,
 as their modules are.
@@ -27,6 +29,7 @@ being loaded.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.machinery
 import sys
@@ -252,6 +255,8 @@ class AttributeViews:
         def __setattr__(owner: _Holder, name: str, value: object) -> None:
             self._notice(kind, owner, name, sys._getframe(1))
             kind.set(owner, name, value)
+            if isinstance(owner, ModuleType):
+                self._put_in_builtins(kind, owner, name, value, sys._getframe(1))
 
         return __setattr__
 
@@ -259,6 +264,8 @@ class AttributeViews:
         def __delattr__(owner: _Holder, name: str) -> None:
             self._notice(kind, owner, name, sys._getframe(1))
             kind.delete(owner, name)
+            if isinstance(owner, ModuleType):
+                self._put_in_builtins(kind, owner, name, _MISSING, sys._getframe(1))
 
         return __delattr__
 
@@ -277,10 +284,24 @@ class AttributeViews:
         tables = None if process.parent is None else self._runtime.extras.get(LibraryTables)
         if tables is not None and tables.exchanges(process, owner, name):
             return
+        self._note(process, kind, owner, name)
+
+    def _note(self, process: SimProcess, kind: _Kind, owner: _Holder, name: str) -> None:
         key = id(owner), name
         if key not in self._of_host:
             self._of_host[key] = kind, owner, name, vars(owner).get(name, _MISSING)
         self._of_rank.setdefault(process, {}).setdefault(key, None)
+
+    def _put_in_builtins(
+        self, kind: _Kind, owner: ModuleType, name: str, value: object, frame: FrameType | None
+    ) -> None:
+        """Let shared modules see what a rank sets in its own copy of `builtins`, such as a mock of `open`."""
+        if owner is builtins or vars(owner).get("__name__") != "builtins" or sys.modules.get("builtins") is not owner:
+            return
+        process = current_process()
+        if process is not None and process is self._present and self._is_rank_code(frame):
+            self._note(process, kind, builtins, name)
+            kind.put(builtins, name, value)
 
     def _is_rank_code(self, frame: FrameType | None) -> bool:
         """True for code of the user, and of libraries that each rank has for itself."""
