@@ -71,13 +71,11 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         given = dict(zip(_PLACES, rest, strict=False)) | named
         if given.get("env") is None:
             given["env"] = dict(os.environ)
-        if given.get("stdin") is None:
-            given["stdin"] = process.laid_over.get(0, subprocess.DEVNULL)  # a rank has no terminal
-        for number, name in STREAMS.items():
+        for number, name in ((0, "stdin"), *STREAMS.items()):
             reported = given.get(name)
             meant = number if reported is None else standard_number(process, reported)
-            if meant:
-                given[name] = for_program(process, meant)
+            if meant is not None:
+                given[name] = _inherited(process, meant)
         runtime = current_runtime()
         assert runtime is not None
         with program_ignores(process), _by_popen(process), runtime.left_by_program():
@@ -87,6 +85,11 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             let_others_run_while_reading(process, self)
 
     return init
+
+
+def _inherited(process: SimProcess, number: int) -> int:
+    """The descriptor that a program gets for a standard one of its process, which has no terminal."""
+    return for_program(process, number) if number else process.laid_over.get(0, subprocess.DEVNULL)
 
 
 @contextmanager
