@@ -51,7 +51,7 @@ def test_they_are_copied_and_pickled_by_name() -> None:
     assert simdist.run(body, world_size=1).values == [[True] * 4]
 
 
-def test_what_a_rank_puts_in_their_place_is_seen_by_the_modules_that_it_shares() -> None:
+def test_shared_modules_see_what_a_rank_puts_in_their_place() -> None:
     def body() -> tuple[str, list[str], bool]:
         dist.init_process_group("gloo")
         rank, config = dist.get_rank(), configparser.ConfigParser()
