@@ -202,7 +202,7 @@ def test_a_second_derivative_that_is_zero_is_added_and_viewed() -> None:
 
 @on_devices
 def test_a_tensor_that_is_set_to_nothing_stays_on_its_device() -> None:
-    tensor = torch.ones(3, device=cuda(1))
+    tensor: Any = torch.ones(3, device=cuda(1))
     view = tensor.view(3)
 
     tensor.set_()
