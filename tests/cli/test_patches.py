@@ -60,7 +60,7 @@ def test_names_of_devices_are_those_of_worlds_that_have_some() -> None:
 def test_each_name_is_listed_with_the_worlds_that_replace_it(name: str, where: str) -> None:
     rows = json.loads(patches(name, "--json").stdout)
 
-    assert [row["where"] for row in rows if f"{row['owner']}.{row['name']}" == name] == [where]
+    assert {row["where"] for row in rows if f"{row['owner']}.{row['name']}" == name} == {where}
 
 
 def test_a_part_of_a_name_finds_all_that_contain_it() -> None:

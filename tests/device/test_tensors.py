@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, model, on_devices, values
 
 Tensor = torch.Tensor
@@ -209,6 +210,23 @@ def test_a_tensor_that_is_set_to_nothing_stays_on_its_device() -> None:
 
     assert (tensor.shape, tensor.device) == ((0,), cuda(1))
     assert view.tolist() == [1, 1, 1]
+
+
+@on_devices
+def test_an_encoder_takes_a_padding_mask_and_nested_tensors_are_refused() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).to(cuda(1)).eval()
+    padding = torch.tensor([[False, False, False], [False, False, True]], device=cuda(1))
+    inputs = torch.randn(2, 3, 8, device=cuda(1))
+
+    with torch.no_grad():
+        found = encoder(inputs, src_key_padding_mask=padding)
+        encoder.enable_nested_tensor = False
+        plain = encoder(inputs, src_key_padding_mask=padding)
+
+    assert torch.equal(found, plain)
+    with pytest.raises(UnsupportedError, match=r"no nested tensors of strided layout; make them"):
+        torch._nested_tensor_from_mask(inputs, ~padding)
 
 
 @on_devices

@@ -14,7 +14,6 @@ that is removed and made again counts as the same file if the file system gives 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Hashable
@@ -24,7 +23,7 @@ import torch.distributed as dist
 
 from simdist.c10d.surface._store import SimStore
 from simdist.c10d.surface._store_server import StoreServer
-from simdist.inside.python import original
+from simdist.inside.python import innermost, original
 from simdist.process import SimProcess, current_process, current_runtime
 
 __all__ = ["open_file_store"]
@@ -37,7 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def _of_system(function: _F) -> _F:
     """Return a function without the patches of simdist and its judges: it is not the program that uses the file."""
-    return cast("_F", original(inspect.unwrap(function)))
+    return cast("_F", original(innermost(function)))
 
 
 class _FileServer(StoreServer):

@@ -15,6 +15,7 @@ from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
 from simdist.device.kernels import _batch_norm
 from simdist.device.kernels._deferred import copy_later, defer, launching
+from simdist.errors import UnsupportedError
 from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
 
 __all__ = ["COMPOSITES", "KERNELS", "NO_HOST_MEMORY", "account_on", "drawn_from", "grow", "memory_error", "numbers_of"]
@@ -154,6 +155,13 @@ def _empty_strided(
 def _zeros(size: Sequence[int], **kwargs: Any) -> Tensor:
     """For a tensor of zeros without memory, as derivatives make it: here it has memory. A capsule can't be without."""
     return torch.zeros(size, **kwargs)
+
+
+def _no_nested(*_: object, **__: object) -> Tensor:
+    raise UnsupportedError(
+        "a virtual device has no nested tensors of strided layout; make them with layout=torch.jagged, or keep them on "
+        "the CPU"
+    )
 
 
 def _set_to_nothing(self: Tensor) -> Tensor:
@@ -527,6 +535,9 @@ KERNELS: dict[str, Callable[..., object]] = {
     "aten::empty_strided": _empty_strided,
     "aten::_efficientzerotensor": _zeros,
     "aten::set_": _set_to_nothing,
+    # `TransformerEncoder` takes the way without nested tensors: its padding is computed, where a GPU gives zeros.
+    "aten::_nested_tensor_from_mask_left_aligned": lambda *_: False,
+    "aten::_nested_tensor_from_mask": _no_nested,
     "aten::_to_copy": _to_copy,
     "aten::copy_": _copy_,
     "aten::resize_": _resize_,

@@ -41,7 +41,7 @@ import numpy as np
 from simdist.errors import UnsupportedError
 
 __all__ = ["Batch", "Make", "Redirection", "assigned_globals", "can_be_redirected", "code_with", "looks_up"]
-__all__ += ["built_in", "inner_of", "note_wrapper", "original", "without_wrapper"]
+__all__ += ["built_in", "inner_of", "innermost", "note_wrapper", "original", "without_wrapper"]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -130,6 +130,15 @@ def inner_of(function: object) -> object:
     """What a wrapper wraps, also one that `built_in` has made; None for other functions."""
     known = _built_in.get(id(function))
     return getattr(function if known is None else known[1], "__wrapped__", None)
+
+
+def innermost(function: _F) -> _F:
+    """What is within all wrappers of a function."""
+    found: Any = function
+    while (inner := inner_of(found)) is not None:
+        found = inner
+    inside: _F = found
+    return inside
 
 
 class Redirection:

@@ -18,9 +18,9 @@ import socket
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from simdist.inside.python import inner_of, original
+from simdist.inside.python import innermost, original
 from simdist.kernel import Task, TaskKilled
 from simdist.process._events import report_hand_over
 from simdist.process._process import SimProcess
@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = ["Pipes"]
-
-_F = TypeVar("_F", bound=Callable[..., object])
-
-
-def _innermost(function: _F) -> _F:
-    found: Any = function
-    while (inner := inner_of(found)) is not None:
-        found = inner
-    innermost: _F = found
-    return innermost
 
 
 class _Channel:
@@ -83,9 +73,9 @@ class Pipes:
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._holders: dict[int, list[weakref.ref[Any]]] = {}  # of these, by the end that each had at first
         # Without the wrappers of a simulated disk, which would call this module again.
-        self._read: Callable[[int, int], bytes] = original(_innermost(os.read))
-        self._write: Callable[[int, ReadableBuffer], int] = original(_innermost(os.write))
-        self._close: Callable[[int], None] = original(_innermost(os.close))
+        self._read: Callable[[int, int], bytes] = original(innermost(os.read))
+        self._write: Callable[[int, ReadableBuffer], int] = original(innermost(os.write))
+        self._close: Callable[[int], None] = original(innermost(os.close))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
