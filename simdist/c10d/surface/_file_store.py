@@ -17,7 +17,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -36,7 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def _of_system(function: _F) -> _F:
     """Return a function without the patches of simdist and its judges: it is not the program that uses the file."""
-    return cast("_F", original(innermost(function)))
+    return original(innermost(function))
 
 
 class _FileServer(StoreServer):
