@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from simdist.inside.torch import log_once
 from tests.c10d.worlds import values, world
+from tests.warm import Interpreters
 
 _torch: Any = torch
 
@@ -93,7 +94,6 @@ _SHOWN: list[tuple[Callable[[], object], list[str]]] = [
     (lambda: torch.searchsorted(_ONES.t(), torch.eye(2).t()), ["torch.search", "torch.search"]),
     (lambda: torch.where(torch.ones(2, dtype=torch.uint8), 1.0, 2.0), ["where receiv"]),
     (lambda: (torch.eye(2).to_sparse_csr(), torch.eye(2).to_sparse_csc()), ["Sparse CSR t"]),
-    (lambda: _torch.sparse_coo_tensor([[0]], [1.0], (1,)), ["Sparse invar"]),
     (lambda: torch.nested.nested_tensor([torch.ones(2)]), ["The PyTorch "]),
     (lambda: _torch.ones(2).storage(), ["TypedStorage"]),
     # two kinds that torch repeats
@@ -109,6 +109,26 @@ def test_warnings_are_shown_once_on_each_rank_of_each_world() -> None:
     expected = [each for _, each in _SHOWN]
     assert values(warned, 2) == [expected] * 2
     assert values(warned, 2) == [expected] * 2
+
+
+def test_a_warning_that_a_setting_ends_is_shown_once_on_each_rank(interpreters: Interpreters) -> None:
+    # The test needs its own process: whoever decides about these checks in a process is never warned again.
+    program = """
+import torch, simdist, warnings
+
+def main():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.sparse_coo_tensor([[0]], [1.0], (1,))
+    return [str(each.message)[:12] for each in caught]
+
+for _ in range(2):
+    print(simdist.run(main, world_size=2).values)
+"""
+    done = interpreters.run([sys.executable, "-c", program], anew=["simdist"])
+
+    assert done.stdout.splitlines() == ["[['Sparse invar'], ['Sparse invar']]"] * 2, done.stderr
 
 
 def test_a_rank_that_asks_for_all_warnings_is_alone() -> None:
