@@ -112,7 +112,7 @@ def test_warnings_are_shown_once_on_each_rank_of_each_world() -> None:
 
 
 def test_a_warning_that_a_setting_ends_is_shown_once_on_each_rank(interpreters: Interpreters) -> None:
-    # The test needs its own process: whoever decides about these checks in a process is never warned again.
+    # The test needs its own process: one in which something has decided about these checks is never warned again.
     program = """
 import torch, simdist, warnings
 
