@@ -36,7 +36,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
-from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -545,7 +544,7 @@ def _state(path: str) -> object:
 
 
 def _is_there(spec: ModuleSpec) -> bool:
-    return not spec.has_location or spec.origin is None or Path(spec.origin).exists()
+    return not spec.has_location or spec.origin is None or _state(spec.origin) is not None
 
 
 def own(thing: _T) -> _T:

@@ -29,7 +29,7 @@ from simdist.process._waiting_words import parked_in
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["Pipes"]
+__all__ = ["PipeWait", "Pipes"]
 
 
 class _Channel:
@@ -41,20 +41,20 @@ class _Channel:
         self.waiting: dict[Task, None] = {}
 
 
-class _PipeWait:
-    """What a task waits on that reads an empty pipe, or writes to a full one."""
+class PipeWait:
+    """What a task waits on that reads an empty pipe, or writes to a full one; `words` say so."""
 
-    __slots__ = ("_task", "_verb")
+    __slots__ = ("_task", "_words")
     interruptible = True  # by signals
     timed = False
 
-    def __init__(self, task: Task, verb: str) -> None:
+    def __init__(self, task: Task, words: str) -> None:
         self._task = task
-        self._verb = verb
+        self._words = words
 
     def describe(self) -> str:
-        """The method of `multiprocessing` that waits."""
-        return parked_in(self._task) or f"{self._verb} of a pipe"
+        """The method of the standard library that waits; else the words."""
+        return parked_in(self._task) or self._words
 
     def waits_for(self) -> Iterable[Task]:
         """No task in particular: the holder of another end."""
@@ -263,7 +263,7 @@ class Pipes:
         task = process.simulation.check()
         channel.waiting[task] = None
         try:
-            process.simulation.park(_PipeWait(task, verb))
+            process.simulation.park(PipeWait(task, f"{verb} of a pipe"))
         finally:
             channel.waiting.pop(task, None)
         if task.doomed:

@@ -19,15 +19,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simdist.inside.python import original as real
-from simdist.kernel import Task, TaskKilled
+from simdist.kernel import TaskKilled
 from simdist.process._process import SimProcess
 from simdist.process._programs import running_program, wait_for_answer
 from simdist.process._runtime import Extra, Make, Patches, Replacement, Runtime, current_process, current_runtime
-from simdist.process._waiting_words import parked_in
+from simdist.process.stdlib._pipes import PipeWait
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -40,26 +39,6 @@ _PART = 1 << 16
 _LOOK_S = 0.02  # real seconds after which a task that waits for a program looks whether it still runs
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _really_poll: Any = vars(type(select.poll()))["poll"] if hasattr(select, "poll") else None
-
-
-class _Wait:
-    """What a task waits on at a pipe."""
-
-    __slots__ = ("_task", "_verb")
-    interruptible = True  # by signals
-    timed = False
-
-    def __init__(self, task: Task, verb: str) -> None:
-        self._task = task
-        self._verb = verb
-
-    def describe(self) -> str:
-        """In words."""
-        return parked_in(self._task) or f"{self._verb} a pipe"
-
-    def waits_for(self) -> Iterable[Task]:
-        """No task in particular: any may have the other end."""
-        return ()
 
 
 def install(patches: Patches) -> None:
@@ -133,7 +112,7 @@ def _park(process: SimProcess, verb: str) -> None:
     outermost = task not in process.polling  # a handler of a signal may wait within a wait
     process.polling[task] = None
     try:
-        simulation.park(_Wait(task, verb))
+        simulation.park(PipeWait(task, f"{verb} a pipe"))
     finally:
         if outermost:
             process.polling.pop(task, None)
