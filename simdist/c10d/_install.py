@@ -124,9 +124,8 @@ class TorchState:
         self._flags = _flags.remember()
         self._forward = _scopes.save_forward()
         self._threads = torch.get_num_threads()
-        host = RankState(get_debug_level())
+        host = RankState(get_debug_level(), torch.get_default_dtype())
         host.init_method = c10d_module._default_pg_init_method
-        host.default_dtype = torch.get_default_dtype()
         self._warns_always = _warned_once.begin()
         host.shown_once = None if self._warns_always else set()
         self._debug_level = host.debug_level
@@ -205,7 +204,7 @@ class TorchState:
         level = self._host.debug_level if debug is None else _level_named(debug)
         if level is None:
             raise SimdistError(f"TORCH_DISTRIBUTED_DEBUG is {debug!r}; expected OFF, INFO or DETAIL")
-        state = RankState(level)
+        state = RankState(level, self._host.default_dtype)
         if self._host.shown_once is None:
             state.shown_once = None
         return state
@@ -237,12 +236,13 @@ class TorchState:
         _workers.separate_workers()
         mine: RankState = parent.torch_state
         level = mine.debug_level if forked else _level_of(child)  # a spawned process imports torch anew
-        state = child.torch_state = RankState(mine.debug_level if level is None else level)
+        assert self._host is not None
+        dtype = torch.get_default_dtype() if forked else self._host.default_dtype
+        state = child.torch_state = RankState(mine.debug_level if level is None else level, dtype)
         if forked:
             _rank_tables.inherit(parent, child)
             state.world.begin_as(mine.world)
             state.init_method = self._variables["_default_pg_init_method"]
-            state.default_dtype = torch.get_default_dtype()
             state.backends = mine.backends
             state.shown_once = None if mine.shown_once is None else set(mine.shown_once)
 

@@ -57,10 +57,10 @@ class RankState:
 
     warned_of_options: None  # set once Gloo has been given the options of another backend
 
-    def __init__(self, debug_level: DebugLevel) -> None:
+    def __init__(self, debug_level: DebugLevel, default_dtype: torch.dtype) -> None:
         self.world = RankWorld()
         self.init_method: str | None = None
-        self.default_dtype = torch.float32
+        self.default_dtype = default_dtype
         self.debug_level = debug_level
         self.backends: Tables | None = None  # the rank's own tables of `Backend`, once it has registered a backend
         self.futures: dict[SimFuture, None] = {}  # not done yet

@@ -216,13 +216,20 @@ def test_a_world_after_a_stall_works(taken_lock: None) -> None:
     assert simdist.run(lambda: os.environ["RANK"], world_size=2).values == ["0", "1"]
 
 
-def test_the_hosts_own_settings_come_back() -> None:
+def test_ranks_begin_with_the_hosts_default_dtype_which_stays_the_hosts() -> None:
+    def body() -> tuple[torch.dtype, torch.dtype]:
+        begun = torch.get_default_dtype()
+        if os.environ["RANK"] == "0":
+            torch.set_default_dtype(torch.float16)
+        time.sleep(1)
+        return begun, torch.get_default_dtype()
+
     torch.set_default_dtype(torch.float64)
     try:
-        inside = simdist.run(torch.get_default_dtype, world_size=2).values
+        inside = simdist.run(body, world_size=2).values
         after = torch.get_default_dtype()
     finally:
         torch.set_default_dtype(torch.float32)
 
-    assert inside == [torch.float32, torch.float32]
+    assert inside == [(torch.float64, torch.float16), (torch.float64, torch.float64)]
     assert after is torch.float64
