@@ -69,6 +69,7 @@ class SimProcess:
         "argv",
         "at_exit",
         "began_ns",
+        "between",
         "children",
         "cores",
         "counted_ns",
@@ -194,6 +195,7 @@ class SimProcess:
         self.handlers.update(dict.fromkeys(ignored, _signal.SIG_IGN))
         self.warned: set[tuple[object, ...]] = set()  # the warnings that it has been shown
         self.pending: list[int] = []  # signals whose handlers have not run
+        self.between: list[tuple[Task, Callable[[], object]]] = []  # what tasks are to do when their waits are over
         self.handled = 0  # how many handlers have run
         self.masks: SignalMasks | None = None  # of signals that threads block; None: none ever did
         self.alarm: Timer | None = None  # of `signal.alarm`, which rings at `alarm_ns`, and then at intervals
@@ -394,6 +396,13 @@ class SimProcess:
             pending, self.inbox = self.inbox, []
             for callback in pending:
                 callback()
+
+    def do_between(self) -> None:
+        """Do what another thread has put between two instructions of the calling task."""
+        task = self.simulation.current
+        while mine := [each for each in self.between if each[0] is task]:
+            self.between.remove(mine[0])
+            mine[0][1]()
 
     def is_interrupted(self) -> bool:
         """True if the handler of a signal has to run on the calling task."""

@@ -225,6 +225,8 @@ class SimWork(Work):
                 process.drain()
         if process.inbox or process.pending:
             process.drain()
+        if process.between:
+            process.do_between()
         if simulation.bus.heard and simulation.bus.hears(WorkWaited):
             simulation.bus.report(WorkWaited(self))
         if self.error is not None:

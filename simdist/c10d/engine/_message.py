@@ -140,6 +140,8 @@ class P2PWork(SimWork):
         bus = self.process.simulation.bus
         if bus.hears(WorkWaited) and not self.inner:
             bus.report(WorkWaited(self))
+        if self.process.between:
+            self.process.do_between()
         if self.error is not None:
             error = self.error
             if self.expired:  # a second wait finds the pair closed

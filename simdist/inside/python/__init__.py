@@ -42,7 +42,7 @@ from simdist.inside.python._memory import (
     words_at,
 )
 from simdist.inside.python._signals import set_signal_disposition, signal_disposition
-from simdist.inside.python._threads import HANDLE_OF_THREAD, raise_in_thread
+from simdist.inside.python._threads import HANDLE_OF_THREAD, raise_in_thread, without_ctypes
 from simdist.inside.python._types import (
     Setter,
     can_exchange_setters,
@@ -99,6 +99,7 @@ __all__ = [
     "set_signal_disposition",
     "setter_of",
     "signal_disposition",
+    "without_ctypes",
     "without_wrapper",
     "word_in",
     "words_at",

@@ -9,14 +9,19 @@ import threading
 
 from simdist.inside._facts import fact
 
-__all__ = ["HANDLE_OF_THREAD", "raise_in_thread"]
+__all__ = ["HANDLE_OF_THREAD", "raise_in_thread", "without_ctypes"]
 
 _NAMES = ("_os_thread_handle", "_handle")  # since Python 3.14, and in 3.13
 HANDLE_OF_THREAD = next((name for name in _NAMES if hasattr(threading.main_thread(), name)), "")
 """The attribute of a `Thread` with what `join` waits for; empty before Python 3.13, where that is a lock."""
 
-_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in = ctypes.PyDLL(None).PyThreadState_SetAsyncExc  # programs declare types for that of `ctypes.pythonapi`
 _raise_in.argtypes, _raise_in.restype = [ctypes.c_ulong, ctypes.py_object], ctypes.c_int
+
+
+def without_ctypes(value: object) -> object:
+    """The value of an object of `ctypes`, such as an integer or a reference; all else as it is."""
+    return value.value if isinstance(value, ctypes._SimpleCData) else value
 
 
 def raise_in_thread(ident: int, kind: type[BaseException]) -> None:

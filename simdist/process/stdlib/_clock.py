@@ -290,6 +290,8 @@ def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
         if duration_ns:
             shown.show_no_less(process, seconds, duration_ns)
         process.drain()
+        if process.between:
+            process.do_between()
 
     return sleep
 

@@ -95,6 +95,7 @@ def _wait(process: SimProcess, look: Callable[[float], _T], timeout_ns: int | No
             if not found and answering is not None:
                 found = answering.has_answered(look, None)
             if found or not in_time:
+                process.do_between()
                 return found
     finally:
         if outermost:

@@ -278,9 +278,12 @@ class Locks:
     def _wait(self, kind: Kind, lock: object, task: Task, deadline_ns: int | None) -> bool:
         wait = LockWait(self, lock, task, f"{kind.name}.acquire", timed=deadline_ns is not None)
         self._waiting.setdefault(lock, deque()).append(wait)
+        process = process_of(task)
         try:
             while True:
                 in_time = self._park(wait, deadline_ns)
+                if process.between and (not in_time or self._promised.get(lock) is task):
+                    process.do_between()  # before it has the lock, which an error would leave taken
                 if self._promised.get(lock, task) is task:
                     if kind.take(lock, False):
                         self._held[lock] = task

@@ -16,19 +16,20 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from simdist.process._runtime import Extra, Make, Replacement, Runtime, current_process
+from simdist.process._runtime import Make, Replacement, current_process
 
-__all__ = ["count_questions"]
+__all__ = ["REPLACEMENTS"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_COUNTED: Extra[bool] = Extra("questions to threads")
 
 
 def _not_yet() -> None:
     process = current_process()
     if process is not None:
         process.simulation.read_clock()
+        if process.between:
+            process.do_between()
 
 
 def _asking(not_yet: bool) -> Make:
@@ -59,16 +60,9 @@ def _taking(original: Callable[[queue.Queue[_T]], _T]) -> Callable[[queue.Queue[
     return get_nowait
 
 
-_REPLACEMENTS = (
+REPLACEMENTS = (
     Replacement(threading.Event, "is_set", _asking(False)),
     Replacement(threading.Thread, "is_alive", _asking(True)),
     Replacement(queue.Queue, "empty", _asking(True)),
     Replacement(queue.Queue, "get_nowait", _taking),
 )
-
-
-def count_questions(runtime: Runtime) -> None:
-    """Count questions to other threads from now on; called when a rank starts a thread."""
-    if _COUNTED not in runtime.extras:
-        runtime.extras[_COUNTED] = True
-        runtime.patches.redirect(_REPLACEMENTS)

@@ -25,9 +25,9 @@ from simdist.kernel import Task, TaskKilled, TaskState
 from simdist.process._events import ThreadBegan, report_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess, process_of
-from simdist.process._runtime import Runtime, current_process, current_runtime
+from simdist.process._runtime import Extra, Runtime, current_process, current_runtime
+from simdist.process.threads import _between, _questions
 from simdist.process.threads._locks import give_back, nanoseconds
-from simdist.process.threads._questions import count_questions
 from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
 from simdist.process.threads._tracing import introduce, traced_by_debugger
 
@@ -36,6 +36,7 @@ __all__ = ["JOINABLE", "Handle", "Joining", "Threads", "begin", "forget", "shut_
 _module: Any = threading  # has what the stubs leave out
 JOINABLE = hasattr(_thread, "start_joinable_thread")
 _SUBMITS_NOTHING = ("simdist.", "multiprocessing.")  # modules whose functions are called at a process's exit
+_REPLACED: Extra[bool] = Extra("what only concerns several threads")
 _begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by ranks of the present world
 
 
@@ -197,7 +198,9 @@ def begin(
         daemon = thread.daemon
     threads = threads_of(process)
     runtime.separate(HOOK_SLOT)
-    count_questions(runtime)
+    if _REPLACED not in runtime.extras:
+        runtime.extras[_REPLACED] = True
+        runtime.patches.redirect((*_between.REPLACEMENTS, *_questions.REPLACEMENTS))
     name = thread.name if is_thread else getattr(started, "__name__", "thread")
     task = process.spawn(functools.partial(_run, runtime, function, args, kwargs), _free_name(process, name))
     task.daemon = daemon
