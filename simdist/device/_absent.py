@@ -36,9 +36,6 @@ _TUNING = "TunableOp times kernels of a GPU, which are not simulated; leave torc
 _RAW_NCCL = (
     "communicators of torch.cuda.nccl.init_rank are not simulated; use torch.distributed with the backend 'nccl'"
 )
-_SHARING = (
-    "memory of virtual devices is not shared between processes; send tensor.cpu() to the other one, or use a collective"
-)
 _SYMMETRIC = (
     "symmetric memory is not simulated: its kernels read and write other GPUs' memory by themselves; use the "
     "collectives of torch.distributed instead (all_reduce, all_gather_into_tensor, reduce_scatter_tensor, send and "
@@ -270,7 +267,6 @@ def install(patches: Patches) -> None:
     patches.wrap(plans["max_size"], "getter", on_ranks(lambda index: 4096))
     patches.wrap(plans["max_size"], "setter", on_ranks(lambda index, size: None))
     patches.wrap(torch.cuda.graphs, "_graph_pool_handle", on_ranks(_refusing(_GRAPHS)))
-    patches.wrap(torch.UntypedStorage, "_share_cuda_", on_ranks(_refusing(_SHARING)))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", on_ranks(_enter_nvtx))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", on_ranks(_leave_nvtx))
     for name in _OF_SYMMETRIC_MEMORY:

@@ -36,11 +36,15 @@ _ERRORS = {
     "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
     "lost": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
     "fork": (3, "cudaErrorInitializationError", "initialization error"),
+    "handle": (400, "cudaErrorInvalidResourceHandle", "invalid resource handle"),
 }
 
 
 def cuda_error(kind: str) -> torch.AcceleratorError:
-    """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork"."""
+    """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork".
+
+    And of one call, for a "handle" of memory that is not there.
+    """
     code, name, text = _ERRORS[kind]
     error = torch.AcceleratorError(
         f"CUDA error: {text}\n"

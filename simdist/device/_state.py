@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from simdist.device._history import History
     from simdist.device._races import Races
 
-__all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "enter", "invalid_device", "keep_figures_in"]
-__all__ += ["devices_of", "is_in_bad_fork", "kernel_changes", "present", "present_or_none", "there_are_devices"]
+__all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "devices_of", "enter"]
+__all__ += ["invalid_device", "is_in_bad_fork", "keep_figures_in", "kernel_changes", "present", "present_or_none"]
+__all__ += ["shared_storages", "there_are_devices"]
 
 _present: Hardware | None = None  # of the one world that is active
 _account_class = account_class()
@@ -134,6 +135,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
         )  # the search for races in a process, if there is one
         self.fresh: dict[str, Any] = {}  # the variables of a process that has not used a device
         self.changes: list[Callable[[int, str, int], tuple[int, float] | None]] = []  # of what kernels make
+        self.shared: dict[bytes, Any] = {}  # storages that processes can receive, by handle: see `_storages`
 
     def __missing__(self, process: SimProcess) -> ProcessDevices:
         fresh = {**self.fresh, "_queued_calls": list(self.fresh["_queued_calls"])}
@@ -148,6 +150,7 @@ class Hardware(dict[SimProcess, ProcessDevices]):
         """Forget everything: processes and their tensors refer to each other."""
         self.clear()
         self.changes.clear()
+        self.shared.clear()
         for devices in self._hosts.values():
             for device in devices:
                 device.accounts.clear()
@@ -249,6 +252,11 @@ def _stray(index: int) -> Account:
     if is_built_for_cuda():
         tenancy.accounts.append(account)
     return account
+
+
+def shared_storages() -> dict[bytes, Any]:
+    """The storages that processes can receive, by handle. Empty in a world without devices."""
+    return {} if _present is None else _present.shared
 
 
 def invalid_device() -> Exception:

@@ -1,4 +1,9 @@
-"""Methods of `UntypedStorage` whose C++ knows only devices that are compiled in."""
+"""Methods of `UntypedStorage` whose C++ knows only devices that are compiled in.
+
+A storage that a process shares (`_share_cuda_`, for `torch.multiprocessing`) is another process's by its handle. As
+with CUDA, the receiver's stream waits for what the sender's has been given by then, and a storage that was received
+can't be sent on. It is kept until it is received for the first time; from then on, as long as a process has it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,19 @@ from typing import Any, Never
 
 import torch
 
-from simdist.device._aliases import block_of, block_of_storage, part_of
-from simdist.device._state import account_of, present_or_none
+from simdist.device._aliases import block_of, block_of_storage, host, part_of
+from simdist.device._failure import cuda_error
+from simdist.device._marks import Mark, after
+from simdist.device._state import account_of, present_or_none, shared_storages
+from simdist.process import SimProcess
 
 __all__ = ["CAPSULES", "METHODS"]
 
 Place = torch.device | str | int
+_RECEIVED = (
+    "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider cloning "
+    "before sending."
+)
 _nbytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
 
 
@@ -102,6 +114,62 @@ def _new(size: int, index: int) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
+class _Shared:
+    """A storage that other processes of its host can receive."""
+
+    def __init__(self, storage: torch.UntypedStorage, process: SimProcess, sent: Mark) -> None:
+        self.storage = weakref.ref(storage)
+        self.unreceived: torch.UntypedStorage | None = storage  # which keeps it
+        self.host = process.host
+        self.sent = sent  # the end of the work that the sender's stream had, the last time
+
+
+_Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
+
+
+def _sharing(original: Callable[[torch.UntypedStorage], _Handle]) -> Callable[[torch.UntypedStorage], _Handle]:
+    def share(self: torch.UntypedStorage) -> _Handle:
+        state = present_or_none()
+        if state is None or block_of_storage(self) is None:
+            return original(self)
+        if getattr(self, "is_received", False):
+            raise RuntimeError(_RECEIVED)
+        index, streams, storages = self.device.index, state.streams, shared_storages()
+        host(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self))  # nothing waits for values elsewhere
+        handle: bytes = getattr(self, "handle", len(storages).to_bytes(64, "big"))
+        self.handle = handle  # type: ignore[attr-defined]  # ours
+        sent = after(streams.mark(index, streams.current(index)), 0)
+        storages[handle] = _Shared(self, streams.process, sent)
+        return index, handle, _nbytes(self), 0, handle, 0, handle, True
+
+    return share
+
+
+def _receiving(original: Callable[..., torch.UntypedStorage]) -> object:
+    def receive(device: int, handle: bytes, size: int, *args: object) -> torch.UntypedStorage:
+        state = present_or_none()
+        if state is None:
+            return original(device, handle, size, *args)
+        index, streams, shared = account_of(device).index, state.streams, shared_storages().get(handle)
+        whole = None if shared is None else shared.unreceived or shared.storage()
+        if shared is None or whole is None or shared.host is not streams.process.host:
+            raise cuda_error("handle")
+        shared.unreceived = None
+        streams.wait(index, streams.current(index), shared.sent)
+        part = part_of(whole, whole[:])
+        part.is_received = True  # type: ignore[attr-defined]  # ours
+        return part
+
+    return staticmethod(receive)
+
+
+def _releasing(original: Callable[..., object]) -> object:
+    def release(*args: object) -> object:
+        return None if present_or_none() is not None else original(*args)
+
+    return staticmethod(release)
+
+
 # The replacement of each method, made from the original.
 def _exporting(original: Callable[..., object]) -> Callable[..., object]:
     def export(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
@@ -136,6 +204,9 @@ CAPSULES: dict[str, Callable[[Callable[..., Never]], object]] = {
 }
 METHODS: dict[str, Callable[[Callable[..., Never]], object]] = {
     "__new__": _making,
+    "_share_cuda_": _sharing,
+    "_new_shared_cuda": _receiving,
+    "_release_ipc_counter_cuda": _releasing,
     "to": _to,
     "cuda": _cuda,
     "clone": _clone,

@@ -117,7 +117,7 @@ def _module_is_known() -> str:
         or missing(torch.cuda.graphs, ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"))
         or missing(torch.cuda.memory, (*pools, "_cuda_releasePool"))
         or missing(torch.cuda.nvtx, ("_nvtx",))
-        or missing(torch.UntypedStorage, ("_share_cuda_",))
+        or missing(torch.UntypedStorage, ("_share_cuda_", "_new_shared_cuda", "_release_ipc_counter_cuda"))
         or missing(torch, ("_cufft_clear_plan_cache",))
         or missing(cudnn_module(), ("is_acceptable",))
         or missing(SymmetricMemory, ("rendezvous", "set_backend"))
