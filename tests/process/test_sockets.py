@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import http.server
+import multiprocessing
+import multiprocessing.synchronize
+import os
 import select
+import signal
 import socket
 import ssl
 import tempfile
@@ -392,3 +396,55 @@ def test_a_loop_whose_sockets_are_always_ready_lets_others_run(kind: str) -> Non
         return time.monotonic()
 
     assert simdist.run(body, world_size=1).values == [pytest.approx(0.01, abs=0.01)]
+
+
+def connected_to(address: tuple[str, int], ready: multiprocessing.synchronize.Event) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"hello")
+        ready.set()
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_a_connection_is_closed_when_its_process_is_killed(stop: signal.Signals) -> None:
+    def body() -> tuple[bytes, bytes, int | None]:
+        context = multiprocessing.get_context("spawn")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ready = context.Event()
+            child = context.Process(target=connected_to, args=(server.getsockname(), ready))
+            child.start()
+            connection, _ = server.accept()
+            ready.wait()
+            os.kill(child.pid or 0, stop)
+            with connection:
+                connection.settimeout(1)
+                found = connection.recv(16), connection.recv(16)
+            child.join()
+            return *found, child.exitcode
+
+    assert simdist.run(body, world_size=1).values == [(b"hello", b"", -stop)]
+
+
+def asleep() -> None:
+    time.sleep(1)
+
+
+def test_a_forked_child_keeps_the_connection_of_its_parent() -> None:
+    def opened(address: tuple[str, int]) -> None:
+        connection = socket.create_connection(address)
+        multiprocessing.get_context("fork").Process(target=asleep).start()
+        connection.sendall(b"hello")
+        os._exit(0)
+
+    def body() -> tuple[bytes, bytes, float]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            child = multiprocessing.get_context("fork").Process(target=opened, args=(server.getsockname(),))
+            child.start()
+            connection, _ = server.accept()
+            with connection:
+                return connection.recv(16), connection.recv(16), time.monotonic()
+
+    first, last, at_s = simdist.run(body, world_size=1).values[0]
+
+    assert (first, last) == (b"hello", b"")
+    assert at_s - simdist.run(time.monotonic, world_size=1).values[0] == pytest.approx(1.0, abs=0.01)

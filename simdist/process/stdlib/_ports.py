@@ -19,16 +19,57 @@ from typing import Any
 from simdist.process._process import SimProcess
 from simdist.process.stdlib._entropy import drawn_from
 
-__all__ = ["INTERNET", "Ports", "is_here", "is_loopback", "own_address"]
+__all__ = ["INTERNET", "LOCAL", "PAIR", "Key", "Ports", "is_here", "is_loopback", "key_of", "names_of"]
+__all__ += ["other_address", "own_address", "own_name"]
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 _Socket = _socket.socket
+Key = tuple[int | str, object]
+"""The name that both ends of a connection have for an address."""
+
+PAIR: Key = ("pair", None)
+"""The name of the ends of a pair, which have no address."""
+
+LOCAL = ("pair", "path")
+"""The first parts of names of sockets that deliver data at once."""
+
 _Port = tuple[int, int]  # the type of its sockets, and the number
 _FIRST, _COUNT = 32_768, 28_232  # those that Linux chooses from
 _HERE = frozenset(("", "0.0.0.0", "::", "::1", "localhost"))  # to be reached, not to be bound
 
 own_address: Callable[[_Socket], Any] = vars(_socket.socket)["getsockname"]
 """Return the real address of a socket."""
+
+other_address: Callable[[_Socket], Any] = vars(_socket.socket)["getpeername"]
+"""Return the real address of a socket's other end.
+
+Raises:
+    OSError: it has none.
+"""
+
+
+def key_of(sock: _Socket, address: Any) -> Key | None:
+    """The name that both ends have for an address; None for an end without one."""
+    if sock.family in INTERNET:
+        return (int(sock.type), address[1]) if address and address[1] else None
+    return ("path", address) if address else PAIR
+
+
+def names_of(sock: _Socket) -> tuple[Key | None, Key | None]:
+    """The names of a socket and of its other end."""
+    try:
+        peer = other_address(sock)
+    except OSError:
+        return own_name(sock), None
+    return own_name(sock), key_of(sock, peer)
+
+
+def own_name(sock: _Socket) -> Key | None:
+    """The name of a socket's own end."""
+    try:
+        return key_of(sock, own_address(sock))
+    except OSError:  # closed
+        return None
 
 
 class Ports:

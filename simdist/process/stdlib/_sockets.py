@@ -35,7 +35,19 @@ from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Make, Patches, Replacement, Runtime, current_process, current_runtime
 from simdist.process.stdlib._host_names import address_of_host
-from simdist.process.stdlib._ports import INTERNET, Ports, is_here, is_loopback, own_address
+from simdist.process.stdlib._ports import (
+    INTERNET,
+    LOCAL,
+    PAIR,
+    Key,
+    Ports,
+    is_here,
+    is_loopback,
+    key_of,
+    names_of,
+    other_address,
+    own_name,
+)
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -44,13 +56,10 @@ __all__ = ["METHODS", "Sockets", "install"]
 
 _T = TypeVar("_T")
 _Socket = _socket.socket
-_Key = tuple[int | str, object]
-_PAIR: _Key = ("pair", None)  # the ends of a pair, which have no address
-_LOCAL = ("pair", "path")  # these deliver data at once
 _READ, _WRITE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0)
 _send: Callable[[_Socket, ReadableBuffer, int], int] = vars(_socket.socket)["send"]
-_other_address: Callable[[_Socket], Any] = vars(_socket.socket)["getpeername"]
+_close: Callable[[_Socket], None] = vars(_socket.socket)["close"]
 _set_option: Callable[[_Socket, int, int, int], None] = vars(_socket.socket)["setsockopt"]
 _NO_DELAY = (getattr(socket, "IPPROTO_TCP", 6), getattr(socket, "TCP_NODELAY", 1))
 _PATIENCE_MS = 50.0  # real time within which the system delivers data of which a task was notified
@@ -63,7 +72,7 @@ class _Wait:
     __slots__ = ("event", "names", "notified", "what")
     interruptible = True  # by signals
 
-    def __init__(self, event: int, what: str, names: tuple[_Key | None, _Key | None]) -> None:
+    def __init__(self, event: int, what: str, names: tuple[Key | None, Key | None]) -> None:
         self.event = event
         self.what = what
         self.names = names  # of its own end and of the other; the sockets that may wake it have them swapped
@@ -84,24 +93,46 @@ class Sockets:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.ports = Ports()
-        self._named: dict[int, tuple[_Key, SimProcess]] = {}  # by number: ranks' sockets that have an address
+        self._named: dict[int, tuple[Key, SimProcess]] = {}  # by number: ranks' sockets that have an address
         self._to_outside: dict[int, None] = {}  # numbers of sockets that have sent datagrams outside
         self._waits: dict[Task, _Wait] = {}
         self.undelayed: set[int] = set()  # numbers of those for which ranks have set `TCP_NODELAY`
         self._encrypts = False  # True once a rank has an encrypted connection
-        self._living: set[weakref.ref[socket.socket]] = set()  # sockets that ranks have made
+        self._living: dict[weakref.ref[socket.socket], dict[SimProcess, None]] = {}  # and who has them
+        runtime.child_begins.append(self._inherit)
 
-    def follow(self, sock: socket.socket) -> None:
-        """Have waiting tasks look again when a socket is collected that was not closed: that closes it."""
-        self._living.add(weakref.ref(sock, self._went))
+    def follow(self, sock: socket.socket, process: SimProcess) -> None:
+        """Close a socket when its process ends. One that is collected before was closed by that: waiting tasks look."""
+        self._living[weakref.ref(sock, self._went)] = {process: None}
+        process.end_listeners[self._leave] = None
+
+    def _inherit(self, parent: SimProcess, child: SimProcess, forked: bool) -> None:
+        for holders in self._living.values() if forked else ():
+            if parent in holders:
+                holders[child] = None
+                child.end_listeners[self._leave] = None
+
+    def _leave(self, process: SimProcess) -> None:
+        """Close what no living process has any more."""
+        held = [known for known, holders in self._living.items() if process in holders]
+        for known in held:
+            sock, holders = known(), self._living[known]
+            del holders[process]
+            if holders or sock is None or sock.fileno() < 0:
+                continue
+            names, number = names_of(sock), sock.fileno()
+            _close(sock)
+            self.forget(number)
+            self.unfollow(sock)
+            self.notify(names, process)
 
     def unfollow(self, sock: _Socket) -> None:
         """Stop following a closed socket: when its object is collected does not matter any more."""
         if isinstance(sock, socket.socket):
-            self._living.discard(weakref.ref(sock))
+            self._living.pop(weakref.ref(sock), None)
 
     def _went(self, sock: weakref.ref[socket.socket]) -> None:
-        self._living.discard(sock)
+        self._living.pop(sock, None)
         if current_runtime() is self._runtime:
             polling = [task for process in self._runtime.processes.values() for task in process.polling]
             for task in [*self._waits, *polling]:
@@ -122,7 +153,7 @@ class Sockets:
         """Note that a socket has an address now, or that a new one with this `number` has the same address."""
         if process.simulation.policy.touch is not None:
             process.simulation.policy.touch(BEYOND, writes=True)
-        key = _own_name(sock)
+        key = own_name(sock)
         if key is not None:
             self._named[sock.fileno() if number < 0 else number] = key, process
 
@@ -139,15 +170,15 @@ class Sockets:
     def joins(self, sock: _Socket) -> bool:
         """True if what the socket receives can only come from this world."""
         try:
-            peer = _other_address(sock)
+            peer = other_address(sock)
         except OSError:  # it has none: it accepts, or is for datagrams
             return sock.fileno() in self._named and sock.fileno() not in self._to_outside
         return self.has(sock, peer)
 
     def has(self, sock: _Socket, address: object) -> bool:
         """True if a socket of a rank has the address."""
-        key = _key(sock, address) if is_here(sock, address) else None
-        return key in (_PAIR, *(known for known, _ in self._named.values()))
+        key = key_of(sock, address) if is_here(sock, address) else None
+        return key in (PAIR, *(known for known, _ in self._named.values()))
 
     def sent(self, sock: _Socket, process: SimProcess, address: object) -> None:
         """Note that a socket, which has an address now, has connected or sent something to `address`."""
@@ -173,7 +204,7 @@ class Sockets:
         simulation = process.simulation
         task = simulation.check()
         deadline_ns = None if timeout_s is None else due_at(process, math.ceil(timeout_s * 1e9))
-        wait = self._waits[task] = _Wait(event, what, _names(sock))
+        wait = self._waits[task] = _Wait(event, what, names_of(sock))
         try:
             while True:
                 if task.doomed:
@@ -188,9 +219,7 @@ class Sockets:
         finally:
             del self._waits[task]
 
-    def notify(
-        self, names: tuple[_Key | None, _Key | None], process: SimProcess, reader: _Socket | None = None
-    ) -> None:
+    def notify(self, names: tuple[Key | None, Key | None], process: SimProcess, reader: _Socket | None = None) -> None:
         """Wake tasks that wait, after a task has done something with a socket that has these addresses.
 
         `reader` is the socket if the task has read.
@@ -203,7 +232,7 @@ class Sockets:
             if not meant or (reader is not None and wait.event == _READ):
                 continue
             # There may be no room yet after a read, but certainly when all has been read.
-            wait.notified = (other is not None and other[0] not in _LOCAL) and (
+            wait.notified = (other is not None and other[0] not in LOCAL) and (
                 reader is None or not _is_ready(reader.fileno(), _READ)
             )
             simulation.wake(task)
@@ -216,28 +245,6 @@ def _is_ready(number: int, event: int, real_ms: float = 0) -> bool:
     poll = select.poll()
     poll.register(number, event)
     return bool(_really_poll(poll, real_ms))
-
-
-def _key(sock: _Socket, address: Any) -> _Key | None:
-    """The name that both ends have for an address; None for an end without one."""
-    if sock.family in INTERNET:
-        return (int(sock.type), address[1]) if address and address[1] else None
-    return ("path", address) if address else _PAIR
-
-
-def _names(sock: _Socket) -> tuple[_Key | None, _Key | None]:
-    try:
-        peer = _other_address(sock)
-    except OSError:
-        return _own_name(sock), None
-    return _own_name(sock), _key(sock, peer)
-
-
-def _own_name(sock: _Socket) -> _Key | None:
-    try:
-        return _key(sock, own_address(sock))
-    except OSError:  # closed
-        return None
 
 
 def _send_at_once(sock: _Socket) -> None:
@@ -283,7 +290,7 @@ def _encrypted(wants: int) -> Make:
                 try:
                     return original(self, *args, **kwargs)
                 finally:  # it may have written part of a handshake
-                    sockets.notify(_names(self), process, self if wants == _READ else None)
+                    sockets.notify(names_of(self), process, self if wants == _READ else None)
             ssl = sys.modules["ssl"]
             while sockets.joins(self):
                 _set_timeout(self, 0)
@@ -296,7 +303,7 @@ def _encrypted(wants: int) -> Make:
                 finally:
                     if self.fileno() >= 0:
                         _set_timeout(self, timeout_s)
-                        sockets.notify(_names(self), process, self if wants == _READ else None)
+                        sockets.notify(names_of(self), process, self if wants == _READ else None)
                 sockets.wait(self, process, event, what)
             return original(self, *args, **kwargs)
 
@@ -330,7 +337,7 @@ def _blocking(event: int, what: str) -> Make:
             sockets, process = known
             sockets.wait(self, process, event, what)
             done = original(self, *args, **kwargs)
-            sockets.notify(_names(self), process, self if event == _READ else None)
+            sockets.notify(names_of(self), process, self if event == _READ else None)
             return done
 
         return call
@@ -377,7 +384,7 @@ def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callab
         if known is None or self.gettimeout() == 0:
             original(self, data, flags)
             if known is not None:
-                known[0].notify(_names(self), known[1])
+                known[0].notify(names_of(self), known[1])
             return
         sockets, process = known
         left = memoryview(data).cast("B")
@@ -385,7 +392,7 @@ def _sendall(original: Callable[[_Socket, ReadableBuffer, int], None]) -> Callab
             sockets.wait(self, process, _WRITE, "wait for room in")
             # Without blocking: room for one byte need not be room for all.
             left = left[_send(self, left, flags | _AT_ONCE) if sockets.joins(self) else _send(self, left, flags) :]
-            sockets.notify(_names(self), process)
+            sockets.notify(names_of(self), process)
             if not left:
                 return
 
@@ -404,7 +411,7 @@ def _sendto(original: Callable[..., int]) -> Callable[..., int]:
         if where:
             sockets, process = known
             sockets.sent(self, process, where[-1])
-            sockets.notify((_own_name(self), _key(self, where[-1])), process)
+            sockets.notify((own_name(self), key_of(self, where[-1])), process)
         return done
 
     return sendto
@@ -435,7 +442,7 @@ def _connect(original: Callable[[_Socket, object], int | None]) -> Callable[[_So
 def _connected(sock: _Socket, sockets: Sockets, process: SimProcess, address: object) -> None:
     if sock.type == socket.SOCK_STREAM:  # the other kind has not sent anything
         sockets.sent(sock, process, address)
-        sockets.notify((_own_name(sock), _key(sock, address)), process)
+        sockets.notify((own_name(sock), key_of(sock, address)), process)
 
 
 def _bind(original: Callable[..., None]) -> Callable[..., None]:
@@ -499,7 +506,7 @@ def _ending(original: Callable[..., int | None]) -> Callable[..., int | None]:
         if known is None:
             return original(self, *args)
         sockets, process = known
-        names, number = _names(self), self.fileno()
+        names, number = names_of(self), self.fileno()
         done = original(self, *args)
         if self.fileno() < 0 and done is None:  # `detach` returns the number, which stays in use
             sockets.forget(number)
@@ -523,7 +530,7 @@ def _own_address(original: Callable[[_Socket], Any]) -> Callable[[_Socket], obje
         if self.type != socket.SOCK_DGRAM or self.family != socket.AF_INET:
             return seen
         try:
-            outside = not is_loopback(_other_address(self)[0])
+            outside = not is_loopback(other_address(self)[0])
         except OSError:  # it has no other end
             return seen
         return (address_of_host(known[1].host.name) or seen[0], seen[1]) if outside else seen
@@ -552,7 +559,7 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
             existing = kwargs.get("fileno") is not None  # another object for an existing socket
             undelayed = existing and self.fileno() in sockets.undelayed
             sockets.forget(self.fileno())
-            sockets.follow(self)
+            sockets.follow(self, process)
             if existing:
                 sockets.name(self, process)
             if undelayed:
