@@ -9,7 +9,7 @@ report of the interrupted runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 __all__ = ["ArgumentError", "DeadlockError", "FaultError", "InternalError", "InterruptedRunsError"]
 __all__ += ["LivelockError", "MismatchError", "RunFailedError", "ScenarioError", "SimdistError", "StallError"]
@@ -31,6 +31,19 @@ class InternalError(SimdistError):
 
 class UnsupportedError(SimdistError, NotImplementedError):
     """The real backend supports a feature and the simulation does not yet; the text names it and an alternative."""
+
+    _made: ClassVar[dict[str, None]] = {}  # the texts of all
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self._made[str(self)] = None
+
+    @classmethod
+    def take_texts(cls) -> tuple[str, ...]:
+        """Return the texts of those that were made since the last call: a program may have caught some."""
+        texts = tuple(cls._made)
+        cls._made.clear()
+        return texts
 
 
 class ArgumentError(SimdistError, ValueError, TypeError):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
-from simdist.errors import SimdistError
+from simdist.errors import SimdistError, UnsupportedError
 from simdist.kernel import Simulation
 from simdist.process._patches import Make, Patches, Replacement
 from simdist.process._process import SimProcess, process_of
@@ -213,6 +213,7 @@ class Runtime:
                 "another simulated world is running in this process; run one after the other, or in separate processes"
                 + ("" if current_process() is None else _BY_A_RANK)
             )
+        UnsupportedError.take_texts()  # by earlier worlds
         self.left_behind = self._python.state_left()
         _active = self
         self._python.begin(self)

@@ -192,6 +192,7 @@ class Outcome(Generic[Value]):
     strict: bool = False
     faults: tuple[FaultResult, ...] = ()
     shared_state: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     judges: tuple[str, ...] = ()
     findings: tuple[JudgeFinding, ...] = ()

@@ -41,7 +41,7 @@ class Report:
     faults: tuple[str, ...]  # that struck, and that never did
     findings: tuple[str, ...]  # of judges
     deadlock: tuple[str, ...]
-    collectives: tuple[str, ...]  # that ranks did not call alike, and modules that they share
+    collectives: tuple[str, ...]  # that ranks did not call alike; modules that they share; what was refused
     ranks: tuple[str, ...]
     traceback: tuple[str, ...]  # of the rank to blame, as it printed it
     replay: str
@@ -73,7 +73,9 @@ def report_of(
     deadlock = result.deadlock
     reported = str(deadlock).splitlines()[:_DEADLOCK] if deadlock is not None else []
     collectives = uneven_collectives(result.events, strict=result.strict)
-    collectives += shared_lines(None if first is None else first.exception)
+    blamed = None if first is None else first.exception
+    collectives += shared_lines(blamed)
+    collectives += [f"not supported, and refused before: {text}" for text in result.refused if text != str(blamed)]
     room = LINES - 1 - len(faults) - len(findings) - len(reported) - len(collectives)
     ranks = stanza_lines(stanzas_of(result, first, tracebacks or {}, ended), first, room, result.replay)
     return Report(

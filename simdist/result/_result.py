@@ -21,11 +21,12 @@ class RunResult(Shown, Outcome[Value], Generic[Value]):
     ranks that waited for each other, if there was one; with a backend that has timeouts the ranks then went on to
     time out. `replay` is the call or command that repeats the run. `backend`, `policy` and `strict` are the run's
     settings; empty if unknown. `faults` says of each fault whether it struck. `shared_state` names what ranks changed
-    in the host's process that all of them share, and that nothing keeps apart. `programs` names, each with its line,
-    the programs outside the simulation that ranks started, and the connections that ranks made to the outside: their
-    answers are not a function of the seed. `judges` names the judges of the run, and `findings` is what they and
-    `simdist.always` found. `sometimes` has each name of `simdist.sometimes` that a rank passed, and whether it held.
-    `backends` are those over which ranks made groups.
+    in the host's process that all of them share, and that nothing keeps apart. `refused` has the texts of what was not
+    supported, also where the program caught the error. `programs` names, each with its line, the programs outside the
+    simulation that ranks started, and the connections that ranks made to the outside: their answers are not a function
+    of the seed. `judges` names the judges of the run, and `findings` is what they and `simdist.always` found.
+    `sometimes` has each name of `simdist.sometimes` that a rank passed, and whether it held. `backends` are those over
+    which ranks made groups.
 
     For type checkers, `RunResult[int]` is the result of a function that returns an `int`.
     """
@@ -75,6 +76,7 @@ class RunResult(Shown, Outcome[Value], Generic[Value]):
             "ranks": [rank.summary() for rank in self.ranks],
             "faults": [fault.summary() for fault in self.faults],
             "shared_state": list(self.shared_state),
+            "refused": list(self.refused),
             "programs": list(self.programs),
             "judges": list(self.judges),
             "findings": [finding.summary() for finding in self.findings],

@@ -16,7 +16,7 @@ import torch
 from simdist import native
 from simdist.c10d import StoreServer, TorchState, host_server, problems_at_end, torch_generator, unseen_steps
 from simdist.cluster import Cluster, Host, Network, build
-from simdist.errors import InternalError, SimdistError, StallError, StrictError
+from simdist.errors import InternalError, SimdistError, StallError, StrictError, UnsupportedError
 from simdist.faults import Injector
 from simdist.inside import warn_of_newer
 from simdist.inside.torch import set_backward_threads
@@ -545,11 +545,10 @@ class World:
         if self._spec.on_frames is not None:
             self._spec.on_frames(frames)
         ranks = rank_results(self._lives, simulation.now_ns, frames)
-        events = simulation.events
-        stream = EventStream(events.records)
+        stream = EventStream(simulation.events.records)
         said = assertions_of(self._runtime.extras)
         return RunResult(
-            digest=events.digest(),
+            digest=simulation.events.digest(),
             virtual_time_ns=simulation.now_ns,
             restarts=self._agent.restarts,
             ranks=ranks,
@@ -563,6 +562,7 @@ class World:
             strict=self._strict,
             programs=program_lines(self._runtime.programs.started()),
             shared_state=self._runtime.left_behind.changes(),
+            refused=UnsupportedError.take_texts(),
             judges=() if self._court is None else self._court.names,
             findings=(*said.broken.values(), *(() if self._court is None else self._findings(self._court, stream))),
             sometimes=tuple(sorted(said.reached.items())),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 
 import pytest
 import torch
@@ -212,3 +214,29 @@ def test_a_report_names_the_backends_of_the_groups_that_were_made(asked: list[st
     setting = report_of(simdist.run(body, world_size=2, cluster=build(2, devices_per_host="ranks"))).setting
 
     assert setting.startswith(f"2 ranks, {words}, seed 0")
+
+
+def refused_and_caught() -> None:
+    with contextlib.suppress(NotImplementedError):
+        os.fork()
+
+
+def test_what_a_program_caught_is_reported_if_the_run_fails() -> None:
+    def body() -> None:
+        refused_and_caught()
+        raise ValueError("later")
+
+    failed = simdist.run(body, world_size=1)
+
+    (text,) = failed.refused
+    assert text.startswith("rank 0: os.fork would copy the whole world")
+    assert "\nnot supported, and refused before: rank 0: os.fork would copy" in str(failed)
+
+
+def test_the_error_of_a_rank_is_not_reported_twice() -> None:
+    failed = simdist.run(os.fork, world_size=1)
+
+    assert failed.refused
+    assert "refused before" not in str(failed)
+    assert simdist.run(refused_and_caught, world_size=1).ok
+    assert simdist.run(int, world_size=1).refused == ()
