@@ -14,7 +14,8 @@ collectives until they are over (`stashed_for_allocator_safety_`).
 The host must leave pinned memory alone while a non-blocking copy reads or writes it (`_host_races`); only strict worlds
 check that.
 
-In doubt: everything that torch orders inside C++ while it runs backward is taken to be in order.
+In doubt: everything that torch orders inside C++ while it runs backward is taken to be in order. So is the use of
+memory by one process after another (`_storages`).
 """
 
 from __future__ import annotations
@@ -186,6 +187,8 @@ class Races:
         if block is None:
             return
         uses = block.uses
+        if uses is not None and uses.races() is not self:  # another process's: it is not known what orders the two
+            uses.home, uses = None, None
         if uses is None:
             uses = block.uses = Uses(self, block.size, None)
         if keeps:

@@ -127,6 +127,31 @@ def test_ranks_of_one_host_exchange_handles_by_a_collective() -> None:
         )
 
 
+def used_on_streams(tensor: torch.Tensor) -> list[float]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        tensor.mul_(2)
+    side.synchronize()
+    return tensor.tolist()
+
+
+def test_uses_by_two_processes_are_no_race_of_streams() -> None:
+    def body() -> tuple[object, list[float]]:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            tensor = torch.ones(2, device="cuda")
+            reduced = reduce_tensor(tensor)
+        return through_child(received, reduced), tensor.tolist()
+
+    assert values(body, strict=True) == [([2.0, 2.0], [2.0, 2.0])]
+
+
+def received(reduced: tuple[Callable[..., torch.Tensor], tuple[Any, ...]]) -> list[float]:
+    rebuild, args = reduced
+    return used_on_streams(rebuild(*args))
+
+
 def waited(tensor: torch.Tensor) -> bool:
     other = torch.cuda.Event(enable_timing=True)
     tensor.add(1)
