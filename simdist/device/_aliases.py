@@ -40,7 +40,7 @@ class Compiled(Protocol):
 
     Figures: type  # the base class of accounts
     connect: Callable[..., None]
-    enable: Callable[[list[tuple[str, list[torch.dtype], bool]]], None]
+    enable: Callable[[list[tuple[str, list[torch.dtype], bool, bool]]], None]
     disable: Callable[[], None]
     observe: Callable[[bool], None]
     adopt: Callable[[torch.UntypedStorage], tuple[_Figures, int, Tensor] | None]

@@ -51,6 +51,22 @@ def test_a_type_without_a_kernel_is_refused_in_the_words_of_a_gpu() -> None:
     assert said(lambda: F.gelu(whole.cpu())) == "NotImplementedError: \"GeluKernelImpl\" not implemented for 'Long'"
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+@on_devices
+def test_only_sums_are_scattered_of_types_without_atomic_products(dtype: torch.dtype) -> None:
+    values, index = torch.ones(2, dtype=dtype, device=cuda()), torch.zeros(2, dtype=torch.int64, device=cuda())
+    name = "Bool" if dtype is torch.bool else "ComplexFloat"
+    refusal = f"NotImplementedError: \"cuda_scatter_gather_base_kernel_func\" not implemented for '{name}'"
+
+    assert said(lambda: values.scatter_reduce(0, index, values, "prod")) == refusal
+    assert said(lambda: values.scatter_(0, index, values, reduce="multiply")) == refusal
+    assert said(lambda: values.scatter_(0, index, 2, reduce="multiply")) == (
+        f"NotImplementedError: \"cuda_scatter_fill_base_kernel_reduce_multiply\" not implemented for '{name}'"
+    )
+    assert values.scatter_reduce(0, index[:0], values, "prod").tolist() == values.tolist()
+    assert values.scatter_reduce(0, index, values, "sum")[0].item() == (True if dtype is torch.bool else 3)
+
+
 @on_devices
 def test_an_operator_that_no_gpu_has_is_not_there() -> None:
     values = torch.ones(3, device=cuda())

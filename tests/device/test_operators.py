@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.device.worlds import values
 
-DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.complex32)
 SAMPLES = 20
 
 # Operators that draw random numbers, in which a device differs from the CPU, or that return unwritten memory.
@@ -41,16 +41,8 @@ _ONLY_ON_DEVICES = frozenset(
 )
 # Operators that are refused or missing, each with its reason.
 _REFUSED = {
-    "abs": "bool",
-    "linalg_lu": "without pivoting",
-    "linalg_lu_factor": "without pivoting",
-    "linalg_lu_factor_ex": "without pivoting",
-    "nansum": "complex",
-    "nanmean": "complex",
-    "nn_functional_softsign": "bool",
     "torch_ops_aten__efficient_attention_forward": "torch's own, below scaled_dot_product_attention",
     "torch_ops_aten__flash_attention_forward": "torch's own, below scaled_dot_product_attention",
-    "trace": "bool",
 }
 
 

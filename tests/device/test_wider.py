@@ -70,6 +70,24 @@ def test_fourier_transforms_of_halves() -> None:
     assert torch.fft.fft(wave).dtype is torch.complex32
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@on_devices
+def test_complex_numbers_of_half_precision() -> None:
+    numbers = torch.tensor([[1 + 2j, -0.5j], [2, 0.25]], device=cuda(1), dtype=torch.complex32)
+    wide = numbers.to(torch.complex64)
+    made = torch.empty(0, dtype=torch.complex32, device=cuda(1))
+
+    torch.exp(numbers, out=made)
+
+    assert torch.equal(made, wide.exp().to(torch.complex32))
+    assert torch.equal(numbers.clone().exp_(), made)
+    assert torch.equal((wide / 4) ** 2, ((numbers / 4) ** 2).to(torch.complex64))
+    assert numbers.angle().dtype is torch.float16
+    assert numbers.sum().dtype is torch.complex32
+    assert numbers.sum(dtype=torch.complex64).dtype is (numbers / wide).dtype is torch.complex64
+    assert numbers.prod(0).tolist() == [2 + 4j, -0.125j]
+
+
 NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "remainder": lambda data: data % 5,
     "remainder in place": lambda data: data.clone().remainder_(5),

@@ -46,6 +46,24 @@ def on(index: int) -> torch.Tensor:
             "(when checking argument in method wrapper_CUDA__index_select)",
         ),
         (
+            lambda: on(1)[0].index_select(0, torch.tensor(1)),
+            f"{SAME}got index is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA__index_select)",
+        ),
+        (
+            lambda: on(1).clamp(torch.tensor(1.0)),
+            f"{SAME}got min is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA_clamp_Tensor)",
+        ),
+        (
+            lambda: torch.tensor(1.0).add_(on(1)[0, 0]),
+            f"{SAME}found at least two devices, cuda:1 and cpu!",
+        ),
+        (
+            lambda: torch.mul(on(1), 2, out=torch.tensor(1.0)),
+            f"{SAME}found at least two devices, cuda:1 and cpu!",
+        ),
+        (
             lambda: torch.cat([on(1), torch.ones(3, 4)]),
             f"{SAME}got tensors is on cpu, different from other tensors on cuda:1 "
             "(when checking argument in method wrapper_CUDA_cat)",
@@ -58,6 +76,15 @@ def test_tensors_on_different_devices_are_refused(function: Callable[[], Any], t
         function()
 
     assert str(caught.value) == text
+
+
+@on_devices
+def test_a_number_may_be_on_another_device() -> None:
+    tensor = torch.arange(3.0, device=cuda(1))
+
+    assert (tensor * torch.tensor(2.0)).tolist() == [0, 2, 4]
+    assert torch.zeros(2).fill_(tensor[2]).tolist() == [2, 2]
+    assert torch.where(tensor > 1, torch.tensor(5.0), tensor).tolist() == [0, 1, 5]
 
 
 @on_devices

@@ -30,10 +30,10 @@ from simdist.device._generators import Numbers
 from simdist.device._idle import is_view
 from simdist.device._memory import Account
 from simdist.device._state import account_of, keep_figures_in
-from simdist.device.kernels import _limits, _sparse, _special, _wider
+from simdist.device.kernels import _beyond, _limits, _sparse, _special, _wider
 from simdist.device.kernels._awaited import Waits, waits_of
 from simdist.device.kernels._deferred import defer
-from simdist.device.kernels._mixing import MAY_MIX, wrong_devices
+from simdist.device.kernels._mixing import MAY_MIX, on_one_device, wrong_devices
 from simdist.device.kernels._special import (
     NO_HOST_MEMORY,
     account_on,
@@ -71,8 +71,11 @@ Tensor = torch.Tensor
 Kernel = Callable[..., Any]
 Wrapper = Callable[[Operator, Kernel], Kernel]
 _NUMBERS = frozenset((bool, int, float, complex))
-# Composites that ask C++ for cuDNN; these take the CPU's own choice of an algorithm instead.
-_WHOLE = ("aten::convolution", "aten::convolution_backward")
+# Composites that take the CPU's own way as a whole: in C++ they ask for cuDNN, or for a device's part of a kernel.
+_WHOLE = (
+    *("aten::convolution", "aten::convolution_backward"),
+    *("aten::mode", "aten::mode.values", "aten::conj_physical_"),
+)
 
 _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
 
@@ -100,13 +103,18 @@ def install(compiled: Compiled | None = None) -> None:
             _compiled.disable()
         if compiled is not None:
             compiled.connect(_provide, account_of, wait_on_host, _no_memory, _no_type, refuse, Outstanding)
-            ours = _OUR_OWN.keys() | _wider.TYPES
-            theirs = [name for name in _names if "aten::" + name not in ours]
-            compiled.enable([(name, _limits.refused_types(name), _limits.varies(name)) for name in theirs])
+            theirs = [name for name in _names if "aten::" + name not in _OUR_OWN]
+            compiled.enable([(each, _odd_types(each), _limits.varies(each), on_one_device(each)) for each in theirs])
             compiled.observe(bool(_wrappers))
         _compiled = compiled
         keep_figures_in(None if compiled is None else compiled.Figures)
         use(compiled)
+
+
+def _odd_types(name: str) -> list[torch.dtype]:
+    """Return the types of an operator's first tensor that kernels in C++ leave to those in Python."""
+    more = _beyond.types_beyond("aten::" + name), _wider.wider_types("aten::" + name)
+    return [*_limits.refused_types(name), *more[0], *more[1]]
 
 
 def _provide(name: str) -> None:
@@ -276,8 +284,6 @@ def _make(name: str) -> Kernel:
     op = find_operator(name)
     own = _OUR_OWN.get(name)
     made = _kernel_of(op) if own is None else _limits.rewording(name, own)
-    if name in _wider.TYPES:
-        made = _wider.widened(op, made, _wider.TYPES[name])
     made = _limits.guarded(op, made)
     for wrapper in _wrappers:
         made = wrapper(op, made)
@@ -301,6 +307,11 @@ def _kernel_of(op: Operator) -> Kernel:
 
 
 def _call_of(op: Operator) -> Kernel:
+    """Return the operator on CPU tensors, with what a GPU takes beyond the CPU."""
+    return _wider.widened(op, _beyond.extended(op, _cpu_call_of(op)))
+
+
+def _cpu_call_of(op: Operator) -> Kernel:
     """Return the operator on CPU tensors, without the casts of an autocast for the CPU."""
     below = below_autocast(op)
     if below is not None:
@@ -354,10 +365,11 @@ def _is_written(argument: Argument) -> bool:
 class _Inputs:
     """The arguments of one call, as CPU tensors; and whether their devices fit together."""
 
-    __slots__ = ("foreign", "index", "lowered", "seen")
+    __slots__ = ("foreign", "index", "lowered", "one_device", "seen")
 
-    def __init__(self, *, written: bool = False) -> None:
+    def __init__(self, *, written: bool = False, one_device: bool = False) -> None:
         self.lowered = in_its_storage if written else lowered
+        self.one_device = one_device  # also tensors without dimensions
         self.index = -1
         self.foreign = False  # something is on another device
         self.seen: Tensor | None = None  # the first tensor of a device
@@ -368,14 +380,14 @@ class _Inputs:
             index = value.get_device()
             if index != self.index:
                 if index < 0:
-                    self.foreign = self.foreign or value.dim() > 0
+                    self.foreign = self.foreign or self.one_device or value.dim() > 0
                     return value
                 if self.seen is None:
                     self.index, self.seen = index, value
                 else:
                     self.foreign = True
             elif index < 0:
-                self.foreign = self.foreign or value.dim() > 0
+                self.foreign = self.foreign or self.one_device or value.dim() > 0
                 return value
             return self.lowered(value)
         if isinstance(value, (list, tuple)):
@@ -388,6 +400,7 @@ def _pure(op: Operator, *, waits: Waits | None) -> Kernel:
     call = _call_of(op)
     name = full_name(op)
     may_mix = name in _of_libraries or str(op) in MAY_MIX
+    one_device = on_one_device(name.removeprefix("aten::"))
 
     def kernel(*args: Any, **kwargs: object) -> object:
         seen: Any = None
@@ -399,7 +412,7 @@ def _pure(op: Operator, *, waits: Waits | None) -> Kernel:
                 if isinstance(value, Tensor):
                     on = value.get_device()
                     if on < 0:
-                        foreign = foreign or value.dim() > 0
+                        foreign = foreign or one_device or value.dim() > 0
                     else:
                         if seen is None:
                             seen, index = value, on
@@ -407,7 +420,7 @@ def _pure(op: Operator, *, waits: Waits | None) -> Kernel:
                             foreign = True
                         value = lowered(value)
                 elif type(value) in (list, tuple):
-                    inputs = _Inputs()
+                    inputs = _Inputs(one_device=one_device)
                     inputs.seen, inputs.index = seen, index
                     value = [inputs.lower(each) for each in value]
                     seen, index, foreign = inputs.seen, inputs.index, foreign or inputs.foreign
@@ -440,11 +453,12 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
     in_place = [each.alias_info is not None for each in returns]
     draws = "generator" in names
     may_mix = name in _of_libraries or str(op) in MAY_MIX
+    one_device = on_one_device(name.removeprefix("aten::"))
     arguments = schema_of(op).arguments
     in_place_of_arguments = any(not arguments[place].kwarg_only for place in written)
 
     def kernel(*args: Any, **kwargs: Any) -> object:
-        inputs = _Inputs(written=in_place_of_arguments)
+        inputs = _Inputs(written=in_place_of_arguments, one_device=one_device)
         try:
             given = [inputs.lower(value) for value in args]
             inputs.lowered = lowered  # keyword arguments may get other memory
@@ -472,6 +486,8 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
         results: list[tuple[object, Any]] = []
         for place in written:
             was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
+            if isinstance(was, Tensor) and was.get_device() < 0 and inputs.seen is not None and not may_mix:
+                raise wrong_devices(op, args, kwargs)
             if isinstance(was, Tensor) and was.get_device() >= 0 and not was.numel():
                 # An alias can't grow, as `out=` may have to: a tensor of its own can.
                 now = torch.empty_like(now, device="cpu")

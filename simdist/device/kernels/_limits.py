@@ -105,8 +105,8 @@ def _alert_of(name: str) -> str:
 
 
 def refused_types(name: str) -> list[torch.dtype]:
-    """Return the types of an operator's first tensor that only a GPU refuses."""
-    return list(_refused(name))
+    """Return the types of an operator's first tensor that only a GPU refuses, be it in some calls only."""
+    return [*_refused(name), *(_NO_PRODUCTS if name in _REDUCTIONS else ())]
 
 
 def varies(name: str) -> bool:
@@ -117,8 +117,8 @@ def varies(name: str) -> bool:
 def guarded(op: Operator, usual: Kernel) -> Kernel:
     """Wrap the kernel of an operator: it refuses what a GPU refuses before it does anything."""
     name = full_name(op)
-    refused, alert = _refused(name), _alert_of(name)
-    if not refused and not alert:
+    refused, alert, reduction = _refused(name), _alert_of(name), _REDUCTIONS.get(name.removeprefix("aten::"))
+    if not refused and not alert and not reduction:
         return usual
     alerts_for = _VARIES.get(_shared(name), _always)
 
@@ -130,6 +130,8 @@ def guarded(op: Operator, usual: Kernel) -> Kernel:
             if first is not None and first.dtype in refused and first.numel():
                 error = refused[first.dtype]
                 raise type(error)(*error.args)
+        if reduction and args[0].dtype in _NO_PRODUCTS and args[2].numel() and not _adds(*args, **kwargs):
+            raise NotImplementedError(f"\"{reduction}\" not implemented for '{_name_in_cxx(args[0].dtype)}'")
         return usual(*args, **kwargs)
 
     return kernel
@@ -169,6 +171,10 @@ def _reduces(*args: object, reduce: str | None = None, **_: object) -> bool:
     return reduce is not None or len(args) > 4
 
 
+def _adds(*args: object, reduce: str | None = None, **_: object) -> bool:
+    return (args[4] if reduce is None else reduce) in ("sum", "add")
+
+
 def _multiplies(*args: object, reduce: str | None = None, **_: object) -> bool:
     return (args[4] if reduce is None and len(args) > 4 else reduce) == "prod"
 
@@ -176,6 +182,16 @@ def _multiplies(*args: object, reduce: str | None = None, **_: object) -> bool:
 def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
     return accumulate or (len(args) > 3 and bool(args[3]))  # else the CPU's kernel says the same
 
+
+# Reductions of scattered values, which a GPU computes by atomic operations, and its name for itself: for types without
+# these it refuses all but sums (ScatterGatherKernel.cu).
+_NO_PRODUCTS = (torch.bool, torch.complex64, torch.complex128)
+_GATHERING, _FILLING = "cuda_scatter_gather_base_kernel_func", "cuda_scatter_fill_base_kernel_reduce_multiply"
+_REDUCTIONS = {
+    **dict.fromkeys(("scatter_reduce.two", "scatter_reduce_.two", "scatter_reduce.two_out"), _GATHERING),
+    **dict.fromkeys(("scatter.reduce", "scatter_.reduce", "scatter.reduce_out"), _GATHERING),
+    **dict.fromkeys(("scatter.value_reduce", "scatter_.value_reduce", "scatter.value_reduce_out"), _FILLING),
+}
 
 _VARIES: Mapping[str, Callable[..., bool]] = {  # when it does; others always vary
     "bincount": _weighted,

@@ -6,7 +6,7 @@ import torch
 
 from simdist.inside.torch import Operator, full_name, has_kernel, schema_of
 
-__all__ = ["MAY_MIX", "wrong_devices"]
+__all__ = ["MAY_MIX", "on_one_device", "wrong_devices"]
 
 Tensor = torch.Tensor
 _SAME = "Expected all tensors to be on the same device, but "
@@ -21,11 +21,37 @@ MAY_MIX = frozenset(
         "aten._index_put_impl_.default",
         "aten._foreach_copy_.default",
         "aten.is_set_to.default",
+        "aten.fill_.Tensor",
         *(f"aten._fused_{name}_.tensor_lr" for name in ("adam", "adamw", "sgd", "adagrad")),
+    )
+)
+# Operators of several tensors whose wrappers for CUDA check the device of each, be it without dimensions, too: those
+# whose `device_check` is not NoCheck in native_functions.yaml (2.13).
+_ON_ONE_DEVICE = frozenset(
+    (
+        *("_cdist_forward", "_ctc_loss", "_embedding_bag", "_embedding_bag_forward_only", "_prelu_kernel"),
+        *("_weight_norm_interface", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bincount", "bucketize.Tensor"),
+        *("clamp.Tensor", "clamp_max.Tensor", "clamp_min.Tensor", "complex", "dot", "embedding_renorm", "equal"),
+        *("gather", "gcd", "huber_loss", "igamma", "igammac", "index_add", "index_copy", "index_reduce"),
+        *("index_select", "isin.Tensor_Tensor", "lcm", "linalg_cross", "logaddexp", "logaddexp2", "masked_scatter"),
+        *("masked_select", "mm", "multi_margin_loss", "multilabel_margin_loss_forward", "native_batch_norm"),
+        *("native_group_norm", "native_layer_norm", "nextafter", "nll_loss2d_forward", "nll_loss_forward"),
+        *("normal.Tensor_Tensor", "polar", "put", "scatter", "scatter_add", "scatter_reduce", "searchsorted.Tensor"),
+        *("segment_reduce", "take", "vdot"),
     )
 )
 # Not `pointwise`, and yet written with TensorIterator.
 _ITERATING = ("aten::where",)
+
+
+def on_one_device(name: str) -> bool:
+    """True if an operator refuses tensors of the CPU without dimensions beside those of a device.
+
+    Its name is without the namespace.
+    """
+    base, _, overload = name.partition(".")
+    base = base.rstrip("_")
+    return base in _ON_ONE_DEVICE or f"{base}.{overload.removesuffix('_out')}" in _ON_ONE_DEVICE
 
 
 def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> RuntimeError:
@@ -36,11 +62,11 @@ def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, obje
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         values = value if isinstance(value, (list, tuple)) else [value]
         tensors += [(argument.name, each) for each in values if isinstance(each, Tensor)]
-    if torch.Tag.pointwise in op.tags or schema.name in _ITERATING:
+    iterates = torch.Tag.pointwise in op.tags or schema.name in _ITERATING
+    if iterates and not on_one_device(full_name(op).removeprefix("aten::")):
         first = next(tensor for _, tensor in tensors if tensor.is_cuda)
-        other = next(
-            tensor for _, tensor in tensors if tensor.device != first.device and (tensor.is_cuda or tensor.dim())
-        )
+        others = [tensor for _, tensor in tensors if tensor.device != first.device]
+        other = next((tensor for tensor in others if tensor.is_cuda or tensor.dim()), others[0])
         return RuntimeError(f"{_SAME}found at least two devices, {first.device} and {other.device}!")
     first = tensors[0][1]
     name, other = next((name, tensor) for name, tensor in tensors if tensor.device != first.device)

@@ -1,7 +1,6 @@
 """Operators for types that a GPU has kernels for and the CPU has not: computed in a wider type, and rounded.
 
-They were found by torch's own list of operators (`op_db`, which says what each takes on CUDA). Half-precision complex
-numbers have few kernels on the CPU; only their Fourier transforms are here.
+They were found by torch's own list of operators (`op_db`, which says what each takes on CUDA).
 """
 
 from __future__ import annotations
@@ -11,18 +10,38 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import Operator, schema_of
+from simdist.inside.torch import Operator, full_name, schema_of
 
-__all__ = ["KERNELS", "TYPES", "widened"]
+__all__ = ["KERNELS", "widened", "wider_types"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., object]
 Types = Mapping[torch.dtype, torch.dtype]
 _HALVES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _COMPLEX = {torch.float16: torch.float32, torch.complex32: torch.complex64}
+_COMPLEX_ONLY = {torch.complex32: torch.complex64}
 _WHOLE_NUMBERS = dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64)
 
-TYPES: dict[str, Types] = {
+# Half-precision complex numbers: element by element, each also in place and with `out=`; and reductions.
+_OF_ONE = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "log", "rsqrt", "sigmoid", "sin"),
+    *("sinh", "sqrt", "tan", "tanh"),
+)
+_OF_MANY = (
+    *("angle", "angle.out", "div.Tensor", "div_.Tensor", "div.out", "lerp.Scalar", "lerp_.Scalar", "lerp.Scalar_out"),
+    *("lerp.Tensor", "lerp_.Tensor", "lerp.Tensor_out", "logaddexp", "logaddexp.out", "sigmoid_backward"),
+    *("sigmoid_backward.grad_input", "tanh_backward", "tanh_backward.grad_input", "pow.Scalar", "pow.Scalar_out"),
+    *(
+        f"pow{kind}"
+        for each in ("Scalar", "Tensor")
+        for kind in (f".Tensor_{each}", f".Tensor_{each}_out", f"_.{each}")
+    ),
+    *("equal", "prod", "prod.dim_int", "prod.int_out", "sum.dim_IntList", "sum.IntList_out", "nansum", "nansum.out"),
+)
+_TYPES: dict[str, Types] = {
+    **{f"aten::{name}{form}": _COMPLEX_ONLY for name in _OF_ONE for form in ("", "_", ".out")},
+    **{f"aten::{name}": _COMPLEX_ONLY for name in _OF_MANY},
+    **dict.fromkeys(("aten::angle", "aten::angle.out"), _COMPLEX),
     **dict.fromkeys(
         (
             *("aten::avg_pool3d", "aten::avg_pool3d_backward"),
@@ -36,32 +55,61 @@ TYPES: dict[str, Types] = {
     ),
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), _COMPLEX),
     "aten::histc": _WHOLE_NUMBERS,
-    "aten::trace": _HALVES,
+    "aten::trace": {**_HALVES, **_COMPLEX_ONLY},
 }
 
 
-def widened(op: Operator, usual: Kernel, types: Types) -> Kernel:
-    """Wrap the kernel of an operator: it computes types that are keys of `types` in the wider types of those keys."""
-    written = [place for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
+def wider_types(name: str) -> Types:
+    """Return the types that an operator computes in wider ones."""
+    return _TYPES.get(name, {})
 
-    def widen(value: object) -> object:
+
+def widened(op: Operator, usual: Kernel) -> Kernel:
+    """Wrap an operator's call on CPU tensors: it computes the types of `wider_types` in wider ones."""
+    types = wider_types(full_name(op))
+    if not types:
+        return usual
+    written = [(place, each.name) for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
+
+    def widen(value: object) -> Any:
         return value.to(types[value.dtype]) if isinstance(value, Tensor) and value.dtype in types else value
 
-    def kernel(*args: Any, **kwargs: object) -> object:
-        narrow = next((each.dtype for each in args if isinstance(each, Tensor) and each.dtype in types), None)
-        if narrow is None:
+    def kernel(*args: Any, **kwargs: Any) -> object:
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        first = next((each for each in tensors if each.dtype in types), None)
+        said = kwargs.get("dtype")
+        if first is None and said not in types:
             return usual(*args, **kwargs)
-        back = {wide: each for each, wide in types.items() if each is narrow or each.is_complex != narrow.is_complex}
         given = [widen(each) for each in args]
-        result = usual(*given, **{name: widen(each) for name, each in kwargs.items()})
-        for place in written:
-            if given[place] is not args[place]:
-                args[place].copy_(given[place])
-        if isinstance(result, tuple):
-            return tuple(_narrowed(each, back) for each in result)
-        return _narrowed(result, back)
+        named = {name: widen(each) for name, each in kwargs.items()}
+        if said is not None:
+            named["dtype"] = types.get(said, said)
+        result = usual(*given, **named)
+        for place, name in written:
+            was, now = (args[place], given[place]) if place < len(args) else (kwargs[name], named[name])
+            if was is not now:
+                _fill(was, now)
+        narrow = said or _result_type(first, tensors)
+        back = {wide: each for each, wide in types.items() if each is narrow or each.is_complex != narrow.is_complex}
+        if narrow not in types:
+            return result
+        return tuple(_narrowed(each, back) for each in result) if isinstance(result, tuple) else _narrowed(result, back)
 
     return kernel
+
+
+def _fill(tensor: Tensor, made: Tensor) -> None:
+    if tensor.shape != made.shape:
+        tensor.resize_(made.shape)
+    tensor.copy_(made)
+
+
+def _result_type(first: Tensor | None, tensors: list[Tensor]) -> torch.dtype:
+    """Return the type that the results of an operator with these tensors have."""
+    assert first is not None
+    return next(
+        (kind for kind in (torch.result_type(first, each) for each in tensors) if kind is not first.dtype), first.dtype
+    )
 
 
 def _narrowed(value: object, types: Types) -> object:

@@ -302,13 +302,14 @@ void call(const c10::OperatorHandle& op, Stack* stack, int index) {
 struct Devices {
   int index = -1;
   bool foreign = false;
+  bool scalars = false;          // a tensor of the CPU without dimensions
   bool odd = false;              // something that only Python knows how to lower
   const Tensor* seen = nullptr;  // the first of a device
 
   void look(const Tensor& tensor) {
     if (!tensor.defined()) return;
     if (!tensor.is_cuda()) {
-      foreign = foreign || tensor.dim() > 0;
+      (tensor.dim() > 0 ? foreign : scalars) = true;
       return;
     }
     if (tensor.is_conj() || tensor.is_neg()) odd = true;
@@ -356,10 +357,12 @@ void lower_value(IValue& value, bool grows) {
   }
 }
 
-// What a GPU refuses of an operator: types of its first tensor, a bit each; results, if they are to be the same each time.
+// What a GPU refuses of an operator: types of its first tensor, a bit each; results, if they are to be the same each
+// time; tensors of the CPU without dimensions.
 struct Limits {
   uint64_t types = 0;
   bool varies = false;
+  bool one_device = false;
 
   bool hold(const Tensor& first) const {
     return (types >> static_cast<int>(first.scalar_type()) & 1) ||
@@ -387,8 +390,8 @@ class Kernel : public c10::OperatorKernel {
     const size_t count = plan_.written.size(), base = stack->size() - count;
     Devices devices;
     std::vector<Tensor> listed;  // what lists were asked for
-    for (size_t i = 0; i < count; ++i) look((*stack)[base + i], plan_.grows[i], devices);
-    if (C10_UNLIKELY(devices.odd || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0 ||
+    for (size_t i = 0; i < count; ++i) look((*stack)[base + i], plan_.written[i], plan_.grows[i], devices);
+    if (C10_UNLIKELY(devices.odd || (devices.scalars && limits_.one_device) || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0 ||
                      limits_.hold(*devices.seen))) {
       give_to_python(op, stack, provided_);
       return;
@@ -437,10 +440,11 @@ class Kernel : public c10::OperatorKernel {
   }
 
  private:
-  static void look(const IValue& value, bool grows, Devices& devices) {
+  static void look(const IValue& value, bool written, bool grows, Devices& devices) {
     if (value.isTensor()) {
       const Tensor& tensor = value.toTensor();
       devices.look(tensor);
+      if (written && tensor.defined() && !tensor.is_cuda()) devices.odd = true;  // Python refuses it
       // What grows from nothing gets memory of its own, in Python.
       if (grows && tensor.defined() && tensor.is_cuda() && !tensor.numel()) devices.odd = true;
     } else if (value.isTensorList()) {
@@ -710,7 +714,7 @@ PYBIND11_MODULE(_simdist_devices, module) {
          py::object refuse, py::object outstanding) {
         hooks = new Hooks{provide, account_of, synchronize, no_memory, no_type, refuse, outstanding};
       });
-  // For each operator a name, the types that it refuses, and whether its results vary.
+  // For each operator a name, the types that it refuses, whether its results vary, and whether it takes no CPU scalars.
   module.def("enable", [](const py::list& operators) {
     std::vector<std::pair<std::string, Limits>> all;
     for (const auto& each : operators) {
@@ -719,6 +723,7 @@ PYBIND11_MODULE(_simdist_devices, module) {
       for (const auto& type : row[1])
         limits.types |= uint64_t{1} << static_cast<int>(reinterpret_cast<THPDtype*>(type.ptr())->scalar_type);
       limits.varies = row[2].cast<bool>();
+      limits.one_device = row[3].cast<bool>();
       all.emplace_back(row[0].cast<std::string>(), limits);
     }
     enable(all);

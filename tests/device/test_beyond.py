@@ -1,0 +1,84 @@
+"""Calls that a GPU's kernels take and the CPU's refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from simdist.device.kernels._beyond import extended
+from simdist.inside.torch import find_operator
+from tests.device.worlds import cuda, on_devices
+
+Tensor = torch.Tensor
+
+
+@on_devices
+def test_truth_values_have_absolute_values_and_traces() -> None:
+    truths = torch.tensor([[True, False], [True, True]], device=cuda(1))
+
+    assert truths.abs().tolist() == truths.tolist()
+    assert torch.abs(truths, out=torch.empty(0, dtype=torch.bool, device=cuda(1))).tolist() == truths.tolist()
+    assert truths.trace().item() == 2
+    assert truths.trace().dtype is torch.int64
+
+
+@on_devices
+def test_sums_leave_out_complex_numbers_that_are_none() -> None:
+    numbers = torch.tensor([[1 + 2j, complex("nan")], [complex(0, float("nan")), 3j]], device=cuda(1))
+
+    assert numbers.nansum().item() == 1 + 5j
+    assert torch.nansum(numbers, 1, out=torch.empty(0, dtype=torch.complex64, device=cuda(1))).tolist() == [1 + 2j, 3j]
+    assert numbers.nanmean().item() == 0.5 + 2.5j
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3), (2, 3, 4)])
+@on_devices
+def test_matrices_are_factored_without_pivoting(shape: tuple[int, ...]) -> None:
+    matrix = torch.randn(shape, dtype=torch.float64, device=cuda(1))
+
+    permutation, lower, upper = torch.linalg.lu(matrix, pivot=False)
+    _, pivots = torch.linalg.lu_factor(matrix, pivot=False)
+
+    assert torch.allclose(lower @ upper, matrix)
+    assert permutation.shape == (0,)
+    assert pivots.tolist() == torch.arange(1, 4).expand(*shape[:-2], 3).tolist()
+    with pytest.raises(RuntimeError, match="U\\[1,1\\] is zero"):
+        torch.linalg.lu_factor(torch.zeros(2, 2, device=cuda(1)), pivot=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@on_devices
+def test_whole_numbers_are_divided_by_zero(dtype: torch.dtype) -> None:
+    numbers, zeros = torch.arange(1, 4, dtype=dtype, device=cuda(1)), torch.tensor([0, 2, 0], device=cuda(1)).to(dtype)
+    ones = 255 if dtype is torch.uint8 else -1
+    left = (1 << 32) - 1 if dtype is torch.int64 else ones
+
+    assert (numbers % zeros).tolist() == numbers.fmod(zeros).tolist() == [left, 0, left]
+    assert (numbers % 0).tolist() == (3 % (zeros * 0)).tolist() == [left] * 3
+    assert (numbers // zeros).tolist() == torch.div(numbers, zeros, rounding_mode="trunc").tolist() == [ones, 1, ones]
+    assert numbers.remainder_(zeros).tolist() == [left, 0, left]
+
+
+def test_drawn_halves_are_never_zero() -> None:
+    def draw(drawn: Tensor, *_: object, **__: object) -> Tensor:
+        return drawn.copy_(torch.tensor([1e-9, 2.0]))
+
+    made: Any = extended(find_operator("aten::exponential_"), draw)(torch.ones(2, dtype=torch.float16))
+
+    assert made.tolist() == [2**-24, 2.0]
+
+
+@on_devices
+def test_composites_whose_kernels_a_build_for_the_cpu_lacks() -> None:
+    numbers = torch.tensor([[1, 2, 2], [3, 3, 1]], device=cuda(1))
+    values, places = torch.empty_like(numbers[0, :0]), torch.empty_like(numbers[:, 0])
+    turned = torch.tensor([1 + 2j], device=cuda(1))
+
+    torch.mode(numbers, out=(values, places))
+    turned.conj_physical_()
+
+    assert values.tolist() == [2, 3]
+    assert places.tolist() == numbers.mode().indices.tolist()
+    assert turned.tolist() == [1 - 2j]
