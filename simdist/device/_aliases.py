@@ -13,16 +13,25 @@ here call those kernels. Such a storage gets a `Block` when it is first asked fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from simdist.device._memory import Account, Block, Device, account_class
 from simdist.device._torch_core import core
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import CPU, find_operator, negated_view, on_cpu, on_device, redispatching, to_capsule
+from simdist.inside.torch import (
+    CPU,
+    exchange_memory,
+    find_operator,
+    negated_view,
+    on_cpu,
+    on_device,
+    redispatching,
+    to_capsule,
+)
 
-__all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "host"]
+__all__ = ["Compiled", "NotYet", "account_holding", "block_of", "block_of_storage", "exchange", "host"]
 __all__ += ["in_its_storage", "lowered", "memory", "part_of", "raised", "refuse", "use"]
 
 Tensor = torch.Tensor
@@ -101,9 +110,21 @@ def part_of(storage: torch.UntypedStorage, part: torch.UntypedStorage) -> torch.
         return part
     if _compiled is not None:
         part = _compiled.part(storage, part, block)
+    storage.is_divided = True  # type: ignore[attr-defined]  # ours
     part.block = block  # type: ignore[attr-defined]  # ours; the part keeps the other storage, and so its block
     part.is_part = True  # type: ignore[attr-defined]  # it has a size of its own, and can't be resized
     return part
+
+
+def exchange(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Give a storage the memory of another one, with its block: all tensors of it see that; the other gets its own."""
+    first: Any = storage
+    second: Any = other
+    blocks = block_of_storage(first), block_of_storage(second)
+    exchange_memory(first, second)
+    first.block, second.block = reversed(blocks)
+    if getattr(first, "is_divided", False):  # its parts are over the memory that it had, and keep only itself
+        first.earlier = (*getattr(first, "earlier", ()), second)
 
 
 def account_holding(tensor: Tensor) -> Account | None:

@@ -13,7 +13,7 @@ from typing import Any, Never
 
 import torch
 
-from simdist.device._aliases import block_of, block_of_storage, host, part_of
+from simdist.device._aliases import block_of, block_of_storage, exchange, host, part_of
 from simdist.device._failure import cuda_error
 from simdist.device._marks import Mark, after
 from simdist.device._state import account_of, present_or_none, shared_storages
@@ -61,13 +61,20 @@ def _clone(original: Callable[..., object]) -> Callable[..., object]:
 
 def _resize(original: Callable[..., object]) -> Callable[..., object]:
     def resize_(self: torch.UntypedStorage, size: int) -> object:
-        """Change the account and the size; the bytes stay, since memory in a capsule can't be resized."""
+        """Change the account and the size; the bytes stay, as long as they are enough."""
         block = block_of_storage(self)
         if block is None:
             return original(self, size)
-        if size > _nbytes(self) or getattr(self, "is_part", False):
+        if getattr(self, "is_part", False):
             raise RuntimeError("Trying to resize storage that is not resizable")
-        block.resize(size)
+        if size <= _nbytes(self):
+            block.resize(size)
+            return self
+        made, kept = _new(size, self.device.index), self.nbytes()
+        bytes_of = torch.empty(0, dtype=torch.uint8, device=self.device).set_
+        if kept:
+            bytes_of(made)[:kept].copy_(bytes_of(self)[:kept])
+        exchange(self, made)
         return self
 
     return resize_
@@ -190,6 +197,8 @@ def _importing(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         if whole is None:
             return made
         begin = made.data_ptr() - whole.data_ptr()
+        if not 0 <= begin <= whole.nbytes() - made.untyped_storage().nbytes():  # it got other memory meanwhile
+            return made
         part = whole[begin : begin + made.untyped_storage().nbytes()]
         shape, strides = made.shape, made.stride()
         return torch.empty(0, dtype=made.dtype, device=made.device).set_(part, 0, shape, strides)

@@ -18,6 +18,7 @@ from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, model, on_devices, values
 
 Tensor = torch.Tensor
+storage_of = torch.Tensor.untyped_storage
 
 
 def random() -> Tensor:
@@ -165,6 +166,44 @@ def test_a_resized_tensor_keeps_its_elements() -> None:
     assert tensor.shape == (2, 3)
     assert tensor.flatten()[:2].tolist() == [0, 1]
     assert view.tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [lambda tensor: tensor.resize_(600), lambda tensor: storage_of(tensor).resize_(2400)],
+    ids=["tensor", "storage"],
+)
+@on_devices
+def test_views_see_the_memory_that_a_storage_grows_to(resize: Callable[[Tensor], object]) -> None:
+    tensor = torch.arange(4.0, device=cuda(1))
+    view, part = tensor[1:], storage_of(tensor)[0:8]
+
+    resize(tensor)
+    view.add_(10)
+
+    assert storage_of(tensor).nbytes() == storage_of(view).nbytes() == 2400
+    assert tensor[:4].tolist() == [0, 11, 12, 13]
+    assert torch.cuda.memory_allocated(1) == 2560 + 512  # a part keeps the memory that it was cut from
+    assert torch.empty(0, device=cuda(1)).set_(part).tolist() == [0, 1]
+    del tensor, view, part
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@on_devices
+def test_results_of_another_shape_go_into_the_storage_of_their_view() -> None:
+    numbers, memory = torch.ones(3, device=cuda(1)), torch.zeros(6, device=cuda(1))
+    none, some, last = memory[:0], memory[3:5], memory[5:]
+
+    torch.add(numbers, 1, out=none)
+    torch.add(numbers, 2, out=some)
+    fitted = memory.tolist()
+    torch.add(numbers, 3, out=last)
+
+    assert fitted == [2, 2, 2, 3, 3, 3]
+    assert memory.tolist() == [2, 2, 2, 3, 3, 4]
+    assert last.tolist() == [4, 4, 4]
+    assert storage_of(memory).nbytes() == 8 * 4
 
 
 @pytest.mark.parametrize("stride", [(1, 2), (0, 1), (3, 1)], ids=["transposed", "expanded", "plain"])

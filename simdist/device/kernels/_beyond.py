@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from simdist.inside.torch import Operator, full_name
+from simdist.inside.torch import Operator, calling, find_operator, full_name
 
 __all__ = ["extended", "types_beyond"]
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
+_check_errors = calling(find_operator("aten::_linalg_check_errors"))
 _COMPLEX = (torch.complex64, torch.complex128)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ALL_FLOATS = (torch.float32, torch.float64, *_COMPLEX)
@@ -116,7 +117,7 @@ def _lu_factor(call: Call) -> Call:
             return call(A, pivot=pivot, check_errors=check_errors, **out)
         made = _factors(A)
         if check_errors:
-            torch._linalg_check_errors(made[2], "torch.linalg.lu_factor_ex", is_matrix=A.dim() == 2)
+            _check_errors(made[2], "torch.linalg.lu_factor_ex", is_matrix=A.dim() == 2)
         return tuple(map(_into, out.values(), made)) if out else made
 
     return factor

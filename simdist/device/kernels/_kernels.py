@@ -79,6 +79,8 @@ _WHOLE = (
 
 _OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
 
+_CANT_GROW = "Trying to resize storage that is not resizable"  # what torch says of an alias
+
 _library: Replacements | None = None
 # Other namespaces of torch whose operators have kernels for CUDA in a build with it.
 _MORE = ("quantization",)
@@ -102,7 +104,7 @@ def install(compiled: Compiled | None = None) -> None:
         if _compiled is not None:
             _compiled.disable()
         if compiled is not None:
-            compiled.connect(_provide, account_of, wait_on_host, _no_memory, _no_type, refuse, Outstanding)
+            compiled.connect(_provide, account_of, wait_on_host, _no_memory, _no_type, refuse, Outstanding, grow)
             theirs = [name for name in _names if "aten::" + name not in _OUR_OWN]
             compiled.enable([(each, _odd_types(each), _limits.varies(each), on_one_device(each)) for each in theirs])
             compiled.observe(bool(_wrappers))
@@ -501,7 +503,14 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
         try:
             result = call(*given, **named)
         except RuntimeError as error:
-            raise _limits.reworded(name, memory_error(error, account_of(max(index, 0)))) from None
+            if in_place_of_arguments or not written or _CANT_GROW not in str(error):
+                raise _limits.reworded(name, memory_error(error, account_of(max(index, 0)))) from None
+            results = _anew(results)
+            named.update(zip((names[place] for place in written), (now for _, now in results), strict=True))
+            result = call(*given, **named)
+            for was, now in results:
+                if isinstance(was, Tensor) and was.shape == now.shape:
+                    lowered(was).copy_(now)
         for was, now in results:
             if isinstance(was, Tensor) and was.shape != now.shape:
                 grow(was, now)
@@ -520,6 +529,11 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
         )
 
     return kernel
+
+
+def _anew(results: list[tuple[object, Any]]) -> list[tuple[object, Any]]:
+    """Return tensors of their own, which can grow, in place of aliases, for what an operator writes."""
+    return [(was, torch.empty(0, dtype=now.dtype) if isinstance(now, Tensor) else now) for was, now in results]
 
 
 def _named(name: str, kwargs: dict[str, object], named: dict[str, Any]) -> tuple[object, Any]:

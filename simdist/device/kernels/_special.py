@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from simdist.device._aliases import NotYet, account_holding, host, in_its_storage, lowered, raised
+from simdist.device._aliases import NotYet, account_holding, exchange, host, in_its_storage, lowered, raised
 from simdist.device._generators import DeviceGenerator, Numbers, device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
@@ -60,9 +60,28 @@ def _source(generator: torch.Generator | None, index: int) -> DeviceGenerator:
 
 
 def grow(tensor: Tensor, made: Tensor) -> None:
-    """Give a tensor of a device the memory and the shape of the CPU kernel's result."""
+    """Give a tensor of a device the values and the shape of the CPU kernel's result, as `resize_` and a copy do.
+
+    All tensors of its storage see them.
+    """
+    place = tensor.storage_offset()
+    if place == _numel_of_storage(tensor) == 0:
+        _give(tensor, made)
+        _restride(tensor, made, made.storage_offset())
+        return
+    _resize_(tensor, made.shape)
+    _restride(tensor, made, place)
+    host(tensor).copy_(made)
+
+
+def _give(tensor: Tensor, made: Tensor) -> None:
+    """Give the storage of a device's tensor the memory of a CPU tensor."""
     there = raised(made, account_on(tensor, tensor.get_device()))
-    redispatching(_aten.set_.source_Tensor)(CPU, tensor, there)
+    exchange(tensor.untyped_storage(), there.untyped_storage())
+
+
+def _restride(tensor: Tensor, like: Tensor, place: int | torch.SymInt) -> None:
+    redispatching(_aten.as_strided_.default)(CPU, tensor, like.shape, like.stride(), place)
 
 
 def memory_error(error: RuntimeError, account: Account) -> RuntimeError:
@@ -165,7 +184,8 @@ def _no_nested(*_: object, **__: object) -> Tensor:
 
 
 def _set_to_nothing(self: Tensor) -> Tensor:
-    grow(self, torch.empty(0, dtype=self.dtype, device="cpu"))
+    nothing = raised(torch.empty(0, dtype=self.dtype, device="cpu"), account_on(self, self.get_device()))
+    redispatching(_aten.set_.source_Tensor)(CPU, self, nothing)
     return self
 
 
@@ -251,8 +271,8 @@ def _resize_(self: Tensor, size: Sequence[int], *, memory_format: torch.memory_f
         memory = torch.empty(needed, dtype=self.dtype, device="cpu")
         if there:
             memory[:there] = host(redispatching(_aten.as_strided.default)(CPU, self, (there,), (1,), 0))
-        grow(self, memory)
-    redispatching(_aten.as_strided_.default)(CPU, self, size, plan.stride(), offset)
+        _give(self, memory)
+    _restride(self, plan, offset)
     return self
 
 

@@ -1,4 +1,4 @@
-"""Layouts in memory: a DLPack capsule's device, a generator's device and its words.
+"""Layouts in memory: a DLPack capsule's device, a generator's device and its words, a storage's memory and its size.
 
 A DLPack capsule says on which device its memory is, and torch trusts it: from a capsule whose device is overwritten
 torch makes a genuine tensor with the dispatch keys of that device. It shares the memory and keeps it alive.
@@ -21,6 +21,7 @@ __all__ = [
     "TENSOR_TABLE",
     "address_of_generator",
     "engine_words",
+    "exchange_memory",
     "keeps_gaussian",
     "on_cpu",
     "on_device",
@@ -61,6 +62,24 @@ def on_device(capsule: object, index: int) -> Tensor:
     _int64_at(_pointer(capsule, _NAME) + _AT_DEVICE).value = _CUDA | index << 32
     return _from_capsule(capsule)
 
+
+def exchange_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages of one device, and their sizes: all tensors of each see that of the other.
+
+    Attributes of the Python objects stay where they are.
+    """
+    places = [_words_of(storage) for storage in (one, other)]
+    for word in _EXCHANGED:
+        places[0][word], places[1][word] = places[1][word], places[0][word]
+
+
+def _words_of(storage: torch.UntypedStorage) -> Any:
+    """The words of `c10::StorageImpl` behind its head: address, context and deleter of the memory; device; size."""
+    known: Any = storage
+    return (ctypes.c_int64 * _STORAGE_WORDS).from_address(known._cdata + _STORAGE_HEAD)
+
+
+_STORAGE_HEAD, _STORAGE_WORDS, _EXCHANGED = 16, 5, (0, 1, 2, 4)  # the head: table of methods, and reference counts
 
 address_of_generator: Callable[[torch.Generator], int] = word_in
 """Where the C++ object of a generator is: the one word behind the header of the Python object."""
@@ -169,3 +188,23 @@ def _generators_are_known() -> str:
 )
 def _engine_is_known() -> str:
     return "" if place_of_engine() is not None else "the words are not there"
+
+
+@fact(
+    "torch.storages",
+    what="a C++ storage begins with the address of its memory, the memory's owner, its device and its size",
+    source="c10/core/StorageImpl.h; c10/core/Allocator.h, DataPtr; c10/util/UniqueVoidPtr.h",
+    seen="2.11 to 2.15",
+    feature="virtual devices",
+)
+def _storages_are_known() -> str:
+    few, many = (torch.full((size,), size, dtype=torch.uint8, device="cpu") for size in (3, 5))
+    storages = [tensor.untyped_storage() for tensor in (few, many)]
+    for storage in storages:
+        words = _words_of(storage)
+        if words[0] != storage.data_ptr() or words[4] != storage.nbytes():
+            return f"behind its head a storage has the words {[hex(word) for word in words]}"
+    exchange_memory(*storages)
+    seen = [storage.nbytes() for storage in storages], few.tolist()
+    exchange_memory(*storages)
+    return "" if seen == ([5, 3], [5, 5, 5]) else f"after an exchange they are {seen}"

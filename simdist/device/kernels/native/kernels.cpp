@@ -48,6 +48,7 @@ struct Hooks {
   py::object no_type;      // raises what a GPU says where the CPU's kernel has none for a type
   py::object refuse;       // raises what is said of tensors that no device has
   py::object outstanding;  // the class of what stands for the memory that an operation has claimed
+  py::object grow;         // gives a tensor of a device the values and the shape of the CPU kernel's result
 };
 Hooks* hooks = nullptr;
 std::atomic<bool> observed{false};  // every kernel goes to Python
@@ -420,7 +421,7 @@ class Kernel : public c10::OperatorKernel {
       if (!was.isTensor() || !was.toTensor().defined()) continue;
       const Tensor& before = was.toTensor();
       const Tensor& after = now.toTensor();
-      if (C10_UNLIKELY(before.sizes() != after.sizes())) grow(before, after, figures);
+      if (C10_UNLIKELY(before.sizes() != after.sizes())) grow(before, after);
     }
     const size_t results = plan_.in_place.size(), first = stack->size() - results;
     size_t next = 0;
@@ -457,10 +458,10 @@ class Kernel : public c10::OperatorKernel {
     }
   }
 
-  static void grow(const Tensor& tensor, const Tensor& made, const std::shared_ptr<Figures>& figures) {
-    static const auto set = c10::Dispatcher::singleton().findSchemaOrThrow("aten::set_", "source_Tensor");
-    Stack stack{tensor, raise(made, figures)};
-    set.redispatchBoxed(kCpu, &stack);
+  static void grow(const Tensor& tensor, const Tensor& made) {
+    py::gil_scoped_acquire gil;
+    hooks->grow(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)),
+                py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
   }
 
   const Limits limits_;
@@ -479,8 +480,8 @@ class Direct {
     Devices devices;
     (look(args, devices), ...);
     const Held* held = devices.seen ? held_of(devices.seen->storage()) : nullptr;
-    if (C10_UNLIKELY(!held || devices.odd || devices.foreign || observed.load(std::memory_order_relaxed) ||
-                     limits_.hold(*devices.seen))) {
+    if (C10_UNLIKELY(!held || devices.odd || devices.foreign || (devices.scalars && limits_.one_device) ||
+                     observed.load(std::memory_order_relaxed) || limits_.hold(*devices.seen))) {
       Stack stack;
       torch::jit::push(stack, args...);
       (*kernel_)(op_, kCpu, &stack);
@@ -711,8 +712,8 @@ PYBIND11_MODULE(_simdist_devices, module) {
   module.def(
       "connect",
       [](py::object provide, py::object account_of, py::object synchronize, py::object no_memory, py::object no_type,
-         py::object refuse, py::object outstanding) {
-        hooks = new Hooks{provide, account_of, synchronize, no_memory, no_type, refuse, outstanding};
+         py::object refuse, py::object outstanding, py::object grow) {
+        hooks = new Hooks{provide, account_of, synchronize, no_memory, no_type, refuse, outstanding, grow};
       });
   // For each operator a name, the types that it refuses, whether its results vary, and whether it takes no CPU scalars.
   module.def("enable", [](const py::list& operators) {
