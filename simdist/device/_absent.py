@@ -61,11 +61,44 @@ def _of_class(replacement: Callable[..., object]) -> Callable[[Callable[..., obj
 # -- one process with several devices --------------------------------------------------------------------------------
 
 
+# The checks and their texts are those of torch/csrc/cuda/comm.cpp (2.13).
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise RuntimeError(text)
+
+
+def _wrapped(dim: int, tensor: torch.Tensor) -> int:
+    tensor.size(dim)  # refuses what is no dimension, in torch's words
+    return dim % tensor.dim()
+
+
+def _require_on_devices(tensors: Sequence[torch.Tensor], many: str, one: str) -> None:
+    for place, each in enumerate(tensors):
+        _require(
+            each.is_cuda,
+            f"Expected all {many} tensors to be CUDA tensors, but {one} at index {place} has device '{each.device}'",
+        )
+
+
+def _on(index: int) -> torch.device:
+    _require(index >= 0, f"Expected non-negative device index, but got {index}")
+    return torch.device("cuda", index)
+
+
 def _broadcast(tensor: torch.Tensor, devices: list[int]) -> list[torch.Tensor]:
-    return [tensor.to(torch.device("cuda", index)) for index in devices]
+    return [tensor.to(_on(index)) for index in devices]
 
 
 def _broadcast_out(tensor: torch.Tensor, out: list[torch.Tensor]) -> list[torch.Tensor]:
+    _require_on_devices(out, "output", "output tensor")
+    for place, each in enumerate(out):
+        _require(
+            each.shape == tensor.shape,
+            f"Expected all output tensors to have same shape as the source tensor {_said(tensor.shape)}, but output "
+            f"tensor at index {place} has shape {_said(each.shape)}",
+        )
     for each in out:
         each.copy_(tensor)
     return out
@@ -75,33 +108,77 @@ def _broadcast_coalesced(tensors: list[torch.Tensor], devices: list[int], _: int
     return [[tensor.to(torch.device("cuda", index)) for tensor in tensors] for index in devices]
 
 
-def _chunks(tensor: torch.Tensor, sizes: Sequence[int] | None, count: int, dim: int) -> list[torch.Tensor]:
-    return list(tensor.chunk(count, dim) if sizes is None else torch.split_with_sizes(tensor, list(sizes), dim))
-
-
 def _scatter(
     tensor: torch.Tensor, devices: list[int], sizes: Sequence[int] | None = None, dim: int = 0, streams: object = None
 ) -> list[torch.Tensor]:
-    chunks = _chunks(tensor, sizes, len(devices), dim)
-    return [chunk.to(torch.device("cuda", index)) for chunk, index in zip(chunks, devices, strict=False)]
+    _require(bool(devices), "Expected at least one device to scatter to")
+    _require(
+        sizes is None or len(sizes) == len(devices),
+        "Expected devices and chunk_sizes to be of same length, but got "
+        f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(sizes or ())}",
+    )
+    chunks = tensor.chunk(len(devices), dim) if sizes is None else torch.split_with_sizes(tensor, list(sizes), dim)
+    return [chunk.to(_on(index)) for chunk, index in zip(chunks, devices, strict=False)]
 
 
 def _scatter_out(
     tensor: torch.Tensor, out: list[torch.Tensor], dim: int = 0, streams: object = None
 ) -> list[torch.Tensor]:
+    _require(bool(out), "Expected at least one output tensor to scatter to")
+    _require_on_devices(out, "output", "output tensor")
+    dim = _wrapped(dim, tensor)
+    for place, each in enumerate(out):
+        shape = [*each.shape[:dim], *tensor.shape[dim : dim + 1], *each.shape[dim + 1 :]]
+        _require(
+            each.dim() == tensor.dim() and shape == list(tensor.shape),
+            f"Output tensor at index {place} has incorrect shape: {_said(each.shape)}. Expected same shape except for "
+            f"scatter dim {dim} as the source tensor: at::IntArrayRef({_said(tensor.shape)})",
+        )
     sizes = [each.size(dim) for each in out]
-    for each, chunk in zip(out, _chunks(tensor, sizes, len(out), dim), strict=True):
+    _require(
+        sum(sizes) == tensor.size(dim),
+        f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}. "
+        f"Expected {tensor.size(dim)}, but got total size {sum(sizes)}",
+    )
+    for each, chunk in zip(out, torch.split_with_sizes(tensor, sizes, dim), strict=True):
         each.copy_(chunk)
     return out
 
 
+def _gathered_shape(tensors: list[torch.Tensor], dim: int) -> list[int]:
+    _require(bool(tensors), "Expected at least one tensor to gather from")
+    shape = list(tensors[0].shape)
+    dim = _wrapped(dim, tensors[0])
+    _require_on_devices(tensors, "input", "tensor")
+    for place, each in enumerate(tensors):
+        _require(
+            each.dim() == len(shape),
+            "Expected all input tensors to have the same number of dimensions, but tensor at index "
+            f"{place} has {each.dim()} dimensions, (expected {len(shape)})",
+        )
+        shape[dim] = each.size(dim)
+        _require(
+            shape == list(each.shape),
+            f"Input tensor at index {place} has invalid shape {_said(each.shape)}, but expected {_said(shape)}",
+        )
+    shape[dim] = sum(each.size(dim) for each in tensors)
+    return shape
+
+
 def _gather(tensors: list[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
-    device = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
+    _gathered_shape(tensors, dim)
+    device = torch.device("cpu" if destination == -1 else "cuda" if destination is None else f"cuda:{destination}")
     return torch.cat([tensor.to(device) for tensor in tensors], dim)
 
 
 def _gather_out(tensors: list[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    shape = _gathered_shape(tensors, dim)
+    _require(list(out.shape) == shape, f"Expected out tensor to have shape {_said(shape)}, but got {_said(out.shape)}")
     return out.copy_(torch.cat([tensor.to(out.device) for tensor in tensors], dim))
+
+
+def _said(shape: Sequence[int]) -> str:
+    return str(list(shape))
 
 
 def _folded(inputs: list[torch.Tensor], op: int) -> torch.Tensor:

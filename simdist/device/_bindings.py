@@ -286,11 +286,36 @@ class _Error(int):
     success = 0
 
 
+_ERROR_TEXTS = {  # of CUDA 13
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    4: "driver shutting down",
+    35: "CUDA driver version is insufficient for CUDA runtime version",
+    46: "CUDA-capable device(s) is/are busy or unavailable",
+    98: "invalid device function",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    201: "invalid device context",
+    209: "no kernel image is available for execution on the device",
+    214: "uncorrectable ECC error encountered",
+    400: "invalid resource handle",
+    600: "device not ready",
+    700: "an illegal memory access was encountered",
+    701: "too many resources requested for launch",
+    710: "device-side assert triggered",
+    719: "unspecified launch failure",
+    801: "operation not supported",
+    999: "unknown error",
+}
+
+
 def runtime_library() -> object:
     """Return the result of `torch.cuda.cudart()`."""
     return types.SimpleNamespace(
         cudaError=_Error,
-        cudaGetErrorString=lambda code: "no error" if code == 0 else "unrecognized error code",
+        cudaGetErrorString=lambda code: _ERROR_TEXTS.get(code, "unrecognized error code"),
         cudaMemGetInfo=_memory_info,
         cudaProfilerStart=lambda: 0,
         cudaProfilerStop=lambda: 0,

@@ -35,15 +35,15 @@ _ERRORS = {
     "assert": (710, "cudaErrorAssert", "device-side assert triggered"),
     "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
     "lost": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
-    "fork": (3, "cudaErrorInitializationError", "initialization error"),
     "handle": (400, "cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    "fork": (3, "cudaErrorInitializationError", "initialization error"),
 }
 
 
 def cuda_error(kind: str) -> torch.AcceleratorError:
     """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork".
 
-    And of one call, for a "handle" of memory that is not there.
+    Or of one call, for a "handle" of memory that is not there, or of an event of another device.
     """
     code, name, text = _ERRORS[kind]
     error = torch.AcceleratorError(

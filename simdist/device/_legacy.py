@@ -8,11 +8,13 @@ all other respects, they are torch's.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from simdist.device._state import present
 from simdist.process import Patches, class_on_ranks, current_process
 
 __all__ = ["install"]
@@ -20,6 +22,10 @@ __all__ = ["install"]
 _NAMES = (
     *("BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor"),
     *("IntTensor", "LongTensor", "ShortTensor"),
+)
+_NOT_RECOMMENDED = (  # torch/csrc/tensor/python_tensor.cpp (2.13)
+    "The torch.cuda.*DtypeTensor constructors are no longer recommended. It's best to use methods such as "
+    "torch.tensor(data, dtype=*, device='cuda') to create tensors."
 )
 _tensors: Any = torch  # its legacy types are made when it is imported
 
@@ -30,6 +36,10 @@ def _tensor_class(name: str, real: type) -> type:
     dtype: torch.dtype = on_the_host.dtype
 
     def make(*args: Any, device: torch.device | str | int | None = None) -> torch.Tensor:
+        state = present()
+        if not state.has_warned_of_types or torch.is_warn_always_enabled():
+            state.has_warned_of_types = True
+            warnings.warn(_NOT_RECOMMENDED, UserWarning, stacklevel=3)
         device = torch.device("cuda" if device is None else device)
         if device.type != "cuda":
             raise RuntimeError(

@@ -279,11 +279,13 @@ class StreamBase(torch.Stream):
         if priority > 0:
             raise RuntimeError(f"Expected cuda stream priority to be less than or equal to 0, got {priority}")
         made._priority = max(_GREATEST_PRIORITY, priority)
+        made._entered = []
         return made
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     _priority: int
+    _entered: list[Any]  # contexts in which it is the current stream
 
     @property
     def cuda_stream(self) -> int:
@@ -315,12 +317,12 @@ class StreamBase(torch.Stream):
 
     def __enter__(self) -> Self:
         select: Any = torch.cuda.stream
-        self._outer = select(self)
-        self._outer.__enter__()
+        self._entered.append(select(self))
+        self._entered[-1].__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._outer.__exit__(*error)
+        self._entered.pop().__exit__(*error)
 
 
 class EventBase(torch.Event):
@@ -387,12 +389,17 @@ class EventBase(torch.Event):
 
         Raises:
             ValueError: one of them was made without timing, or is not recorded.
-            RuntimeError: the work of one of them is not done.
+            RuntimeError: the work of one of them is not done, or they are of two devices.
         """
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._index != end_event._index:
+            # Imported here: `_failure` rests on the kernels, which rest on this.
+            from simdist.device._failure import cuda_error
+
+            raise cuda_error("handle")
         if not (self.query() and end_event.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return float(end_event._mark.at_ns - self._mark.at_ns) / 1e6

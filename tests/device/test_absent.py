@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.cuda.comm
 import torch.distributed._symmetric_memory
 from torch import nn
 
@@ -14,6 +15,7 @@ from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, on_devices, values
 
 _cuda: Any = torch.cuda
+_comm: Any = torch.cuda.comm
 _symmetric: Any = torch.distributed._symmetric_memory
 
 
@@ -140,3 +142,78 @@ def test_a_compiled_module_is_trained_on_a_device_without_triton() -> None:
     ((plain, compiled),) = values(body)
 
     assert compiled == plain
+
+
+def on(index: int, *shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel()), device=cuda(index)).view(shape)
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "no device": (lambda: _comm.scatter(on(0, 4, 2), []), "Expected at least one device to scatter to"),
+    "sizes": (
+        lambda: _comm.scatter(on(0, 4, 2), [0, 1], [1, 2, 1]),
+        "Expected devices and chunk_sizes to be of same length, but got len(devices) = 2 and len(chunk_sizes) = 3",
+    ),
+    "no output": (lambda: _comm.scatter(on(0, 4), out=[]), "Expected at least one output tensor to scatter to"),
+    "output on the CPU": (
+        lambda: _comm.scatter(on(0, 4), out=[torch.zeros(4)]),
+        "Expected all output tensors to be CUDA tensors, but output tensor at index 0 has device 'cpu'",
+    ),
+    "shape of an output": (
+        lambda: _comm.scatter(on(0, 4, 2), out=[on(1, 2, 3)]),
+        "Output tensor at index 0 has incorrect shape: [2, 3]. Expected same shape except for scatter dim 0 as the "
+        "source tensor: at::IntArrayRef([4, 2])",
+    ),
+    "size of the outputs": (
+        lambda: _comm.scatter(on(0, 4), out=[on(1, 2), on(0, 1)]),
+        "Total size for output tensors along scatter dim 0 does not match the source tensor size at dim 0. Expected 4, "
+        "but got total size 3",
+    ),
+    "nothing to gather": (lambda: _comm.gather([]), "Expected at least one tensor to gather from"),
+    "gathered from the CPU": (
+        lambda: _comm.gather([torch.zeros(2)]),
+        "Expected all input tensors to be CUDA tensors, but tensor at index 0 has device 'cpu'",
+    ),
+    "gathered dimensions": (
+        lambda: _comm.gather([on(0, 2, 2), on(1, 2)]),
+        "Expected all input tensors to have the same number of dimensions, but tensor at index 1 has 1 dimensions, "
+        "(expected 2)",
+    ),
+    "gathered shapes": (
+        lambda: _comm.gather([on(0, 2, 2), on(1, 2, 3)]),
+        "Input tensor at index 1 has invalid shape [2, 3], but expected [2, 2]",
+    ),
+    "gathered into another shape": (
+        lambda: _comm.gather([on(0, 2), on(1, 3)], out=on(0, 4)),
+        "Expected out tensor to have shape [5], but got [4]",
+    ),
+    "broadcast into another shape": (
+        lambda: _comm.broadcast(on(0, 2), out=[on(1, 3)]),
+        "Expected all output tensors to have same shape as the source tensor [2], but output tensor at index 0 has "
+        "shape [3]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@on_devices
+def test_several_devices_of_one_process_refuse_as_in_torch(name: str) -> None:
+    call, text = MISTAKES[name]
+
+    with pytest.raises(RuntimeError) as caught:
+        call()
+
+    assert str(caught.value) == text
+
+
+@on_devices
+def test_several_devices_of_one_process_scatter_and_gather() -> None:
+    parts = _comm.scatter(on(0, 3, 2), [1, 2], dim=-1)
+    outputs = [on(2, 3, 1), on(0, 3, 1)]
+    _comm.scatter(on(0, 3, 2), out=outputs, dim=1)
+
+    assert (
+        [each.tolist() for each in parts] == [each.tolist() for each in outputs] == [[[0], [2], [4]], [[1], [3], [5]]]
+    )
+    assert [each.device for each in parts] == [cuda(1), cuda(2)]
+    assert _comm.gather(parts, dim=1, destination=3).tolist() == on(0, 3, 2).tolist()

@@ -176,6 +176,8 @@ def test_the_runtime_library_answers() -> None:
     library = torch.cuda.cudart()
 
     torch.cuda.check_error(library.cudaProfilerStart())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch.cuda.check_error(2)
     assert library.cudaMemGetInfo(0)[1] == 80 << 30
 
 

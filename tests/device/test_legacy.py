@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from typing import Any
 
 import pytest
@@ -11,10 +13,23 @@ import torch
 import simdist
 from simdist.cluster import build
 from simdist.errors import UnsupportedError
-from tests.device.worlds import on_devices
+from tests.device.worlds import on_devices, values
 
 _cuda: Any = torch.cuda
 _torch: Any = torch
+_NOT_RECOMMENDED = r"The torch\.cuda\.\*DtypeTensor constructors are no longer recommended"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{_NOT_RECOMMENDED}")
+
+
+def test_the_first_tensor_that_a_rank_makes_by_its_type_warns() -> None:
+    def body() -> list[tuple[str, bool]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _cuda.FloatTensor([0])
+            _cuda.DoubleTensor([0])
+        return [(each.filename, re.match(_NOT_RECOMMENDED, str(each.message)) is not None) for each in caught]
+
+    assert values(body, world_size=2) == [[(__file__, True)]] * 2
 
 
 @on_devices

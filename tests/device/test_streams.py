@@ -110,6 +110,28 @@ def test_a_stream_waits_for_an_event_of_another_device() -> None:
 
 
 @on_devices
+def test_no_time_passes_between_events_of_two_devices() -> None:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for index, event in enumerate(events):
+        with torch.cuda.device(index):
+            event.record()
+
+    with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid resource handle"):
+        events[0].elapsed_time(events[1])
+
+
+@on_devices
+def test_a_stream_can_be_entered_while_it_is_the_current_one() -> None:
+    before, stream = torch.accelerator.current_stream(), torch.Stream()
+
+    with stream, stream:
+        inside = torch.accelerator.current_stream()
+
+    assert inside == stream
+    assert torch.accelerator.current_stream() == before != stream
+
+
+@on_devices
 def test_events_without_time_are_refused_in_torch_s_words() -> None:
     with pytest.raises(ValueError, match="Both events must be created with argument 'enable_timing=True'"):
         torch.cuda.Event().elapsed_time(torch.cuda.Event())
