@@ -260,7 +260,6 @@ BINDINGS: dict[str, Callable[..., object]] = {
     "_nccl_unique_id": _unique_id,
     "_nccl_init_rank": _refusing(_RAW_NCCL),
     "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),  # which `torch._dynamo.reset` imports
-    "_set_cached_tensors_enabled": lambda enabled: None,
     "_cuda_tunableop_is_enabled": lambda: False,
     "_cuda_tunableop_enable": _only_off,
     "_cuda_tunableop_tuning_is_enabled": lambda: True,
@@ -299,6 +298,17 @@ def _leave_nvtx(self: torch.autograd.profiler.emit_nvtx, *_: object) -> object:
     if self.enabled:
         torch.cuda.synchronize()
     return False if self.enabled else None
+
+
+def _with_cuda(original: Callable[[], set[torch.profiler.ProfilerActivity]]) -> Callable[[], object]:
+    """Let a profiler be asked for the devices alone, as Kineto's of a CUDA build; it records what the host calls."""
+
+    @functools.wraps(original)
+    def supported() -> set[torch.profiler.ProfilerActivity]:
+        known = original()
+        return known if current_process() is None else {*known, torch.profiler.ProfilerActivity.CUDA}
+
+    return supported
 
 
 def _compiling(original: Callable[..., object]) -> Callable[..., object]:
@@ -346,6 +356,8 @@ def install(patches: Patches) -> None:
     patches.wrap(torch.cuda.graphs, "_graph_pool_handle", on_ranks(_refusing(_GRAPHS)))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__enter__", on_ranks(_enter_nvtx))
     patches.wrap(torch.autograd.profiler.emit_nvtx, "__exit__", on_ranks(_leave_nvtx))
+    for module in (torch.autograd, torch.autograd.profiler):
+        patches.wrap(module, "_supported_activities", _with_cuda)
     for name in _OF_SYMMETRIC_MEMORY:
         patches.wrap(SymmetricMemory, name, _of_class(refuse_symmetric_memory))
     patches.wrap(InductorWrapper, "__call__", _compiling)

@@ -90,7 +90,14 @@ def _set_device(index: int) -> None:
     begin_cuda()
     if not 0 <= index < count():
         raise invalid_device()
+    present().chosen.add(index)
     core().select(index)
+
+
+def _has_context(index: int) -> bool:
+    """True for a device that the program has chosen, or has used for memory."""
+    devices = present()
+    return bool(devices.generators) and (index in devices.chosen or account_of(index).allocated > 0)
 
 
 def _exchange_device(index: int) -> int:
@@ -407,7 +414,7 @@ def bindings() -> dict[str, Callable[..., object]]:
         "_cuda_cudaCachingAllocator_raw_delete": _delete_raw,
         "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_hasPrimaryContext": lambda index: bool(present().generators),
+        "_cuda_hasPrimaryContext": _has_context,
         # Functions for accelerators of any kind that C++ can't answer with the guard of torch's tests.
         "_accelerator_setDeviceIndex": _set_device,
         "_accelerator_exchangeDevice": _exchange_device,

@@ -57,6 +57,7 @@ class ProcessDevices:
         self.streams.races = races
         self.raw: dict[int, torch.Tensor] = {}  # memory taken by address, without a tensor
         self.exported: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by the address that a DLPack capsule gave
+        self.chosen: set[int] = set()  # devices that were made the current one
         self.made_ids = 0  # for communicators of `torch.cuda.nccl`
         self.has_warned_of_types = False  # of `torch.cuda.FloatTensor` and its like
         self.pools: dict[tuple[int, int], int] = {}  # memory pools of the program, and how many use each

@@ -174,6 +174,19 @@ def test_a_library_that_a_rank_lets_go_of_takes_only_its_own_kernel_along() -> N
     assert values(program, 2) == [1.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_kernel_that_a_rank_passes_by_is_back_when_its_library_is_gone() -> None:
+    def program() -> list[bool]:
+        found = []
+        with library._scoped_library("aten", "IMPL") as scoped:
+            scoped.impl("add.Tensor", library.fallthrough_kernel, "CPU")
+            found.append("[ fallthrough" in torch._C._dispatch_dump("aten::add.Tensor").split("\nCPU", 1)[1][:200])
+        found.append("[ fallthrough" in torch._C._dispatch_dump("aten::add.Tensor").split("\nCPU", 1)[1][:200])
+        return found
+
+    assert values(program, 1) == [[True, False]]
+
+
 def test_a_script_may_define_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "defines.py").write_text(
         "import os, torch\n"

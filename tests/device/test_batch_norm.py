@@ -101,3 +101,15 @@ def test_sync_batch_norm_takes_an_empty_batch_from_one_rank_and_from_all() -> No
     assert [each[0] for each in one] == [(0, 2, 3), (4, 2, 3)]
     assert [each[1] for each in one] == [[2.0, 2.0]] * 2
     assert [each[0] for each in none] == [(0, 2, 3)] * 2
+
+
+@on_devices
+def test_statistics_of_equal_counts_are_those_of_counts() -> None:
+    there = batch(SINGLE)
+    means, spreads = torch.rand(2, 3, device="cuda"), torch.rand(2, 3, device="cuda")
+    counts = torch.full((2,), 16.0, device="cuda")
+
+    one = torch.batch_norm_gather_stats(there, means, spreads, None, None, 0.1, 1e-5, 16)
+    other = torch.batch_norm_gather_stats_with_counts(there, means, spreads, None, None, 0.1, 1e-5, counts)
+
+    assert [each.tolist() for each in one] == [each.tolist() for each in other]

@@ -82,3 +82,19 @@ def test_composites_whose_kernels_a_build_for_the_cpu_lacks() -> None:
     assert values.tolist() == [2, 3]
     assert places.tolist() == numbers.mode().indices.tolist()
     assert turned.tolist() == [1 - 2j]
+
+
+@on_devices
+def test_convolutions_of_cudnn_are_those_of_the_cpu() -> None:
+    image, weight = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    there: list[Any] = [image.to(cuda(1)).requires_grad_(), weight.to(cuda(1))]
+    turned = there[0].detach(), weight.transpose(0, 1).contiguous().to(cuda(1))
+    convolve: Any = torch.cudnn_convolution
+
+    made = convolve(*there, (1, 1), (2, 2), (1, 1), 1, False, False, False)
+    back = torch.cudnn_convolution_transpose(*turned, (1, 1), (0, 0), (2, 2), (1, 1), 1, False, False, False)
+    made.sum().backward()
+
+    assert torch.allclose(made.cpu(), torch.conv2d(image, weight, None, 2, 1), atol=1e-5)
+    assert torch.allclose(back.cpu(), torch.conv_transpose2d(image, turned[1].cpu(), None, 2, 1), atol=1e-5)
+    assert there[0].grad.shape == image.shape

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -253,3 +254,25 @@ def test_the_host_waits_for_an_index_that_is_a_mask_or_its_own() -> None:
 
     assert [name for name, call in waits.items() if not is_reported(call)] == []
     assert [name for name, call in goes_on.items() if is_reported(call)] == []
+
+
+def test_only_devices_that_are_used_have_a_context() -> None:
+    def body() -> list[list[bool]]:
+        core: Any = torch._C
+        has = core._cuda_hasPrimaryContext
+        found = [[has(index) for index in range(3)]]
+        torch.ones(1, device="cuda:1").cpu()
+        torch.cuda.set_device(2)
+        return [*found, [has(index) for index in range(3)]]
+
+    assert values(body) == [[[False] * 3, [False, True, True]]]
+
+
+@on_devices
+def test_a_profiler_may_be_asked_for_devices_alone() -> None:
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA]) as profiler:
+        torch.ones(2, device="cuda").sum()
+
+    assert torch.profiler.supported_activities() == {kinds.CPU, kinds.CUDA}
+    assert "aten::sum" in {event.key for event in profiler.key_averages()}

@@ -111,10 +111,24 @@ def test_events_of_any_device_are_those_of_cuda() -> None:
 
 @on_devices
 def test_what_a_compiler_is_reset_with_is_there() -> None:
-    names: Any = torch._C  # `torch._dynamo.reset` imports a module that needs both
+    names: Any = torch._C  # `torch._dynamo.reset` imports a module that needs it
 
     assert isinstance(names._cuda_CUDAAllocator_AllocatorState, type)
-    names._set_cached_tensors_enabled(False)
+
+
+@on_devices
+def test_tensors_that_are_kept_over_iterations_are_known() -> None:
+    names: Any = torch._C
+    tensor = torch.ones(2, device="cuda")
+    names._set_cached_tensors_enabled(True)
+    try:
+        names._add_cached_tensor(tensor)
+        known = names._is_cached_tensor(tensor)
+        names._remove_cached_tensor(tensor)
+    finally:
+        names._set_cached_tensors_enabled(False)
+
+    assert known
 
 
 @on_devices

@@ -66,6 +66,21 @@ def _gather_stats(
     return average, torch.rsqrt(spread / number + eps)
 
 
+def _gather_equal(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """As `_gather_stats`, where all have counted the same number."""
+    counts = mean.new_full(mean.shape[:1], count)
+    return _gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
 def _element(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
@@ -202,6 +217,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {  # with
     "native_batch_norm_backward": (_batch_norm_backward, ()),
     "batch_norm_stats": (_stats, ()),
     "batch_norm_gather_stats_with_counts": (_gather_stats, (3, 4)),
+    "batch_norm_gather_stats": (_gather_equal, (3, 4)),
     "batch_norm_elemt": (_element, ()),
     "batch_norm_backward_reduce": (_reduce, ()),
     "batch_norm_backward_elemt": (_backward, ()),

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from simdist.device.kernels._deferred import launching
 from simdist.inside.torch import Operator, calling, find_operator, full_name
 
-__all__ = ["extended", "types_beyond"]
+__all__ = ["KERNELS", "extended", "types_beyond"]
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
@@ -182,3 +183,34 @@ def extended(op: Operator, call: Call) -> Call:
         return (more if first.dtype in types else call)(*args, **kwargs)
 
     return either
+
+
+# -- operators that only a build with cuDNN has -----------------------------------------------------------------------
+
+
+def _convolution(
+    input: Tensor, weight: Tensor, padding: list[int], stride: list[int], dilation: list[int], groups: int, *_: bool
+) -> Tensor:
+    return torch.convolution(input, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def _transposed_convolution(
+    input: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    return torch.convolution(input, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
+KERNELS: dict[str, Callable[..., object]] = {
+    name: launching(find_operator(name), function)
+    for name, function in (
+        ("aten::cudnn_convolution", _convolution),
+        ("aten::cudnn_convolution_transpose", _transposed_convolution),
+    )
+}

@@ -77,7 +77,12 @@ _WHOLE = (
     *("aten::mode", "aten::mode.values", "aten::conj_physical_"),
 )
 
-_OUR_OWN = {**_special.KERNELS, **_sparse.KERNELS, **_wider.KERNELS}  # kernels that are not just the CPU's
+_OUR_OWN = {
+    **_special.KERNELS,
+    **_sparse.KERNELS,
+    **_wider.KERNELS,
+    **_beyond.KERNELS,
+}  # kernels that are not just the CPU's
 
 _CANT_GROW = "Trying to resize storage that is not resizable"  # what torch says of an alias
 

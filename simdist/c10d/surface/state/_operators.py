@@ -118,6 +118,7 @@ class _RanksLibrary:
     def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[str, ...]) -> None:
         self._world = world
         self._process = process
+        self._others: list[KernelLibrary] = []  # with what is registered for all ranks
         kind, self._namespace, *self._where = arguments
         self._kind = "FRAGMENT" if kind == "DEF" else kind
         if kind == "DEF":
@@ -175,11 +176,17 @@ class _RanksLibrary:
     def _keep(self, act: Callable[[KernelLibrary], object]) -> None:
         real = self._real()
         act(real)
+        self._others.append(real)
         self._world.others.append(real)
 
     def reset(self) -> None:
         """Release this library's definitions; the last owner undefines them."""
         world = self._world
+        for real in self._others:
+            if real in world.others:  # the world has not ended
+                world.others.remove(real)
+                real.reset()
+        self._others.clear()
         for key, kernel in list(world.kernels.items()):
             own = kernel.functions.get(self._process, [])
             left = [each for each in own if each[0] is not self]
