@@ -98,6 +98,30 @@ def test_what_can_t_be_deterministic_raises_if_it_has_to_be() -> None:
     assert torch.bincount(index).tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("shape", "forward", "label"),
+    [
+        ((1, 2, 4), nn.ReplicationPad1d(1), "replication_pad1d_backward_cuda"),
+        ((1, 2, 4, 4), nn.ReplicationPad2d(1), "replication_pad2d_backward_cuda"),
+        ((1, 2, 4, 4), nn.Upsample(8, mode="bilinear"), "upsample_bilinear2d_backward_out_cuda"),
+        ((1, 2, 4, 4, 4), nn.Upsample(8, mode="trilinear"), "upsample_trilinear3d_backward_out_cuda"),
+        (
+            (4, 3),
+            lambda weight: F.embedding_bag(torch.tensor([[0, 1], [2, 2]], device="cuda"), weight, mode="max"),
+            "embedding_bag_backward_cuda_max",
+        ),
+    ],
+)
+@on_devices
+def test_a_backward_pass_can_not_be_made_deterministic_later(
+    shape: tuple[int, ...], forward: Callable[[torch.Tensor], torch.Tensor], label: str
+) -> None:
+    made = forward(torch.ones(shape, device=cuda(), requires_grad=True))
+    torch.use_deterministic_algorithms(True)
+
+    assert said(made.sum().backward).startswith(f"RuntimeError: {label} does not have a deterministic implementation")
+
+
 @on_devices
 def test_an_alert_has_torch_s_own_words() -> None:
     values, place = torch.ones(2), torch.tensor([0])

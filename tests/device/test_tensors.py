@@ -227,6 +227,19 @@ def test_resizing_keeps_memory_as_it_lies(stride: tuple[int, int], size: tuple[i
     program()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@on_devices
+def test_compiled_scripts_index_with_tensors() -> None:
+    source = "def put(x, index, values):\n    x[index] = values\n    x[x > 5] = 0.0\n    return x[index]\n"
+    put: Any = torch.jit.CompilationUnit(source).put
+    numbers = torch.arange(8.0, device=cuda(1))
+
+    found = put(numbers, torch.tensor([1, 7], device=cuda(1)), torch.tensor([9.0, 4.0], device=cuda(1)))
+
+    assert found.tolist() == [0, 4]
+    assert numbers.tolist() == [0, 0, 2, 3, 4, 5, 0, 4]
+
+
 @on_devices
 def test_a_second_derivative_that_is_zero_is_added_and_viewed() -> None:
     """Torch makes it a tensor without memory: of the absolute value it is one."""

@@ -64,6 +64,26 @@ def on(index: int) -> torch.Tensor:
             f"{SAME}found at least two devices, cuda:1 and cpu!",
         ),
         (
+            lambda: torch.ones(3)[torch.tensor([0], device=cuda(1))],
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+        ),
+        (
+            lambda: on(1)[torch.tensor([0], device=cuda(2))],
+            "indices should be either on cpu or on the same device as the indexed tensor (cuda:1)",
+        ),
+        (
+            lambda: on(1).index_put_((torch.tensor([0]),), torch.ones(4)),
+            f"{SAME}found at least two devices, cuda:1 and cpu!",
+        ),
+        (
+            lambda: on(1).index_put_((torch.tensor([0]),), torch.ones(4), accumulate=True),
+            "expected device cuda:1 but got device cpu for value tensor",
+        ),
+        (
+            lambda: torch.ones(4).index_put_((torch.tensor([0]),), on(1)[0, :1]),
+            f"{SAME}found at least two devices, cuda:1 and cpu!",
+        ),
+        (
             lambda: torch.cat([on(1), torch.ones(3, 4)]),
             f"{SAME}got tensors is on cpu, different from other tensors on cuda:1 "
             "(when checking argument in method wrapper_CUDA_cat)",
@@ -92,8 +112,11 @@ def test_indices_may_be_on_the_cpu() -> None:
     tensor = torch.arange(4.0, device=cuda(1))
 
     tensor[torch.tensor([0])] = torch.tensor([9.0], device=cuda(1))
+    tensor[torch.tensor([1])] = torch.tensor(7.0)
+    tensor[tensor == 3] = torch.tensor([5.0])
 
     assert tensor[torch.tensor([0, 2])].tolist() == [9, 2]
+    assert tensor.tolist() == [9, 7, 2, 5]
 
 
 @on_devices

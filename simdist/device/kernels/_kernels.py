@@ -33,7 +33,7 @@ from simdist.device._state import account_of, keep_figures_in
 from simdist.device.kernels import _beyond, _limits, _sparse, _special, _wider
 from simdist.device.kernels._awaited import Waits, waits_of
 from simdist.device.kernels._deferred import defer
-from simdist.device.kernels._mixing import MAY_MIX, on_one_device, wrong_devices
+from simdist.device.kernels._mixing import MAY_MIX, check_mixed, on_one_device, wrong_devices
 from simdist.device.kernels._special import (
     NO_HOST_MEMORY,
     account_on,
@@ -434,8 +434,10 @@ def _pure(op: Operator, *, waits: Waits | None) -> Kernel:
                 given.append(value)
         except NotYet as later:
             return defer(op, call, args, kwargs, later, kernel)
-        if foreign and not may_mix and seen is not None:
-            raise wrong_devices(op, args, kwargs)
+        if foreign and seen is not None:
+            if not may_mix:
+                raise wrong_devices(op, args, kwargs)
+            check_mixed(name, args)
         if waits is not None and waits(args, kwargs):
             wait_on_host(index)
         try:
@@ -475,8 +477,10 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
                 args, kwargs = _with_numbers_of(args, kwargs, names.index("generator"))
             return defer(op, _drawing(call) if draws else call, args, kwargs, later, kernel)
         index = inputs.index
-        if inputs.foreign and not may_mix and inputs.seen is not None:
-            raise wrong_devices(op, args, kwargs)
+        if inputs.foreign and inputs.seen is not None:
+            if not may_mix:
+                raise wrong_devices(op, args, kwargs)
+            check_mixed(name, args)
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             account = account_of(device.index)

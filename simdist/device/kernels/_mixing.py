@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from simdist.inside.torch import Operator, full_name, has_kernel, schema_of
 
-__all__ = ["MAY_MIX", "on_one_device", "wrong_devices"]
+__all__ = ["MAY_MIX", "check_mixed", "on_one_device", "wrong_devices"]
 
 Tensor = torch.Tensor
 _SAME = "Expected all tensors to be on the same device, but "
@@ -52,6 +55,32 @@ def on_one_device(name: str) -> bool:
     base, _, overload = name.partition(".")
     base = base.rstrip("_")
     return base in _ON_ONE_DEVICE or f"{base}.{overload.removesuffix('_out')}" in _ON_ONE_DEVICE
+
+
+def check_mixed(name: str, args: Sequence[Any]) -> None:
+    """Refuses tensors of several devices that an operator of `MAY_MIX` does not take (TensorAdvancedIndexing.cpp).
+
+    An assignment takes indices from any device, but values only from its own, or a number.
+
+    Raises:
+        RuntimeError: it has them.
+    """
+    if name in ("aten::index.Tensor", "aten::_unsafe_index.Tensor"):
+        here = args[0].device
+        if any(each is not None and each.is_cuda and each.device != here for each in args[1]):
+            raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({here})")
+    elif name == "aten::_index_put_impl_":
+        here, there, accumulates = args[0].device, args[2].device, len(args) > 3 and args[3]
+        masks = [each for each in args[1] if each is not None]
+        one_number = not accumulates and args[2].numel() == 1 and there.type == "cpu" and len(masks) == 1
+        if here == there or args[2].dim() == 0:
+            return
+        if one_number and masks[0].dtype in (torch.bool, torch.uint8) and masks[0].device == here:
+            return
+        if here.type == "cuda" and (accumulates or torch.are_deterministic_algorithms_enabled()):
+            raise RuntimeError(f"expected device {here} but got device {there} for value tensor")
+        first, second = (here, there) if here.type == "cuda" else (there, here)
+        raise RuntimeError(f"{_SAME}found at least two devices, {first} and {second}!")
 
 
 def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> RuntimeError:

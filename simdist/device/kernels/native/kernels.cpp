@@ -197,16 +197,11 @@ struct Plan {
   bool view = false;     // its results lie in the memory of its arguments
   bool python = false;   // it draws numbers, or asks for a device
   Waits waits = Waits::never;
-  bool may_mix = false;  // some arguments may be on the CPU
   std::vector<bool> written, grows;  // by argument
   std::vector<bool> in_place;        // by result
 };
 
 Plan plan_of(const c10::OperatorHandle& op) {
-  static const std::vector<std::string> mixing = {
-      "aten::index.Tensor",       "aten::_unsafe_index.Tensor", "aten::index_put_",
-      "aten::index_put",          "aten::_index_put_impl_",     "aten::_foreach_copy_",
-      "aten::is_set_to"};
   Plan plan;
   const auto& schema = op.schema();
   std::string name = schema.name();
@@ -233,7 +228,6 @@ Plan plan_of(const c10::OperatorHandle& op) {
   } else if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
     plan.waits = Waits::always;
   }
-  for (const auto& each : mixing) plan.may_mix = plan.may_mix || each == name;
   return plan;
 }
 
@@ -245,14 +239,13 @@ bool is_mask(const Tensor& index) {
 bool needs_values(Waits waits, const IValue* args) {
   if (waits == Waits::by_repeat) return args[1].isNone();
   if (waits != Waits::by_index && waits != Waits::by_assignment) return waits == Waits::always;
-  const auto indices = args[1].toOptionalTensorList();
   bool counted = false;
   int tensors = 0, masks = 0;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const std::optional<Tensor> index = indices.get(i);
-    if (!index || !index->defined()) continue;
-    const bool mask = is_mask(*index), here = index->device() == args[0].toTensor().device();
-    counted = counted || mask == index->is_cuda();
+  for (const IValue& each : args[1].toListRef()) {  // TorchScript's lists are of no known type
+    if (!each.isTensor() || !each.toTensor().defined()) continue;
+    const Tensor& index = each.toTensor();
+    const bool mask = is_mask(index), here = index.device() == args[0].toTensor().device();
+    counted = counted || mask == index.is_cuda();
     ++tensors;
     masks += mask && here;
   }
@@ -329,6 +322,12 @@ Tensor lowered(const Tensor& tensor) {
   return tensor.defined() && tensor.is_cuda() ? lower(tensor) : tensor;
 }
 
+// A list that TorchScript made, whose type is another object than that of `Tensor?[]`.
+bool may_hold_tensors(const IValue& value) {
+  return value.isList() && !value.isIntList() && !value.isBoolList() && !value.isDoubleList() &&
+      std::any_of(value.toListRef().begin(), value.toListRef().end(), [](const IValue& each) { return each.isTensor(); });
+}
+
 void lower_value(IValue& value, bool grows) {
   if (value.isTensor()) {
     const Tensor& tensor = value.toTensor();
@@ -354,6 +353,12 @@ void lower_value(IValue& value, bool grows) {
       const std::optional<Tensor> each = before.get(i);
       after.push_back(each ? std::optional<Tensor>(lowered(*each)) : each);
     }
+    value = std::move(after);
+  } else if (may_hold_tensors(value)) {
+    const c10::List<IValue> before = value.toList();
+    c10::List<IValue> after(before.elementType());
+    after.reserve(before.size());
+    for (const IValue& each : value.toListRef()) after.push_back(each.isTensor() ? IValue(lowered(each.toTensor())) : each);
     value = std::move(after);
   }
 }
@@ -392,7 +397,7 @@ class Kernel : public c10::OperatorKernel {
     Devices devices;
     std::vector<Tensor> listed;  // what lists were asked for
     for (size_t i = 0; i < count; ++i) look((*stack)[base + i], plan_.written[i], plan_.grows[i], devices);
-    if (C10_UNLIKELY(devices.odd || (devices.scalars && limits_.one_device) || (devices.foreign && !plan_.may_mix && devices.index >= 0) || devices.index < 0 ||
+    if (C10_UNLIKELY(devices.odd || (devices.scalars && limits_.one_device) || devices.foreign || devices.index < 0 ||
                      limits_.hold(*devices.seen))) {
       give_to_python(op, stack, provided_);
       return;
@@ -450,7 +455,7 @@ class Kernel : public c10::OperatorKernel {
       if (grows && tensor.defined() && tensor.is_cuda() && !tensor.numel()) devices.odd = true;
     } else if (value.isTensorList()) {
       for (const IValue& each : value.toListRef()) devices.look(each.toTensor());
-    } else if (value.isOptionalTensorList()) {
+    } else if (value.isOptionalTensorList() || may_hold_tensors(value)) {
       for (const IValue& each : value.toListRef())
         if (each.isTensor()) devices.look(each.toTensor());
     } else if (value.isDevice()) {
