@@ -155,3 +155,47 @@ def test_ddp_over_gloo_adds_sparse_gradients_up(device: str) -> None:
         return words.weight.flatten().tolist()
 
     assert values(body, world_size=2) == [[0.0, 0.0, -1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@on_devices
+def test_bags_of_embeddings_have_sparse_or_dense_gradients(mode: str, sparse: bool) -> None:
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 2, 2])
+    bags = [nn.EmbeddingBag(6, 3, mode=mode, sparse=sparse) for _ in range(2)]
+    bags[1].load_state_dict(bags[0].state_dict())
+    bags[1].cuda(1)
+
+    for bag in bags:
+        there = bag.weight.device
+        bag(indices.to(there), offsets.to(there)).pow(2).sum().backward()
+
+    gradients = [bag.weight.grad for bag in bags if bag.weight.grad is not None]
+    assert [each.is_sparse for each in gradients] == [sparse] * 2
+    assert torch.allclose(gradients[0].to_dense(), gradients[1].to_dense().cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@on_devices
+def test_sparse_halves_are_added(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, 2.0], dtype=dtype, device=cuda(1))
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, 2]], device=cuda(1)), values, (3,))
+
+    total = tensor + tensor
+    tensor.add_(total)
+
+    assert total.dtype is tensor.dtype is dtype
+    assert total.to_dense().tolist() == [2, 0, 4]
+    assert tensor.to_dense().tolist() == [3, 0, 6]
+
+
+@on_devices
+def test_parts_are_checked_where_asked() -> None:
+    def make(*places: int) -> torch.Tensor:
+        indices, values = torch.tensor([places], device=cuda(1)), torch.ones(2, device=cuda(1))
+        return torch.sparse_coo_tensor(indices, values, (3,), is_coalesced=True)
+
+    with torch.sparse.check_sparse_tensor_invariants():
+        assert make(0, 1).is_coalesced()
+        with pytest.raises(RuntimeError, match="cannot set is_coalesced to true if indices correspond to uncoalesced"):
+            make(1, 1)

@@ -74,7 +74,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 # Composites that take the CPU's own way as a whole: in C++ they ask for cuDNN, or for a device's part of a kernel.
 _WHOLE = (
     *("aten::convolution", "aten::convolution_backward"),
-    *("aten::mode", "aten::mode.values", "aten::conj_physical_"),
+    *("aten::mode", "aten::mode.values", "aten::conj_physical_", "aten::_validate_sparse_coo_tensor_args"),
 )
 
 _OUR_OWN = {

@@ -8,7 +8,7 @@ CPU decides the values; streams and races are not looked at here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -151,6 +151,12 @@ def _computing(op: Operator) -> Callable[..., object]:
         synchronize_current(max(lowering.index, 0))  # the number of entries is known on the host
         try:
             result = op(*lowered, **named)
+        except NotImplementedError as error:
+            narrow = _narrow_type((*lowered, *named.values()))
+            if narrow is None or "not implemented for" not in str(error):
+                raise
+            lowered, named = [_widened(each) for each in lowered], {key: _widened(each) for key, each in named.items()}
+            result = _narrowed(op(*lowered, **named), narrow)
         except RuntimeError as error:
             raise memory_error(error, account_of(max(lowering.index, 0))) from None
         account = account_on(lowering.seen, lowering.index)
@@ -158,13 +164,31 @@ def _computing(op: Operator) -> Callable[..., object]:
         for place, name in written:
             was, now = (args[place], lowered[place]) if place < len(args) else (kwargs[name], named[name])
             if was.is_cuda and is_sparse(was):
-                assign(was, now, account)
+                assign(was, now.to(was.dtype), account)
+            elif now.dtype is not was.dtype:
+                host(was).copy_(now)
             filled.append(was)
         if written and returns:
             return filled[0] if len(returns) == 1 else tuple(filled)
         return _raised(result, account)
 
     return kernel
+
+
+# Halves, for which the CPU lacks kernels that a GPU has: computed in a wider type, and rounded.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+def _narrow_type(values: Iterable[object]) -> torch.dtype | None:
+    return next((each.dtype for each in values if isinstance(each, Tensor) and each.dtype in _WIDER), None)
+
+
+def _widened(value: object) -> Any:
+    return value.to(_WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDER else value
+
+
+def _narrowed(value: object, narrow: torch.dtype) -> object:
+    return value.to(narrow) if isinstance(value, Tensor) and value.dtype is _WIDER[narrow] else value
 
 
 def assign(tensor: Tensor, made: Tensor, account: Account) -> None:
@@ -187,7 +211,33 @@ def _dense_to_sparse(self: Tensor, *args: object, **kwargs: object) -> Tensor:
     return raised_sparse(_aten._to_sparse(host(self), *args, **kwargs), account_on(self, index))
 
 
+def _bag_backward(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> object:
+    """Return the gradient of a bag's weights, sparse or dense (EmbeddingBag.cpp)."""
+    bags = offset2bag
+    if indices.numel() and not bags.numel():  # the CPU's forward pass left it out
+        places = torch.arange(len(indices), dtype=offsets.dtype, device=offsets.device)
+        bags = torch.searchsorted(offsets, places, right=True).to(offsets.dtype) - 1
+    rest = num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    if sparse:
+        return _aten._embedding_bag_sparse_backward(grad, indices, offsets, bags, bag_size, *rest)
+    return _aten._embedding_bag_dense_backward(grad, indices, bags, bag_size, maximum_indices, *rest)
+
+
 KERNELS: dict[str, Callable[..., object]] = {  # of the key CUDA
+    "aten::_embedding_bag_backward": _bag_backward,
     "aten::_to_sparse": _dense_to_sparse,
     "aten::_to_sparse.sparse_dim": _dense_to_sparse,
 }
