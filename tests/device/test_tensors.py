@@ -206,6 +206,32 @@ def test_results_of_another_shape_go_into_the_storage_of_their_view() -> None:
     assert storage_of(memory).nbytes() == 8 * 4
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda numbers, places: torch.gather(numbers[:3], 0, places, out=numbers[1:4]),
+        lambda numbers, places: torch.take(numbers, places, out=numbers[:3]),
+        lambda numbers, places: torch.kthvalue(numbers, 2, out=(numbers[0], places[0])),
+        lambda numbers, places: torch.add(numbers[:3], 1, out=numbers[1:]),
+        lambda numbers, places: torch.cat([numbers[:2], numbers[2:]], out=numbers),
+    ],
+)
+@on_devices
+def test_results_may_not_overlap_with_what_is_read(write: Callable[[Tensor, Tensor], object]) -> None:
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        write(torch.arange(4.0, device=cuda(1)), torch.tensor([0, 1, 2], device=cuda(1)))
+
+
+@on_devices
+def test_results_may_replace_what_is_read() -> None:
+    numbers = torch.arange(4.0, device=cuda(1))
+
+    torch.add(numbers, 1, out=numbers)
+    torch.cumsum(numbers[:2], 0, out=numbers[2:])
+
+    assert numbers.tolist() == [1, 2, 1, 3]
+
+
 @pytest.mark.parametrize("stride", [(1, 2), (0, 1), (3, 1)], ids=["transposed", "expanded", "plain"])
 @pytest.mark.parametrize("size", [(1, 2), (3, 4), (2, 0)], ids=["less", "more", "none"])
 def test_resizing_keeps_memory_as_it_lies(stride: tuple[int, int], size: tuple[int, int]) -> None:

@@ -64,6 +64,14 @@ def on(index: int) -> torch.Tensor:
             f"{SAME}found at least two devices, cuda:1 and cpu!",
         ),
         (
+            lambda: torch.ones(3).masked_fill_(torch.ones(3, dtype=torch.bool), on(1)[0, 0]),
+            "masked_fill_: Expected inputs to be on same device",
+        ),
+        (
+            lambda: on(1).masked_fill_(torch.ones(3, 4, dtype=torch.bool), 0.0),
+            "expected self and mask to be on the same device, but got mask on cpu and self on cuda:1",
+        ),
+        (
             lambda: torch.ones(3)[torch.tensor([0], device=cuda(1))],
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
         ),

@@ -84,6 +84,7 @@ _OUR_OWN = {
     **_beyond.KERNELS,
 }  # kernels that are not just the CPU's
 
+_as_strided = redispatching(find_operator("aten::as_strided"))
 _CANT_GROW = "Trying to resize storage that is not resizable"  # what torch says of an alias
 
 _library: Replacements | None = None
@@ -465,6 +466,7 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
     one_device = on_one_device(name.removeprefix("aten::"))
     arguments = schema_of(op).arguments
     in_place_of_arguments = any(not arguments[place].kwarg_only for place in written)
+    into = [names[place] for place in written if arguments[place].kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> object:
         inputs = _Inputs(written=in_place_of_arguments, one_device=one_device)
@@ -494,6 +496,8 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
                 given[place] = drawn
             else:
                 named["generator"] = drawn
+        for each in into:
+            _share(kwargs.get(each), args, kwargs, given, named)
         results: list[tuple[object, Any]] = []
         for place in written:
             was, now = (args[place], given[place]) if place < len(args) else _named(names[place], kwargs, named)
@@ -538,6 +542,37 @@ def _general(op: Operator, names: list[str], written: list[int], *, waits: Waits
         )
 
     return kernel
+
+
+def _share(out: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], named: dict[str, Any]) -> None:
+    """Where a tensor that is written shares memory with others, put all of them into one storage of the CPU.
+
+    Torch looks for overlaps there, and refuses them.
+    """
+    if not isinstance(out, Tensor) or not out.is_cuda or not out.numel():
+        return
+    place = out.untyped_storage().data_ptr()
+
+    def shares(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.untyped_storage().data_ptr() == place
+
+    many = [
+        each for value in (*args, *kwargs.values()) for each in (value if type(value) in (list, tuple) else (value,))
+    ]
+    if sum(map(shares, many)) < 2:
+        return
+    size = out.untyped_storage().nbytes() // out.element_size()
+    whole = lowered(_as_strided(CPU, out, (size,), (1,), 0))
+
+    def moved(value: Any, now: Any) -> Any:
+        if type(value) in (list, tuple):
+            return [moved(*each) for each in zip(value, now, strict=True)]
+        if not shares(value) or value.dtype is not out.dtype or value.is_conj() or value.is_neg():
+            return now
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+    given[:] = [moved(*each) for each in zip(args, given, strict=True)]
+    named.update({name: moved(value, named[name]) for name, value in kwargs.items() if name in named})
 
 
 def _anew(results: list[tuple[object, Any]]) -> list[tuple[object, Any]]:

@@ -34,6 +34,7 @@ ONLY_CPU = frozenset(
     for name in (
         *("histogram.bin_ct", "histogram.bin_ct_out", "histogram.bins_tensor", "histogram.bins_tensor_out"),
         *("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
+        "narrow_copy",  # a GPU takes the composite
         *("_add_relu.Tensor", "_add_relu.Scalar", "_add_relu.out", "_add_relu_.Tensor", "_add_relu_.Scalar"),
     )
 )

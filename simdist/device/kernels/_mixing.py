@@ -91,6 +91,14 @@ def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, obje
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         values = value if isinstance(value, (list, tuple)) else [value]
         tensors += [(argument.name, each) for each in values if isinstance(each, Tensor)]
+    if schema.name == "aten::masked_fill_":
+        if not tensors[0][1].is_cuda and schema.overload_name == "Tensor":
+            return RuntimeError("masked_fill_: Expected inputs to be on same device")
+        here, there = tensors[0][1].device, tensors[1][1].device
+        if here != there:
+            return RuntimeError(
+                f"expected self and mask to be on the same device, but got mask on {there} and self on {here}"
+            )
     iterates = torch.Tag.pointwise in op.tags or schema.name in _ITERATING
     if iterates and not on_one_device(full_name(op).removeprefix("aten::")):
         first = next(tensor for _, tensor in tensors if tensor.is_cuda)

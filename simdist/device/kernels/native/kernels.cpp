@@ -198,6 +198,7 @@ struct Plan {
   bool python = false;   // it draws numbers, or asks for a device
   Waits waits = Waits::never;
   std::vector<bool> written, grows;  // by argument
+  bool any_grows = false;
   std::vector<bool> in_place;        // by result
 };
 
@@ -216,6 +217,7 @@ Plan plan_of(const c10::OperatorHandle& op) {
     const auto* info = each.alias_info();
     plan.written.push_back(info && info->isWrite());
     plan.grows.push_back(plan.written.back() && each.kwarg_only());
+    plan.any_grows = plan.any_grows || plan.grows.back();
     if (each.name() == "generator" || (each.name() == "device" && name != "aten::_to_copy")) plan.python = true;
   }
   const bool assigns = name == "aten::index_put_" || name == "aten::index_put" || name == "aten::_index_put_impl_";
@@ -402,6 +404,10 @@ class Kernel : public c10::OperatorKernel {
       give_to_python(op, stack, provided_);
       return;
     }
+    if (C10_UNLIKELY(plan_.any_grows && shares_memory(&(*stack)[base]))) {
+      give_to_python(op, stack, provided_);  // it lets torch see what overlaps
+      return;
+    }
     std::shared_ptr<Figures> figures;
     if (const Held* held = held_of(devices.seen->storage())) figures = held->figures;
     const bool waits = plan_.waits != Waits::never && needs_values(plan_.waits, &(*stack)[base]);
@@ -461,6 +467,25 @@ class Kernel : public c10::OperatorKernel {
     } else if (value.isDevice()) {
       devices.odd = true;
     }
+  }
+
+  // Does a tensor that may grow have the memory of another argument?
+  bool shares_memory(const IValue* args) const {
+    for (size_t i = 0; i < plan_.grows.size(); ++i) {
+      if (!plan_.grows[i] || !args[i].isTensor() || !args[i].toTensor().defined()) continue;
+      const auto* storage = args[i].toTensor().storage().unsafeGetStorageImpl();
+      const auto same = [&](const IValue& each) {
+        return each.isTensor() && each.toTensor().defined() && each.toTensor().has_storage() &&
+            each.toTensor().storage().unsafeGetStorageImpl() == storage;
+      };
+      for (size_t k = 0; k < plan_.grows.size(); ++k) {
+        if (k != i && same(args[k])) return true;
+        if (!args[k].isTensorList() && !args[k].isOptionalTensorList()) continue;
+        for (const IValue& each : args[k].toListRef())
+          if (same(each)) return true;
+      }
+    }
+    return false;
   }
 
   static void grow(const Tensor& tensor, const Tensor& made) {
