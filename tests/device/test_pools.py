@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, on_devices
 
 _cuda: Any = torch.cuda
@@ -53,9 +52,3 @@ def test_a_snapshot_adds_up_to_the_statistics(tmp_path: Path) -> None:
         assert [block["state"] for block in blocks] == ["active_allocated", "inactive"]
     assert len(found["segments"]) == len(kept)
     assert _cuda.memory_snapshot() == found["segments"]
-
-
-@on_devices
-def test_memory_is_not_shared_between_processes() -> None:
-    with pytest.raises(UnsupportedError, match=r"send tensor.cpu\(\) to the other one, or use a collective"):
-        torch.ones(2, device="cuda").untyped_storage()._share_cuda_()
