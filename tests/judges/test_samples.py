@@ -79,6 +79,40 @@ def test_a_loader_without_a_distributed_sampler_under_ddp_is_found() -> None:
     assert found.rank == 1
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_model_without_ddp_may_read_all_samples_beside_one_with(kept: bool) -> None:
+    models = []
+
+    def body(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for (batch,) in shared(data(), rank):
+            model(batch).sum().backward()
+            optimizer.step()
+        if kept:
+            models.append(model)
+        del model, optimizer
+        alone(rank, loader=lambda dataset, _: DataLoader(dataset, batch_size=4))
+
+    assert run(body, "samples").ok
+
+
+def test_an_optimizer_of_copied_parameters_counts_as_one_of_ddp() -> None:
+    def body(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        copies = [nn.Parameter(each.detach().clone()) for each in model.parameters()]
+        optimizer = torch.optim.SGD(copies, lr=1e-6)
+        for (batch,) in DataLoader(data(), batch_size=4):
+            model(batch).sum().backward()
+            for copy, each in zip(copies, model.parameters(), strict=True):
+                copy.grad, each.grad = each.grad, None
+            optimizer.step()
+
+    finding = only_finding(run(body, "samples"))
+
+    assert finding.problem == "all 3 ranks read the same samples in the same order in epoch 0"
+
+
 def test_samplers_that_all_take_the_first_share_are_found() -> None:
     first = partial(shared, num_replicas=3, rank=0)
 

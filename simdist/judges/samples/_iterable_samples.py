@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 from simdist.judges._bits import bits_inside
 from simdist.judges._events import BatchRead, LoaderBegan, LoaderEnded, OptimizerStepped
 from simdist.judges._judge import Hearing, Moment
-from simdist.process import SimProcess
 
 __all__ = ["IterableSamples"]
 
@@ -33,6 +32,7 @@ class _Pass:
     number: int  # counts the passes over loaders at this line
     batches: list[_Batch] = field(default_factory=list)
     trained: bool = False
+    wrapped: bool = False  # it trained a model in DDP over all ranks
 
     @property
     def says_something(self) -> bool:
@@ -43,9 +43,9 @@ class _Pass:
 class IterableSamples:
     """The state of the judge of samples for these loaders in one world."""
 
-    def __init__(self, hearing: Hearing, is_wrapped: Callable[[SimProcess], bool]) -> None:
+    def __init__(self, hearing: Hearing, trains_wrapped: Callable[[OptimizerStepped], bool]) -> None:
         self._hearing = hearing
-        self._is_wrapped = is_wrapped
+        self._trains_wrapped = trains_wrapped
         self._open: dict[tuple[int, int], dict[int, _Pass]] = {}  # by life and rank; by the number of the iteration
         self._counts: dict[tuple[int, int, str], int] = {}  # passes by life, rank and line
         self._ended: dict[tuple[int, str, int], dict[int, _Pass]] = {}  # by life, line and number; by rank
@@ -72,6 +72,7 @@ class IterableSamples:
         """Mark the rank's open passes as passes of training."""
         for each in self._open.get((event.process.life, event.process.rank), {}).values():
             each.trained = True
+            each.wrapped = each.wrapped or self._trains_wrapped(event)
 
     def on_end(self, event: LoaderEnded) -> None:
         """Check a finished pass, and compare ranks when all have finished it."""
@@ -84,7 +85,7 @@ class IterableSamples:
         ended[process.rank] = known
         if len(ended) == self._hearing.world_size:
             del self._ended[process.life, known.moment.where, known.number]
-            if len(ended) > 1 and self._is_wrapped(process):
+            if len(ended) > 1 and all(each.wrapped for each in ended.values()):
                 self._look_at_ranks(ended)
         elif len(self._ended) > _MOST_PASSES:
             del self._ended[next(iter(self._ended))]

@@ -32,6 +32,7 @@ from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnd
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges.samples._held_data import hold_the_same
 from simdist.judges.samples._iterable_samples import IterableSamples
+from simdist.judges.samples._trained import Trained
 from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
 
@@ -51,8 +52,9 @@ class Samples(Judge):
 
     def begin(self, hearing: Hearing) -> None:
         """Listen to the batches of loaders."""
-        watch = _Watch(hearing)
-        without_indices = IterableSamples(hearing, watch.is_wrapped)
+        trained = Trained(hearing)
+        watch = _Watch(hearing, trained.by)
+        without_indices = IterableSamples(hearing, trained.by)
         hearing.listen(LoaderBegan, without_indices.on_begin)
         hearing.listen(BatchRead, without_indices.on_read)
         hearing.listen(LoaderEnded, without_indices.on_end)
@@ -62,7 +64,7 @@ class Samples(Judge):
         hearing.listen(BatchRead, watch.on_read)
         hearing.listen(LoaderEnded, watch.on_end)
         hearing.listen(OptimizerStepped, watch.on_step)
-        hearing.listen(ModelWrapped, watch.on_model)
+        hearing.listen(ModelWrapped, trained.on_model)
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class _Pass:
     first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
     indices: list[int] = field(default_factory=list)
     trained: bool = False
+    wrapped: bool = False  # it trained a model in DDP over all ranks
 
     def is_whole(self, other: _Pass) -> bool:
         """True if the other pass, by any rank, has read this one's whole data set, up to the last full batch."""
@@ -110,21 +113,12 @@ class _Rank:
 class _Watch:
     """The judge's state for one world."""
 
-    def __init__(self, hearing: Hearing) -> None:
+    def __init__(self, hearing: Hearing, trains_wrapped: Callable[[OptimizerStepped], bool]) -> None:
         self._hearing = hearing
+        self._trains_wrapped = trains_wrapped
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
         self._passes: dict[tuple[int, int, int], dict[int, _Pass]] = {}  # by life, loader and number; by rank
-        self._wrapped: set[tuple[int, int]] = set()  # lives and ranks with a model in DDP over several ranks
         self._done: set[str] = set()
-
-    def on_model(self, event: ModelWrapped) -> None:
-        """Note a model in DDP over all ranks: they are meant to read different samples."""
-        if event.model.process_group is not None and event.model.process_group.size() == self._hearing.world_size > 1:
-            self._wrapped.add((event.process.life, event.process.rank))
-
-    def is_wrapped(self, process: SimProcess) -> bool:
-        """True if a rank has a model in DDP over all ranks."""
-        return (process.life, process.rank) in self._wrapped
 
     def on_begin(self, event: LoaderBegan) -> None:
         """Note the begin of a pass."""
@@ -174,6 +168,7 @@ class _Watch:
         rank = self._ranks.get((event.process.life, event.process.rank))
         for each in () if rank is None else rank.open.values():
             each.trained = True
+            each.wrapped = each.wrapped or self._trains_wrapped(event)
 
     def on_end(self, event: LoaderEnded) -> None:
         """Check a finished pass, and compare ranks when all have finished it."""
@@ -191,7 +186,7 @@ class _Watch:
         if len(passes) == self._hearing.world_size:
             del self._passes[process.life, known.line, known.number]
             if "shares" not in self._done:
-                self._look_at_shares(passes, process.life, wrapped=self.is_wrapped(process))
+                self._look_at_shares(passes, process.life)
         elif len(self._passes) > _MOST_PASSES:
             del self._passes[next(iter(self._passes))]
 
@@ -216,7 +211,7 @@ class _Watch:
                 notes=[hint],
             )
 
-    def _look_at_shares(self, passes: dict[int, _Pass], life: int, *, wrapped: bool) -> None:
+    def _look_at_shares(self, passes: dict[int, _Pass], life: int) -> None:
         if any(each.replaces or len(set(each.indices)) < len(each.indices) - each.batch for each in passes.values()):
             return
         readers: dict[tuple[int, ...], list[int]] = {}
@@ -231,7 +226,7 @@ class _Watch:
         firsts = {rank: each.first for rank, each in passes.items()}
         differs = any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values())
         usual = all(each.sampler in _USUAL for each in passes.values())
-        if wrapped and all(one.is_whole(each) for each in passes.values()):
+        if all(each.wrapped and one.is_whole(each) for each in passes.values()):
             proven = not differs and len(readers) == 1  # else ranks may have data sets of their own
             if proven or (usual and self._is_one_data_set(passes, life)):
                 self._report_whole(passes, one, orders=len(readers), augmented=differs)
