@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -287,6 +287,23 @@ def test_more_kernels_than_a_launch_queue_takes_hold_up_the_host() -> None:
         return ahead, elapsed(at), tensor[0].item()
 
     assert run(body) == [(0.0, LATE_S, 1102.0), (0.0, 0.0, 1102.0)]
+
+
+def test_a_cast_of_autocast_never_waits_in_a_full_launch_queue() -> None:
+    def body() -> list[float]:
+        begin()
+        weight = nn.Parameter(torch.ones(2, 2, device="cuda"))
+        if dist.get_rank() == 0:
+            dist.all_reduce(weight.data)
+            for _ in range(1024):
+                weight.data.mul_(1)
+        with torch.autocast("cuda", torch.bfloat16):  # its lock is one of the whole process
+            values = F.linear(torch.ones(1, 2, device="cuda"), weight)
+        if dist.get_rank() == 1:
+            dist.all_reduce(weight.data)
+        return cast("list[float]", values.flatten().tolist())
+
+    assert run(body, stall_s=5) == [[4.0, 4.0], [2.0, 2.0]]
 
 
 def test_a_kept_kernel_follows_its_last_writer_only(monkeypatch: pytest.MonkeyPatch) -> None:

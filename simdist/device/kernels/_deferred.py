@@ -9,7 +9,8 @@ Invariants:
 - It runs after all claims that stood on its memory when it was called: after the claims that write its inputs, and
   after those that read or write its outputs, unless these keep a copy.
 - It holds host memory, and no storage of a device: memory that the program gives up meanwhile is free, as with a GPU.
-- A process keeps at most as many as a GPU's launch queue takes; then the host waits for the oldest.
+- A process keeps at most as many as a GPU's launch queue takes; then the host waits for the oldest. Not for the cast of
+  a parameter: autocast holds a lock meanwhile that all ranks share, so the next kernel waits instead.
 
 A kernel that draws numbers takes its place in their order when it is called. The host waits for kernels that need
 values to know the shape of their results, that refuse zeros, or that take tensors of several devices or of odd kinds.
@@ -342,16 +343,21 @@ def _kept(
 
     deferred = Deferred(streams, facts.name, inputs, run)
     changed = [each for each in _tensors(written) if each.is_cuda]
+    if not (op is _TO_COPY and tensors[0].requires_grad):  # autocast may have called
+        _wait_for_place(streams)
     _keep(deferred, streams, index, [each for each in tensors if each.is_cuda], changed, list(_tensors(new)))
     return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
+
+
+def _wait_for_place(streams: Streams) -> None:
+    while len(streams.kept) >= _MOST:
+        next(iter(streams.kept)).wait_until_begun()
 
 
 def _keep(
     deferred: Deferred, streams: Streams, index: int, given: list[Tensor], changed: list[Tensor], new: list[Tensor]
 ) -> None:
     """Let it run on the current stream of a device, once its inputs are there; it writes those in `changed`."""
-    while len(streams.kept) >= _MOST:
-        next(iter(streams.kept)).wait_until_begun()
     changing = {id(each) for each in changed}
     for each in given:
         deferred.come_after(each, writes=id(each) in changing)
@@ -380,6 +386,7 @@ def copy_later(target: Tensor, source: Tensor, later: NotYet) -> None:
     inputs = _Inputs()
     place = inputs.take(source)
     deferred = Deferred(devices.streams, "aten.copy_", inputs, lambda: target.copy_(inputs.given(place)))
+    _wait_for_place(devices.streams)
     _keep(deferred, devices.streams, source.get_device(), [source], [], [])
 
 
