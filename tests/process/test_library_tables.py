@@ -193,6 +193,12 @@ def test_what_functions_of_a_library_assign_in_a_child_is_its_own(
     assert (library.of_process, library.of_class) == ("parent's again", "parent's again")
 
 
+def test_so_it_is_beside_tables_with_many_entries(monkeypatch: pytest.MonkeyPatch, assigning: None) -> None:
+    monkeypatch.setattr(_library_tables, "_MANY", 0)
+
+    assert values(functools.partial(assign_beside_child, also_from_outside=False), 1) == [OUTSIDE[False]]
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("also_from_outside", OUTSIDE)
 def test_so_it_is_in_real_children(also_from_outside: bool, assigning: None) -> None:

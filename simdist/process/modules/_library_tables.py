@@ -139,11 +139,12 @@ class _Own:
                 _fill(place, content)
 
     def _remember(self) -> None:
-        places = [place for place, _ in self._alike]
-        self._places = places
+        variables = [place for place, _ in self._alike if isinstance(place, _Globals)]
+        self._places = places = [place for place, _ in self._alike if not isinstance(place, _Globals)]
         self._sizes = list(map(len, places))
         small = [place for place in places if len(place) < _LARGE]
-        self._parts = list(_parts(small)) if sum(map(len, small)) < _MANY else []
+        self._parts = list(_parts(small if sum(map(len, small)) < _MANY else ()))
+        self._parts += [place.values() for place in variables]  # always: they are as many as before
         self._entries = list(chain.from_iterable(self._parts))
 
     def _looks_alike(self) -> bool:
