@@ -46,6 +46,35 @@ def test_halves_are_computed_in_single_precision(
     assert torch.allclose(narrow.grad.float().cpu(), wide.grad, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda one, other: F.conv2d(one.view(4, 4, 8, 8), other.view(4, 4, 8, 8)[..., :3, :3], padding=1),
+        lambda one, other: F.linear(one.view(32, 32), other.view(32, 32), other[:32]),
+        lambda one, other: one.view(32, 32) @ other.view(32, 32),
+        lambda one, other: torch.bmm(one.view(4, 16, 16), other.view(4, 16, 16)),
+        lambda one, other: torch.baddbmm(one.view(4, 16, 16), one.view(4, 16, 16), other.view(4, 16, 16)),
+    ],
+    ids=["convolution", "addmm", "mm", "bmm", "baddbmm"],
+)
+@on_devices
+def test_products_of_halves_are_those_of_floats_rounded(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    halves = [torch.randn(1024).half() for _ in range(2)]
+    narrow = [each.to(cuda(1)).requires_grad_() for each in halves]
+    wide = [each.float().requires_grad_() for each in halves]
+
+    made, expected = compute(*narrow), compute(*wide)
+    made.sum().backward()
+    expected.sum().backward()
+
+    assert torch.equal(made.cpu(), expected.half())
+    assert made.is_contiguous()
+    for one, other in zip(narrow, wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad.float().cpu(), other.grad, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 @on_devices
 def test_whole_numbers_are_counted(dtype: torch.dtype) -> None:
