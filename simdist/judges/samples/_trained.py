@@ -1,9 +1,9 @@
 """Whether an optimizer trains a model in DDP over all ranks, whose ranks are meant to read different samples.
 
-A program may also train another model on each rank for itself, as a reference or a warm-up, and read all samples for it.
+A program may also train another model on each rank for itself, as a reference or a warm-up, with all samples.
 
 In doubt: an optimizer may step copies of a model's parameters. So until an optimizer of the rank has stepped parameters
-of such a model itself, each optimizer counts as one that trains it.
+of a model in DDP themselves, each optimizer counts as one that trains it.
 """
 
 from __future__ import annotations
