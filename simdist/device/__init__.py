@@ -35,11 +35,11 @@ from simdist._lazy import lazily
 from simdist.device._aliases import block_of
 from simdist.device._claims import Claimant, Follower, claim, follow_writes, memory_of, release, values_now
 from simdist.device._events import KernelRun, KernelTimes, StreamRaced
-from simdist.device._failure import break_devices, cuda_error
+from simdist.device._failure import break_devices
 from simdist.device._host_copies import HostCopies
 from simdist.device._install import DeviceState
 from simdist.device._marks import Mark, latest
-from simdist.device._state import account_of
+from simdist.device._state import account_of, cuda_error
 from simdist.device._state import present as devices_of_this_process
 from simdist.device._streams import Streams
 from simdist.device._torch_core import current_device, select_stream, why_no_devices

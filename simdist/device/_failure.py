@@ -8,8 +8,7 @@ once, because a process rarely uses two.
 Running out of memory is an error of one call: the next kernel that makes a tensor fails as if another process held all
 free memory, and the one after it does not.
 
-(CUDA's numbers and texts are those of its runtime, 13.0; the rest is c10/cuda/CUDAException.cpp of torch 2.13. NCCL is
-not asked: torch looks whether a stream is being captured before it calls NCCL, and that fails first.)
+(NCCL is not asked: torch looks whether a stream is being captured before it calls NCCL, and that fails first.)
 """
 
 from __future__ import annotations
@@ -21,42 +20,15 @@ import torch
 
 from simdist.device._idle import is_idle
 from simdist.device._memory import Account
-from simdist.device._state import account_of, devices_of, present_or_none
+from simdist.device._state import account_of, cuda_error, devices_of, present_or_none
 from simdist.device.kernels._kernels import also_wrap
 from simdist.inside.torch import Operator, schema_of
 from simdist.process import SimProcess
 
-__all__ = ["break_devices", "cuda_error"]
+__all__ = ["break_devices"]
 
 Tensor = torch.Tensor
 Kernel = Callable[..., object]
-
-_ERRORS = {
-    "assert": (710, "cudaErrorAssert", "device-side assert triggered"),
-    "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
-    "lost": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
-    "handle": (400, "cudaErrorInvalidResourceHandle", "invalid resource handle"),
-    "fork": (3, "cudaErrorInitializationError", "initialization error"),
-}
-
-
-def cuda_error(kind: str) -> torch.AcceleratorError:
-    """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork".
-
-    Or of one call, for a "handle" of memory that is not there, or of an event of another device.
-    """
-    code, name, text = _ERRORS[kind]
-    error = torch.AcceleratorError(
-        f"CUDA error: {text}\n"
-        f"Search for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
-        "information.\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
-        "incorrect.\n"
-        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
-    error.error_code = code  # type: ignore[attr-defined]  # set by C++, which torch's stubs leave out
-    return error
 
 
 def break_devices(process: SimProcess, kind: str) -> BaseException | None:

@@ -21,9 +21,8 @@ from simdist.device._bindings import (
     runtime_library,
 )
 from simdist.device._claims import abandon_claims
-from simdist.device._failure import cuda_error
 from simdist.device._generators import DeviceGenerator
-from simdist.device._state import Hardware, enter, is_in_bad_fork, present_or_none, there_are_devices
+from simdist.device._state import Hardware, cuda_error, enter, is_in_bad_fork, present_or_none, there_are_devices
 from simdist.device._streams import torch_streams
 from simdist.device._torch_core import core
 from simdist.device.kernels import _kernels, _triton

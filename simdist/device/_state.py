@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simdist.device._history import History
     from simdist.device._races import Races
 
-__all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "devices_of", "enter"]
+__all__ = ["Hardware", "ProcessDevices", "account_of", "busy", "count", "cuda_error", "devices_of", "enter"]
 __all__ += ["invalid_device", "is_in_bad_fork", "keep_figures_in", "kernel_changes", "present", "present_or_none"]
 __all__ += ["shared_storages", "there_are_devices"]
 
@@ -271,3 +271,32 @@ def invalid_device() -> Exception:
         "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
         "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
     )
+
+
+# CUDA's numbers and texts are those of its runtime, 13.0; the rest is c10/cuda/CUDAException.cpp of torch 2.13.
+_ERRORS = {
+    "assert": (710, "cudaErrorAssert", "device-side assert triggered"),
+    "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
+    "lost": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
+    "handle": (400, "cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    "fork": (3, "cudaErrorInitializationError", "initialization error"),
+}
+
+
+def cuda_error(kind: str) -> torch.AcceleratorError:
+    """The error of every call of CUDA after an "assert" that failed, an "ecc" error, a "lost" device, or a "fork".
+
+    Or of one call, whose "handle" is that of another device.
+    """
+    code, name, text = _ERRORS[kind]
+    error = torch.AcceleratorError(
+        f"CUDA error: {text}\n"
+        f"Search for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+        "information.\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    error.error_code = code  # type: ignore[attr-defined]  # set by C++, which torch's stubs leave out
+    return error

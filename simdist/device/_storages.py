@@ -14,9 +14,8 @@ from typing import Any, Never
 import torch
 
 from simdist.device._aliases import block_of, block_of_storage, exchange, host, part_of
-from simdist.device._failure import cuda_error
 from simdist.device._marks import Mark, after
-from simdist.device._state import account_of, present_or_none, shared_storages
+from simdist.device._state import account_of, cuda_error, present_or_none, shared_storages
 from simdist.process import SimProcess
 
 __all__ = ["CAPSULES", "METHODS"]

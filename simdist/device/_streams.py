@@ -396,8 +396,7 @@ class EventBase(torch.Event):
         if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if self._index != end_event._index:
-            # Imported here: `_failure` rests on the kernels, which rest on this.
-            from simdist.device._failure import cuda_error
+            from simdist.device._state import cuda_error
 
             raise cuda_error("handle")
         if not (self.query() and end_event.query()):

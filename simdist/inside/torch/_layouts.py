@@ -194,7 +194,7 @@ def _engine_is_known() -> str:
     "torch.storages",
     what="a C++ storage begins with the address of its memory, the memory's owner, its device and its size",
     source="c10/core/StorageImpl.h; c10/core/Allocator.h, DataPtr; c10/util/UniqueVoidPtr.h",
-    seen="2.11 to 2.15",
+    seen="2.13",
     feature="virtual devices",
 )
 def _storages_are_known() -> str:
