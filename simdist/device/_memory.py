@@ -63,6 +63,7 @@ class Account:
     allocated: int  # blocks ever allocated
     since: tuple[int, int, int, int]  # bytes and blocks, allocated and freed, at the last `reset_totals`
     retries: int
+    syncs: int  # how often memory that no tensor holds was looked for to give it back
     ooms: int
     asked: int  # bytes of the last request that was refused
     fraction: float  # of the device, that the process allows itself
@@ -77,7 +78,7 @@ class Account:
         self.allocations = self.most_allocations = 0
         self.allocated = 0
         self.since = 0, 0, 0, 0
-        self.retries = self.ooms = self.asked = 0
+        self.retries = self.syncs = self.ooms = self.asked = 0
         self.observers = ()
         self.fraction = 1.0
         self.limit = device.capacity
@@ -116,6 +117,7 @@ class Account:
 
     def release_unused(self) -> None:
         """Give the memory that no tensor holds back to the device."""
+        self.syncs += 1
         self.reserved = -(-self.used // _SEGMENT) * _SEGMENT
 
     def close(self) -> None:
@@ -208,7 +210,7 @@ class Account:
         return {
             "num_alloc_retries": self.retries,
             "num_ooms": self.ooms,
-            "num_sync_all_streams": 0,
+            "num_sync_all_streams": self.syncs,
             "num_device_alloc": segments["allocated"],
             "num_device_free": segments["freed"],
             "max_split_size": -1,

@@ -323,3 +323,14 @@ def test_the_allocator_refuses_a_device_that_is_not_there() -> None:
 
     with pytest.raises(RuntimeError, match=re.escape("Invalid device argument \x07: did you call init?")):
         torch.cuda.memory_allocated(7)
+
+
+@on_devices
+def test_each_return_of_unused_memory_is_counted() -> None:
+    torch.cuda.init()
+    before = torch.cuda.memory_stats()["num_sync_all_streams"]
+
+    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+
+    assert torch.cuda.memory_stats()["num_sync_all_streams"] == before + 2

@@ -82,11 +82,13 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
         return value.to(types[value.dtype]) if isinstance(value, Tensor) and value.dtype in types else value
 
     def kernel(*args: Any, **kwargs: Any) -> object:
-        tensors = [each for each in args if isinstance(each, Tensor)]
-        first = next((each for each in tensors if each.dtype in types), None)
         said = kwargs.get("dtype")
-        if first is None and said not in types:
-            return usual(*args, **kwargs)
+        for first in args:
+            if isinstance(first, Tensor) and first.dtype in types:
+                break
+        else:
+            if said not in types:
+                return usual(*args, **kwargs)  # hot
         given = [widen(each) for each in args]
         named = {name: widen(each) for name, each in kwargs.items()}
         if said is not None:
@@ -96,7 +98,7 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
             was, now = (args[place], given[place]) if place < len(args) else (kwargs[name], named[name])
             if was is not now:
                 _fill(was, now)
-        narrow = said or _result_type(first, tensors)
+        narrow = said or _result_type(first, [each for each in args if isinstance(each, Tensor)])
         back = {wide: each for each, wide in types.items() if each is narrow or each.is_complex != narrow.is_complex}
         if narrow not in types:
             return result
@@ -111,9 +113,8 @@ def _fill(tensor: Tensor, made: Tensor) -> None:
     tensor.copy_(made)
 
 
-def _result_type(first: Tensor | None, tensors: list[Tensor]) -> torch.dtype:
+def _result_type(first: Tensor, tensors: list[Tensor]) -> torch.dtype:
     """Return the type that the results of an operator with these tensors have."""
-    assert first is not None
     return next(
         (kind for kind in (torch.result_type(first, each) for each in tensors) if kind is not first.dtype), first.dtype
     )
