@@ -113,3 +113,17 @@ def test_statistics_of_equal_counts_are_those_of_counts() -> None:
     other = torch.batch_norm_gather_stats_with_counts(there, means, spreads, None, None, 0.1, 1e-5, counts)
 
     assert [each.tolist() for each in one] == [each.tolist() for each in other]
+
+
+@pytest.mark.parametrize("size", [0, 3])
+@on_devices
+def test_results_are_written_where_a_program_wants_them(size: int) -> None:
+    there = batch(BFLOAT)
+    statistics = torch.zeros(3, device="cuda", dtype=BFLOAT), torch.ones(3, device="cuda", dtype=BFLOAT)
+    wanted = torch.ops.aten._native_batch_norm_legit(there, None, None, *statistics, True, 0.0, 1e-5)
+    outputs = [torch.empty(0, device="cuda", dtype=BFLOAT), *(torch.empty(size, device="cuda") for _ in range(2))]
+
+    names: Any = dict(zip(("out", "save_mean", "save_invstd"), outputs, strict=True))
+    torch.ops.aten._native_batch_norm_legit.out(there, None, None, *statistics, True, 0.0, 1e-5, **names)
+
+    assert [each.tolist() for each in outputs] == [each.tolist() for each in wanted]

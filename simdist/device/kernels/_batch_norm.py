@@ -226,3 +226,24 @@ KERNELS: dict[str, Callable[..., object]] = {
     f"aten::{name}": launching(find_operator(f"aten::{name}"), function, writes=writes)
     for name, (function, writes) in _FUNCTIONS.items()
 }
+
+
+def _into(name: str) -> Callable[..., object]:
+    """Return the kernel of a form with outputs: statistics are of another type than the CPU's kernel would write."""
+    make = find_operator(f"aten::{name}")
+
+    def kernel(*args: object, **outputs: Tensor) -> object:
+        for output, made in zip(outputs.values(), make(*args), strict=True):
+            output.resize_(made.shape).copy_(made)
+        return tuple(outputs.values())
+
+    return kernel
+
+
+KERNELS.update(
+    {
+        "aten::native_batch_norm.out": _into("native_batch_norm"),
+        "aten::_native_batch_norm_legit.out": _into("_native_batch_norm_legit"),
+        "aten::_native_batch_norm_legit.no_stats_out": _into("_native_batch_norm_legit.no_stats"),
+    }
+)
