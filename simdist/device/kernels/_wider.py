@@ -20,6 +20,7 @@ Tensor = torch.Tensor
 Kernel = Callable[..., object]
 Types = Mapping[torch.dtype, torch.dtype]
 _HALVES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_FLOAT16 = {torch.float16: torch.float32}
 _COMPLEX = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _COMPLEX_ONLY = {torch.complex32: torch.complex64}
 _WHOLE_NUMBERS = dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64)
@@ -60,7 +61,7 @@ _TYPES: dict[str, Types] = {
         _HALVES,
     ),
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), _COMPLEX),
-    **dict.fromkeys(_SLOW, {torch.float16: torch.float32}),
+    **dict.fromkeys(_SLOW, _FLOAT16),
     "aten::histc": _WHOLE_NUMBERS,
     "aten::trace": {**_HALVES, **_COMPLEX_ONLY},
 }
