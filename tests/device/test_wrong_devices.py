@@ -72,6 +72,10 @@ def on(index: int) -> torch.Tensor:
             "expected self and mask to be on the same device, but got mask on cpu and self on cuda:1",
         ),
         (
+            lambda: torch.mode(on(1), out=(on(1)[:, 0], torch.ones(3, dtype=torch.int64))),
+            "expected device 'cuda:1' but got 'cpu' for indices output",
+        ),
+        (
             lambda: torch.ones(3)[torch.tensor([0], device=cuda(1))],
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
         ),

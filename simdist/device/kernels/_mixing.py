@@ -99,6 +99,10 @@ def wrong_devices(op: Operator, args: tuple[object, ...], kwargs: dict[str, obje
             return RuntimeError(
                 f"expected self and mask to be on the same device, but got mask on {there} and self on {here}"
             )
+    if schema.name == "aten::mode":
+        here = tensors[0][1].device
+        name, there = next((name, tensor.device) for name, tensor in tensors[1:] if tensor.device != here)
+        return RuntimeError(f"expected device '{here}' but got '{there}' for {name} output")
     iterates = torch.Tag.pointwise in op.tags or schema.name in _ITERATING
     if iterates and not on_one_device(full_name(op).removeprefix("aten::")):
         first = next(tensor for _, tensor in tensors if tensor.is_cuda)
