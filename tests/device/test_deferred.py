@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F  # the usual name
 from torch.overrides import TorchFunctionMode
 
@@ -289,19 +291,30 @@ def test_more_kernels_than_a_launch_queue_takes_hold_up_the_host() -> None:
     assert run(body) == [(0.0, LATE_S, 1102.0), (0.0, 0.0, 1102.0)]
 
 
-def test_a_cast_of_autocast_never_waits_in_a_full_launch_queue() -> None:
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_cast_of_autocast_never_waits_in_a_full_launch_queue(distributed: bool) -> None:
+    def tensor(*shape: int) -> Tensor:
+        made = torch.ones(shape, device="cuda")
+        if distributed:
+            made = DTensor.from_local(made, init_device_mesh("cuda", (2,)), [Replicate()])
+        return made
+
+    def local_of(tensor: Any) -> Tensor:
+        return cast("Tensor", tensor.to_local() if distributed else tensor)
+
     def body() -> list[float]:
         begin()
-        weight = nn.Parameter(torch.ones(2, 2, device="cuda"))
+        weight, data = nn.Parameter(tensor(2, 2)), tensor(1, 2)
+        local = local_of(weight.data)
         if dist.get_rank() == 0:
-            dist.all_reduce(weight.data)
+            dist.all_reduce(local)
             for _ in range(1024):
-                weight.data.mul_(1)
+                local.mul_(1)
         with torch.autocast("cuda", torch.bfloat16):  # its lock is one of the whole process
-            values = F.linear(torch.ones(1, 2, device="cuda"), weight)
+            made = F.linear(data, weight)
         if dist.get_rank() == 1:
-            dist.all_reduce(weight.data)
-        return cast("list[float]", values.flatten().tolist())
+            dist.all_reduce(local)
+        return cast("list[float]", local_of(made).flatten().tolist())
 
     assert run(body, stall_s=5) == [[4.0, 4.0], [2.0, 2.0]]
 

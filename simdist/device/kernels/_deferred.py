@@ -9,8 +9,8 @@ Invariants:
 - It runs after all claims that stood on its memory when it was called: after the claims that write its inputs, and
   after those that read or write its outputs, unless these keep a copy.
 - It holds host memory, and no storage of a device: memory that the program gives up meanwhile is free, as with a GPU.
-- A process keeps at most as many as a GPU's launch queue takes; then the host waits for the oldest. Not for the cast of
-  a parameter: autocast holds a lock meanwhile that all ranks share, so the next kernel waits instead.
+- A process keeps at most as many as a GPU's launch queue takes; then the host waits for the oldest. Not at a cast:
+  autocast holds a lock meanwhile that all ranks share, so the next kernel waits instead.
 
 A kernel that draws numbers takes its place in their order when it is called. The host waits for kernels that need
 values to know the shape of their results, that refuse zeros, or that take tensors of several devices or of odd kinds.
@@ -343,7 +343,7 @@ def _kept(
 
     deferred = Deferred(streams, facts.name, inputs, run)
     changed = [each for each in _tensors(written) if each.is_cuda]
-    if not (op is _TO_COPY and tensors[0].requires_grad):  # autocast may have called
+    if op is not _TO_COPY:  # autocast may have called
         _wait_for_place(streams)
     _keep(deferred, streams, index, [each for each in tensors if each.is_cuda], changed, list(_tensors(new)))
     return (None if not returns else made[0] if len(returns) == 1 else tuple(made),)
