@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
@@ -220,6 +221,19 @@ def test_results_of_another_shape_go_into_the_storage_of_their_view() -> None:
 def test_results_may_not_overlap_with_what_is_read(write: Callable[[Tensor, Tensor], object]) -> None:
     with pytest.raises(RuntimeError, match="unsupported operation"):
         write(torch.arange(4.0, device=cuda(1)), torch.tensor([0, 1, 2], device=cuda(1)))
+
+
+@on_devices
+def test_a_result_in_the_memory_of_an_argument_leaves_no_garbage() -> None:
+    gc.disable()
+    try:
+        tensor = torch.ones(1024, device="cuda")
+        torch.add(tensor, 1, out=tensor)
+        torch.cumsum(tensor[:2], 0, out=tensor[2:4])
+        del tensor
+        assert torch.cuda.memory_allocated() == 0
+    finally:
+        gc.enable()
 
 
 @on_devices

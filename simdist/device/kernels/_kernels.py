@@ -552,27 +552,28 @@ def _share(out: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[An
     if not isinstance(out, Tensor) or not out.is_cuda or not out.numel():
         return
     place = out.untyped_storage().data_ptr()
-
-    def shares(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.is_cuda and value.untyped_storage().data_ptr() == place
-
     many = [
         each for value in (*args, *kwargs.values()) for each in (value if type(value) in (list, tuple) else (value,))
     ]
-    if sum(map(shares, many)) < 2:
+    if sum(_is_at(place, each) for each in many) < 2:
         return
     size = out.untyped_storage().nbytes() // out.element_size()
     whole = lowered(_as_strided(CPU, out, (size,), (1,), 0))
+    given[:] = [_moved(whole, place, *each) for each in zip(args, given, strict=True)]
+    named.update({name: _moved(whole, place, value, named[name]) for name, value in kwargs.items() if name in named})
 
-    def moved(value: Any, now: Any) -> Any:
-        if type(value) in (list, tuple):
-            return [moved(*each) for each in zip(value, now, strict=True)]
-        if not shares(value) or value.dtype is not out.dtype or value.is_conj() or value.is_neg():
-            return now
-        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
-    given[:] = [moved(*each) for each in zip(args, given, strict=True)]
-    named.update({name: moved(value, named[name]) for name, value in kwargs.items() if name in named})
+# No functions inside `_share`: one that calls itself would keep the tensors until Python collects garbage.
+def _is_at(place: int, value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_cuda and value.untyped_storage().data_ptr() == place
+
+
+def _moved(whole: Tensor, place: int, value: Any, now: Any) -> Any:
+    if type(value) in (list, tuple):
+        return [_moved(whole, place, *each) for each in zip(value, now, strict=True)]
+    if not _is_at(place, value) or value.dtype is not whole.dtype or value.is_conj() or value.is_neg():
+        return now
+    return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _anew(results: list[tuple[object, Any]]) -> list[tuple[object, Any]]:
