@@ -140,14 +140,15 @@ def test_only_threads_of_the_same_process_are_found() -> None:
     assert values(body, 2) == [[0, 0, 0]] * 2
 
 
-def test_none_takes_it_back_and_what_is_no_class_is_refused() -> None:
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_nothing_takes_it_back_and_what_is_no_class_is_refused(nothing: object) -> None:
     set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def body() -> list[object]:
         main, found = threading.get_ident(), list[object]()
 
         def change() -> None:
-            found.extend((raise_in(main), ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), None)))
+            found.extend((raise_in(main), ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), nothing)))
 
         later(0.1, change)
         time.sleep(1)

@@ -46,7 +46,7 @@ def _raising(original: _Function) -> _Function:
         if task is None or task.state is TaskState.DONE:
             return 0
         process.between = [each for each in process.between if each[0] is not task or not isinstance(each[1], _Raise)]
-        if kind is not None:
+        if kind not in (None, 0):  # which take an earlier exception back
             process.between.append((task, _Raise(without_ctypes(kind))))
         return 1
 
