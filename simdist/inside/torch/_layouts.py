@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simdist.errors import UnsupportedError
 from simdist.inside._facts import fact
 from simdist.inside.python import word_in, words_at
 from simdist.inside.torch._bindings import core_bindings
@@ -67,8 +68,14 @@ def exchange_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> N
     """Exchange the memory of two storages of one device, and their sizes: all tensors of each see that of the other.
 
     Attributes of the Python objects stay where they are.
+
+    Raises:
+        UnsupportedError: this version of torch has another layout.
     """
-    places = [_words_of(storage) for storage in (one, other)]
+    both = one, other
+    places = [_words_of(storage) for storage in both]
+    if any((words[0], words[4]) != (each.data_ptr(), _nbytes(each)) for each, words in zip(both, places, strict=True)):
+        raise UnsupportedError("the storages of this torch are not known; make a larger tensor, and copy into it")
     for word in _EXCHANGED:
         places[0][word], places[1][word] = places[1][word], places[0][word]
 
@@ -79,6 +86,7 @@ def _words_of(storage: torch.UntypedStorage) -> Any:
     return (ctypes.c_int64 * _STORAGE_WORDS).from_address(known._cdata + _STORAGE_HEAD)
 
 
+_nbytes = torch.UntypedStorage.nbytes  # the real one
 _STORAGE_HEAD, _STORAGE_WORDS, _EXCHANGED = 16, 5, (0, 1, 2, 4)  # the head: table of methods, and reference counts
 
 address_of_generator: Callable[[torch.Generator], int] = word_in
