@@ -2,7 +2,7 @@
 
 A storage that a process shares (`_share_cuda_`, for `torch.multiprocessing`) is another process's by its handle. As
 with CUDA, the receiver's stream waits for what the sender's has been given by then, and a storage that was received
-can't be sent on. It is kept until it is received for the first time; from then on, as long as a process has it.
+can't be sent on. It is kept until it was received as often as it was sent; then as long as a process has it.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def _new(size: int, index: int) -> torch.UntypedStorage:
 class _Shared:
     """A storage that other processes of its host can receive."""
 
-    def __init__(self, storage: torch.UntypedStorage, process: SimProcess, sent: Mark) -> None:
+    def __init__(self, storage: torch.UntypedStorage, process: SimProcess) -> None:
         self.storage = weakref.ref(storage)
-        self.unreceived: torch.UntypedStorage | None = storage  # which keeps it
+        self.unreceived: list[torch.UntypedStorage] = []  # the storage, once for each time that it was sent
         self.host = process.host
-        self.sent = sent  # the end of the work that the sender's stream had, the last time
+        self.sent = Mark(0)  # the end of the work that the sender's stream had, the last time
 
 
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
@@ -144,8 +144,9 @@ def _sharing(original: Callable[[torch.UntypedStorage], _Handle]) -> Callable[[t
         host(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self))  # nothing waits for values elsewhere
         handle: bytes = getattr(self, "handle", len(storages).to_bytes(64, "big"))
         self.handle = handle  # type: ignore[attr-defined]  # ours
-        sent = after(streams.mark(index, streams.current(index)), 0)
-        storages[handle] = _Shared(self, streams.process, sent)
+        shared = storages.setdefault(handle, _Shared(self, streams.process))
+        shared.unreceived.append(self)
+        shared.sent = after(streams.mark(index, streams.current(index)), 0)
         return index, handle, _nbytes(self), 0, handle, 0, handle, True
 
     return share
@@ -157,10 +158,10 @@ def _receiving(original: Callable[..., torch.UntypedStorage]) -> object:
         if state is None:
             return original(device, handle, size, *args)
         index, streams, shared = account_of(device).index, state.streams, shared_storages().get(handle)
-        whole = None if shared is None else shared.unreceived or shared.storage()
+        whole = None if shared is None else shared.storage()
         if shared is None or whole is None or shared.host is not streams.process.host:
             raise cuda_error("handle")
-        shared.unreceived = None
+        del shared.unreceived[:1]
         streams.wait(index, streams.current(index), shared.sent)
         part = part_of(whole, whole[:])
         part.is_received = True  # type: ignore[attr-defined]  # ours
@@ -170,8 +171,14 @@ def _receiving(original: Callable[..., torch.UntypedStorage]) -> object:
 
 
 def _releasing(original: Callable[..., object]) -> object:
-    def release(*args: object) -> object:
-        return None if present_or_none() is not None else original(*args)
+    def release(handle: bytes, *args: object) -> object:
+        """Count what was sent again as received: the receiver has the storage."""
+        if present_or_none() is None:
+            return original(handle, *args)
+        shared = shared_storages().get(handle)
+        if shared is not None:
+            del shared.unreceived[:1]
+        return None
 
     return staticmethod(release)
 

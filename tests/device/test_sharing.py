@@ -127,6 +127,32 @@ def test_ranks_of_one_host_exchange_handles_by_a_collective() -> None:
         )
 
 
+def test_each_receiver_gets_what_the_sender_has_dropped() -> None:
+    def body() -> list[list[float]]:
+        tensor = torch.ones(2, device="cuda")
+        sent = [reduce_tensor(tensor), reduce_tensor(tensor)]
+        del tensor
+        found = []
+        for rebuild, args in sent:
+            found.append(rebuild(*args).tolist())
+            gc.collect()
+        return [*found, [float(torch.cuda.memory_allocated())]]
+
+    assert values(body) == [[[1.0, 1.0], [1.0, 1.0], [0.0]]]
+
+
+def test_what_was_sent_twice_to_the_same_process_is_not_kept() -> None:
+    def body() -> int:
+        tensor = torch.ones(2, device="cuda")
+        sent = [reduce_tensor(tensor), reduce_tensor(tensor)]
+        received = [rebuild(*args) for rebuild, args in sent]
+        del tensor, received
+        gc.collect()
+        return torch.cuda.memory_allocated()
+
+    assert values(body) == [0]
+
+
 def used_on_streams(tensor: torch.Tensor) -> list[float]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
