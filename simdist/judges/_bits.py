@@ -22,7 +22,7 @@ from simdist.inside.torch import without_functions, without_modes
 from simdist.native import NOT_LOOKED, place_not_finite
 
 __all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_written", "first_not_finite", "follow", "is_constant"]
-__all__ += ["local_part", "place_in_memory", "tensors_in"]
+__all__ += ["is_zero", "local_part", "place_in_memory", "tensors_in"]
 
 Tensor = torch.Tensor
 
@@ -74,6 +74,14 @@ def is_constant(tensor: Tensor) -> bool:
             size = found[0].itemsize
             return bytes_[size:] == bytes_[:-size]
     return True
+
+
+def is_zero(tensor: Tensor) -> bool | None:
+    """True if all elements are zero; None if they can't be read, or are not there yet."""
+    for found in _readable((tensor,)):
+        if found is not None:
+            return not found[1].any()
+    return None
 
 
 def first_not_finite(tensors: Iterable[Tensor | None]) -> int | None:

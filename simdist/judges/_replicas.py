@@ -35,6 +35,7 @@ from simdist.judges._bits import bits_of, bits_of_each, bits_of_written, follow,
 from simdist.judges._contents import Content
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
+from simdist.judges._kept_gradients import KeptGradients
 from simdist.judges._leaves import Leaves, leaves_of
 from simdist.judges._models import WrappedModel, wrapped_model
 from simdist.judges._modes import EqualModes
@@ -50,6 +51,7 @@ from simdist.judges._replica_tables import (
     note_first_gradients,
     usual_and_blamed,
 )
+from simdist.judges._undone_steps import UndoneSteps
 from simdist.judges._untrained import Untrained
 from simdist.process import SimProcess
 from simdist.trace import events_of
@@ -92,6 +94,8 @@ class Replicas(Judge):
         hearing.at_end(watch.on_end)
         EqualModes(hearing)
         Untrained(hearing)
+        KeptGradients(hearing, watch.tables)
+        UndoneSteps(hearing)
 
 
 @dataclass(slots=True)
@@ -149,7 +153,7 @@ class _Watch:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
-        self._tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
+        self.tables: dict[tuple[int, int], Table] = {}  # by life, and index of the optimizer
         self._models: dict[tuple[int, int], list[WrappedModel]] = {}  # by life and rank
         self._filled: dict[tuple[int, int], Filled] = {}  # by life and rank, until the first step
         self._leaves: dict[tuple[int, int], Leaves] = {}  # parameters of the first loss, by life and rank
@@ -222,7 +226,7 @@ class _Watch:
 
     def _add_leaves(self, leaves: Leaves, event: BackwardCalled) -> None:
         process, held = event.process, leaves.held
-        table = self._tables.setdefault((process.life, _LEAVES), Table(of_leaves=True))
+        table = self.tables.setdefault((process.life, _LEAVES), Table(of_leaves=True))
         if process.rank not in table.ranks:
             table.ranks[process.rank] = held
             first = Content([(copy.first, None, None) for copy in held.copies])
@@ -237,7 +241,7 @@ class _Watch:
         """Return the ids of the parameters in the rank's optimizers."""
         return {
             id(copy.tensor())
-            for (of_life, index), table in self._tables.items()
+            for (of_life, index), table in self.tables.items()
             if of_life == life and index != _LEAVES and rank in table.ranks
             for copy in table.ranks[rank].copies
         }
@@ -250,12 +254,12 @@ class _Watch:
             return
         process = event.process
         if event.number == 0:
-            table = self._tables.setdefault((process.life, event.index), Table())
+            table = self.tables.setdefault((process.life, event.index), Table())
             optimized = table.ranks[process.rank] = self._register(event)
             self._add(table, -1, process, event)
             optimized.note_gradients()
             return
-        known = self._tables.get((process.life, event.index))
+        known = self.tables.get((process.life, event.index))
         if known is not None and process.rank in known.ranks:
             known.ranks[process.rank].note_gradients()
         if self._suspicion is not None:
@@ -264,7 +268,7 @@ class _Watch:
     def on_step(self, event: OptimizerStepped) -> None:
         """Keep the bits of a rank after a step."""
         process = event.process
-        table = self._tables.get((process.life, event.index))
+        table = self.tables.get((process.life, event.index))
         if self._done or table is None or process.rank not in table.ranks:
             return
         optimized = table.ranks[process.rank]
@@ -445,7 +449,7 @@ class _Watch:
         """Report a remaining suspicion at the end of the world, or steps that one rank never took."""
         for late in list(self._late):
             self._complete(late)
-        for (life, _), table in list(self._tables.items()):
+        for (life, _), table in list(self.tables.items()):
             for number in sorted(table.rows):
                 rows = table.rows[number]
                 if not self._done and len(rows) == len(table.ranks):
@@ -484,7 +488,7 @@ class _Watch:
         """Report that copies differ after a step."""
         self._done = True
         self._suspicion = None
-        self._tables.clear()
+        self.tables.clear()
         table, key, part, number = found.table, found.key, found.part, found.number
         idle = {
             rank

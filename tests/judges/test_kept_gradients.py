@@ -1,0 +1,118 @@
+"""Gradients that one rank keeps for its next step, while the others clear them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import simdist
+from tests.judges.programs import line_of, net, only_finding, run
+
+Clears = Callable[[int, int], bool]
+
+
+def train(rank: int, *, clears: Clears, set_to_none: bool = True, ddp: bool = True) -> None:
+    """Train four steps; before each, a rank for which `clears(rank, step)` is true clears its gradients."""
+    model: nn.Module = DistributedDataParallel(net()) if ddp else net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        if clears(rank, step):
+            optimizer.zero_grad(set_to_none)
+        model(torch.randn(3, 4)).square().sum().backward()
+        for parameter in [] if ddp else model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        optimizer.step()
+
+
+def all_but_rank_1_in_step_2(rank: int, step: int) -> bool:
+    return rank != 1 or step != 2
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_rank_that_leaves_zero_grad_out_once_is_found(set_to_none: bool) -> None:
+    finding = only_finding(run(partial(train, clears=all_but_rank_1_in_step_2, set_to_none=set_to_none), "replicas"))
+
+    assert finding.problem == "the gradient of 0.weight is kept after optimizer step 1, and cleared on ranks 0, 2"
+    assert (finding.rank, finding.step, finding.subject) == (1, 2, "0.weight")
+    assert finding.where == finding.against == line_of(train, ".backward()")
+
+
+def test_it_is_found_where_the_program_averages() -> None:
+    finding = only_finding(run(partial(train, clears=lambda rank, step: rank == 0, ddp=False)))
+
+    assert finding.problem == "the gradient of 0.weight is cleared after optimizer step 0, and kept on ranks 1, 2"
+    assert finding.rank == 0
+
+
+def test_between_equally_many_the_rank_that_keeps_is_to_blame() -> None:
+    finding = only_finding(run(partial(train, clears=lambda rank, step: rank == 1), world_size=2))
+
+    assert (finding.rank, finding.step) == (0, 1)
+    assert finding.problem.endswith("is kept after optimizer step 0, and cleared on rank 1")
+
+
+@pytest.mark.parametrize("clears", [lambda rank, step: True, lambda rank, step: False, lambda rank, step: step % 2])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_ranks_that_do_the_same_are_not_reported(clears: Clears, set_to_none: bool) -> None:
+    assert not run(partial(train, clears=clears, set_to_none=set_to_none)).findings
+
+
+def test_gradients_that_a_rank_only_looks_at_are_not_reported() -> None:
+    def look(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            if rank == 0 and step == 2:
+                model.module(torch.randn(3, 4)).sum().backward()  # the old gradients are still there
+            optimizer.zero_grad()
+            for _ in range(2):
+                with model.no_sync():
+                    model(torch.randn(3, 4)).square().sum().backward()
+            model(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+
+    assert not run(look).findings
+
+
+def test_ranks_without_replicas_may_differ() -> None:
+    def alone(rank: int) -> None:
+        model = net(seed=rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            if rank:
+                optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+
+    assert not run(alone).findings
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_gradients_on_devices_are_looked_at(set_to_none: bool, forgets: bool) -> None:
+    def on_device() -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        model = DistributedDataParallel(net().cuda(), device_ids=[dist.get_rank()])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            if not forgets or dist.get_rank() != 1 or step != 2:
+                optimizer.zero_grad(set_to_none)
+            if set_to_none is False:
+                torch.cuda.synchronize()
+            model(torch.randn(3, 4, device="cuda")).square().sum().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+
+    result = simdist.run(on_device, world_size=3, backend="nccl", judges=True)
+
+    problems = [finding.problem for finding in result.findings]
+    kept = "the gradient of 0.weight is kept after optimizer step 1, and cleared on ranks 0, 2"
+    assert problems == ([kept] if forgets else []), result
