@@ -1,11 +1,13 @@
-"""Gradients that some ranks keep from one optimizer step to the next, while others clear them.
+"""Gradients that are kept from one optimizer step to the next, on some ranks or on all.
 
 A rank that leaves `zero_grad` out adds its next gradients to the old ones. If the ranks then average their gradients,
 the sums are equal everywhere: the copies stay equal, and the training goes on with gradients that nobody meant.
 
 Gradients are looked at when the backward passes between two steps of an optimizer begin. One that is cleared in any of
-them is not kept: a rank may also compute gradients only to look at them. A program in which all ranks keep their
-gradients may mean to. Ranks are compared where they hold replicas (see `_replica_tables`).
+them is not kept: a rank may also compute gradients only to look at them. Ranks are compared where they hold replicas
+(see `_replica_tables`). If all ranks keep their gradients, these are reported if nothing has changed them since a step
+when a loss adds to them: a program may scale gradients instead, or copy them from other parameters. The first step is
+left out, and so is an optimizer that has cleared gradients once.
 
 Doubt: on a device, whether a gradient is zero may not be known yet. It counts as kept only beside a rank that has no
 gradient there.
@@ -13,14 +15,22 @@ gradient there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from simdist.judges._bits import is_zero
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Moment
-from simdist.judges._replica_tables import Copy, Key, Optimized, Table, usual_and_blamed
+from simdist.judges._leaves import leaves_of
+from simdist.judges._replica_tables import (
+    Copy,
+    Key,
+    Optimized,
+    Table,
+    gradient_versions,
+    usual_and_blamed,
+)
 from simdist.values import rank_text
 
 __all__ = ["KeptGradients"]
@@ -44,6 +54,8 @@ class _Row:
     number: int
     left: dict[Key, _Left] = field(default_factory=dict)
     moment: Moment | None = None  # of the first backward pass
+    versions: Sequence[int] = ()  # of gradients when the step ended, while the rank has never cleared any
+    never_cleared: str = ""  # a parameter to whose gradient of the step the first backward pass adds, or no name
 
 
 class KeptGradients:
@@ -54,6 +66,7 @@ class KeptGradients:
         self._tables = tables
         self._open: dict[tuple[int, int], dict[int, _Row]] = {}  # by life and rank, then by optimizer
         self._rows: dict[tuple[int, int, int], dict[int, _Row]] = {}  # by life, optimizer and step, then by rank
+        self._clears: set[tuple[int, int, int]] = set()  # lives, ranks and optimizers with gradients that were cleared
         self._found = False
         hearing.listen(OptimizerStepped, self._on_step)
         hearing.listen(BackwardCalled, self._on_backward)
@@ -65,7 +78,9 @@ class KeptGradients:
         optimized = None if table is None else table.ranks.get(process.rank)
         if optimized is not None and not self._found:
             rows = self._open.setdefault((process.life, process.rank), {})
-            rows[event.index] = _Row(optimized, event.number)
+            row = rows[event.index] = _Row(optimized, event.number)
+            if event.number and (process.life, process.rank, event.index) not in self._clears:
+                row.versions = gradient_versions(optimized.copies)
 
     def _on_backward(self, event: BackwardCalled) -> None:
         process = event.process
@@ -75,13 +90,18 @@ class KeptGradients:
                 row.moment = self._hearing.moment(process, event.where)
             elif not row.left:
                 continue
-            for copy in row.optimized.copies:  # hot: most often there are no gradients
+            copies = row.optimized.copies
+            for copy in copies:  # hot: most often there are no gradients
                 if first or row.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN):
                     left = _left_of(copy)
                     if left is not None:
                         row.left[copy.key] = left
                     elif not first:
                         row.left[copy.key] = _Left.ZERO
+            if first and row.left and row.versions == gradient_versions(copies):
+                leaves = {id(leaf) for leaf in leaves_of(event.tensors, event.edges)}
+                kept = [copy for copy in copies if row.left.get(copy.key) is _Left.KEPT]
+                row.never_cleared = next((copy.name for copy in kept if id(copy.tensor()) in leaves), "")
 
     def _on_begin(self, event: OptimizerBegins) -> None:
         process = event.process
@@ -89,6 +109,8 @@ class KeptGradients:
         table = self._tables.get((process.life, event.index))
         if row is None or row.moment is None or table is None or self._found:
             return
+        if _Left.KEPT not in row.left.values() or (row.number and not row.never_cleared):
+            self._clears.add((process.life, process.rank, event.index))
         where = process.life, event.index, row.number
         if where in self._rows or len(self._rows) <= _MOST_ROWS:
             rows = self._rows.setdefault(where, {})
@@ -98,8 +120,12 @@ class KeptGradients:
                 self._compare(table, row.number, rows)
 
     def _compare(self, table: Table, number: int, rows: Mapping[int, _Row]) -> None:
-        first, *others = [row.left for row in rows.values()]
-        if self._found or all(left == first for left in others):
+        if self._found:
+            return
+        first, *others = rows.values()
+        if all(row.left == first.left for row in others):
+            if _Left.KEPT in first.left.values() and all(row.never_cleared for row in rows.values()):
+                self._report_all(first)
             return
         for key, ranks in table.sets():
             copy = table.ranks[ranks[0]].copy(key)
@@ -114,6 +140,18 @@ class KeptGradients:
             if copy.strict or table.are_replicas(key, ranks):
                 self._report(copy.name, number, kept, rows)
                 return
+
+    def _report_all(self, row: _Row) -> None:
+        self._found = True
+        assert row.moment is not None
+        self._hearing.find(
+            f"the gradient of {row.never_cleared} is never cleared: the backward pass after optimizer step {row.number} "
+            "adds to it",
+            row.moment,
+            subject=row.never_cleared,
+            step=row.number + 1,
+            notes=["call zero_grad before the first backward pass of each step"],
+        )
 
     def _report(self, name: str, number: int, kept: Mapping[int, bool], rows: Mapping[int, _Row]) -> None:
         self._found = True

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from simdist.c10d.engine import Communicator
     from simdist.judges._contents import States
 
-__all__ = ["Copy", "Filled", "Key", "Optimized", "Row", "Table", "copy_of", "mesh_peers", "note_first_gradients"]
-__all__ += ["usual_and_blamed"]
+__all__ = ["Copy", "Filled", "Key", "Optimized", "Row", "Table", "copy_of", "gradient_versions", "mesh_peers"]
+__all__ += ["note_first_gradients", "usual_and_blamed"]
 
 Key = tuple[object, ...]
 
@@ -108,12 +108,12 @@ class Optimized:
         """Note the gradients' versions when a step begins, if gradients will be compared."""
         for copy in self.copies:  # hot: most often the first is
             if copy.strict:
-                self.versions = _gradient_versions(self.copies)
+                self.versions = gradient_versions(self.copies)
                 return
 
     def used_up(self) -> Set[int]:
         """Return the places of the gradients that have been changed since the step began."""
-        versions = _gradient_versions(self.copies) if self.versions else []
+        versions = gradient_versions(self.copies) if self.versions else []
         if versions == self.versions:  # hot
             return frozenset()
         return {place for place, (old, new) in enumerate(zip(self.versions, versions, strict=False)) if old != new}
@@ -262,7 +262,7 @@ def note_first_gradients(copies: Sequence[Copy]) -> None:
         copy.reporting = gradient is not None and not is_constant(gradient)
 
 
-def _gradient_versions(copies: Sequence[Copy]) -> list[int]:
+def gradient_versions(copies: Sequence[Copy]) -> list[int]:
     """Return how often each gradient was changed in place; -1 if there is none, or nobody counts."""
     versions = []
     for copy in copies:  # hot

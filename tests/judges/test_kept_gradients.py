@@ -58,10 +58,43 @@ def test_between_equally_many_the_rank_that_keeps_is_to_blame() -> None:
     assert finding.problem.endswith("is kept after optimizer step 0, and cleared on rank 1")
 
 
-@pytest.mark.parametrize("clears", [lambda rank, step: True, lambda rank, step: False, lambda rank, step: step % 2])
+@pytest.mark.parametrize("clears", [lambda rank, step: True, lambda rank, step: step in (1, 2)])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_ranks_that_do_the_same_are_not_reported(clears: Clears, set_to_none: bool) -> None:
+def test_ranks_that_clear_in_the_same_steps_are_not_reported(clears: Clears, set_to_none: bool) -> None:
     assert not run(partial(train, clears=clears, set_to_none=set_to_none)).findings
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+def test_gradients_that_no_rank_clears_are_found(ddp: bool) -> None:
+    finding = only_finding(run(partial(train, clears=lambda rank, step: False, ddp=ddp)))
+
+    assert finding.problem == (
+        "the gradient of 0.weight is never cleared: the backward pass after optimizer step 1 adds to it"
+    )
+    assert (finding.rank, finding.step) == (0, 2)
+    assert finding.where == line_of(train, ".backward()")
+
+
+def test_gradients_that_are_scaled_or_copied_are_not_reported() -> None:
+    def scaled(rank: int) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        masters = [nn.Parameter(each.detach().double()) for each in model.parameters()]
+        of_masters = torch.optim.SGD(masters, lr=0.1)
+        for _ in range(5):
+            model(torch.randn(3, 4)).square().sum().backward()
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                assert parameter.grad is not None
+                if master.grad is None:
+                    master.grad = torch.empty_like(master)
+                master.grad.copy_(parameter.grad)
+            optimizer.step()
+            of_masters.step()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 0.9
+
+    assert not [each for each in run(scaled).findings if "cleared" in each.problem]
 
 
 def test_gradients_that_a_rank_only_looks_at_are_not_reported() -> None:

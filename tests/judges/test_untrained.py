@@ -114,6 +114,7 @@ def test_a_second_optimizer_may_have_nothing_to_do() -> None:
             model(torch.randn(3, 4)).square().mean().backward()
             for optimizer in optimizers:
                 optimizer.step()
+                optimizer.zero_grad()
 
     assert run(both, "replicas").ok
 
