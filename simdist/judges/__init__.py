@@ -18,7 +18,7 @@ nothing of torch is hooked or wrapped before a judge listens. `_order.py` has th
 `_contents.py` makes one copy of equal contents of ranks, `_models.py` has the models in DDP. Worlds without judges
 import nothing of this. A judge changes nothing: a run with judges has the same digest as the run without.
 
-Open `_judge.py` first, then `samples/_samples.py` for an easy judge, and `_replicas.py` for the hardest.
+Open `_judge.py` first, then `samples/_samples.py` for an easy judge, and `replicas/_replicas.py` for the hardest.
 """
 
 from simdist.judges._buffers import Buffers
@@ -40,9 +40,9 @@ from simdist.judges._finite import Finite
 from simdist.judges._instruments import hear_of_files
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
 from simdist.judges._names import JUDGES, judges_named, judges_of, judges_problem, names_of, with_names
-from simdist.judges._replicas import Replicas
 from simdist.judges._trails import Step, Trails
 from simdist.judges.races import Races
+from simdist.judges.replicas import Replicas
 from simdist.judges.samples import Samples
 
 __all__ = [

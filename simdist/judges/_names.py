@@ -11,8 +11,8 @@ from simdist.judges._collectives import Collectives
 from simdist.judges._finite import Finite
 from simdist.judges._judge import Judge
 from simdist.judges._own import is_own, own_judge
-from simdist.judges._replicas import Replicas
 from simdist.judges.races import Races
+from simdist.judges.replicas import Replicas
 from simdist.judges.samples import Samples
 from simdist.values import brief, guess, guess_or_list, items_of
 

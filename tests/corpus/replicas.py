@@ -311,3 +311,27 @@ def main_process_stays_in_evaluation_mode(buggy: bool) -> None:
                 model.module(batch(0))
             if not buggy:
                 model.module.train()
+
+
+@entry("meta-pytorch/torchforge#71", "replicas", rank=0, line=".backward()")
+def gradients_are_never_cleared(buggy: bool) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        if not buggy:
+            optimizer.zero_grad()
+
+
+@entry("lucidrains/byol-pytorch#93", "replicas", line="optimizer.step()")
+def gradients_are_cleared_before_the_step(buggy: bool) -> None:
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        if not buggy:
+            optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        if buggy:
+            optimizer.zero_grad()
+        optimizer.step()

@@ -8,7 +8,7 @@ from torch import nn
 
 from simdist.judges._bits import bits_of
 from simdist.judges._contents import Content, copied_content, summed_content
-from simdist.judges._replica_tables import Row, Table
+from simdist.judges.replicas._tables import Row, Table
 from tests.judges.programs import net
 
 

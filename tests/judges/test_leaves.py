@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from simdist.judges._leaves import leaves_of
+from simdist.judges.replicas._leaves import leaves_of
 from tests.judges.programs import line_of, net, only_finding, run
 
 

@@ -59,6 +59,23 @@ def test_an_optimizer_of_other_parameters_is_found(made: MakeOptimizer) -> None:
     assert note.startswith("the losses have gradients for other parameters: was the optimizer made before fully_shard")
 
 
+def test_gradients_that_are_cleared_before_the_step_are_found() -> None:
+    def clears_late(rank: int) -> None:
+        model = net()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.zero_grad()
+            optimizer.step()
+
+    found = only_finding(run(clears_late, "replicas"))
+
+    assert found.problem == "optimizer step 1 changed nothing: its parameters have no gradients any more"
+    assert found.where == line_of(clears_late, "optimizer.step()")
+    (note,) = found.notes
+    assert note.endswith("is zero_grad called between the backward pass and the step?")
+
+
 def after_sharding(model: nn.Module) -> SGD:
     fully_shard(model)
     return SGD(model.parameters(), lr=0.1)

@@ -1,7 +1,7 @@
 """The judge of replicas: copies of the same tensor on several ranks stay equal, bit for bit, after each optimizer step.
 
 Tensors that DDP or DTensors replicate must be equal from the first step on. Tensors that only look like replicas (see
-`_replica_tables`) may be another design: ranks that average from time to time, or pipeline stages that begin with the
+`_tables`) may be another design: ranks that average from time to time, or pipeline stages that begin with the
 same seed. So a difference between them is first a suspicion. It is dropped if the copies are equal again, before a
 later step or at the end. It counts only if something shows that they were meant to be equal: they, or other copies of
 the same ranks, were equal after an earlier step; a collective filled them, or their gradients, before the first step;
@@ -35,12 +35,12 @@ from simdist.judges._bits import bits_of, bits_of_each, bits_of_written, follow,
 from simdist.judges._contents import Content
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Ending, Hearing, Judge
-from simdist.judges._kept_gradients import KeptGradients
-from simdist.judges._leaves import Leaves, leaves_of
 from simdist.judges._models import WrappedModel, wrapped_model
-from simdist.judges._modes import EqualModes
 from simdist.judges._parameter_names import name_in_group, names_in_frames
-from simdist.judges._replica_tables import (
+from simdist.judges.replicas._kept_gradients import KeptGradients
+from simdist.judges.replicas._leaves import Leaves, leaves_of
+from simdist.judges.replicas._modes import EqualModes
+from simdist.judges.replicas._tables import (
     Copy,
     Filled,
     Key,
@@ -51,8 +51,8 @@ from simdist.judges._replica_tables import (
     note_first_gradients,
     usual_and_blamed,
 )
-from simdist.judges._undone_steps import UndoneSteps
-from simdist.judges._untrained import Untrained
+from simdist.judges.replicas._undone_steps import UndoneSteps
+from simdist.judges.replicas._untrained import Untrained
 from simdist.process import SimProcess
 from simdist.trace import events_of
 from simdist.values import rank_text
@@ -76,8 +76,9 @@ class Replicas(Judge):
     Replicas are the parameters of DDP models, and the replicated parts of DTensors. Without these, they are parameters
     at the same place of an optimizer, or of a loss, with the same shape on several ranks, if their bits are equal
     before the first step, or the ranks reduce the gradient together. Also, the modules of a DDP model are in the same
-    mode, training or evaluation, on all ranks, an optimizer steps the parameters that get gradients, and a state dict
-    that is loaded has some of the model's names.
+    mode, training or evaluation, on all ranks, an optimizer steps the parameters that get gradients, gradients are
+    cleared between its steps, no broadcast undoes a step, and a state dict that is loaded has some of the names of the
+    model.
     """
 
     name: ClassVar[str] = "replicas"

@@ -5,7 +5,7 @@ the sums are equal everywhere: the copies stay equal, and the training goes on w
 
 Gradients are looked at when the backward passes between two steps of an optimizer begin. One that is cleared in any of
 them is not kept: a rank may also compute gradients only to look at them. Ranks are compared where they hold replicas
-(see `_replica_tables`). If all ranks keep their gradients, these are reported if nothing has changed them since a step
+(see `_tables`). If all ranks keep their gradients, these are reported if nothing has changed them since a step
 when a loss adds to them: a program may scale gradients instead, or copy them from other parameters. The first step is
 left out, and so is an optimizer that has cleared gradients once.
 
@@ -22,8 +22,8 @@ from enum import Enum
 from simdist.judges._bits import is_zero
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Moment
-from simdist.judges._leaves import leaves_of
-from simdist.judges._replica_tables import (
+from simdist.judges.replicas._leaves import leaves_of
+from simdist.judges.replicas._tables import (
     Copy,
     Key,
     Optimized,
@@ -145,8 +145,8 @@ class KeptGradients:
         self._found = True
         assert row.moment is not None
         self._hearing.find(
-            f"the gradient of {row.never_cleared} is never cleared: the backward pass after optimizer step {row.number} "
-            "adds to it",
+            f"the gradient of {row.never_cleared} is never cleared: "
+            f"the backward pass after optimizer step {row.number} adds to it",
             row.moment,
             subject=row.never_cleared,
             step=row.number + 1,
@@ -158,7 +158,8 @@ class KeptGradients:
         usual, blamed = usual_and_blamed(kept, [rank for rank, is_kept in kept.items() if is_kept])
         here, there = ("kept", "cleared") if kept[blamed] else ("cleared", "kept")
         mine, other = rows[blamed].moment, rows[usual[0]].moment
-        assert mine is not None and other is not None
+        assert mine is not None
+        assert other is not None
         self._hearing.find(
             f"the gradient of {name} is {here} after optimizer step {number}, and {there} on {rank_text(usual)}",
             mine,

@@ -1,8 +1,8 @@
 """Steps and loads that change nothing, without an error.
 
-Optimizers may step parameters without gradients, while the losses have gradients for other parameters.
-`fully_shard`, or a copy, replaces the parameters of a model. An optimizer that was made before steps the old ones:
-nothing is raised, and the model stays as it was.
+Optimizers may step parameters without gradients, while the losses have gradients for other parameters. `fully_shard`,
+or a copy, replaces the parameters of a model. An optimizer that was made before steps the old ones: nothing is raised,
+and the model stays as it was. A `zero_grad` between the backward pass and the step has the same effect.
 
 A rank is watched until one of its optimizers steps with a gradient, or changes a parameter. Some compute gradients
 inside a step, so gradients are looked for at both ends.
@@ -20,7 +20,7 @@ from simdist.inside.torch import TensorRef
 from simdist.judges._bits import bits_of_each
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped, StateLoaded
 from simdist.judges._judge import Hearing
-from simdist.judges._leaves import leaves_of
+from simdist.judges.replicas._leaves import leaves_of
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
@@ -96,19 +96,25 @@ class Untrained:
         rank.settled = any(each.grad is not None for each in parameters) or _bits(parameters) != rank.before
         trained = [leaf for ref in rank.leaves or () if (leaf := ref()) is not None]
         rank.leaves = ()
-        unknown = not any(leaf is each for leaf in trained for each in parameters)
-        if trained and parameters and unknown and not rank.settled and not self._found:
-            self._found = True
-            self._hearing.find(
-                f"optimizer step {event.number} changed nothing: no parameter of the optimizer has a gradient",
-                self._hearing.moment(event.process, event.where),
-                subject=type(event.optimizer).__name__,
-                step=event.number,
-                notes=[
-                    "the losses have gradients for other parameters: was the optimizer made before fully_shard, or for "
-                    "another copy of the model?"
-                ],
+        if not trained or not parameters or rank.settled or self._found:
+            return
+        self._found = True
+        if any(leaf is each for leaf in trained for each in parameters):
+            why = "its parameters have no gradients any more"
+            note = "the losses have gradients for them: is zero_grad called between the backward pass and the step?"
+        else:
+            why = "no parameter of the optimizer has a gradient"
+            note = (
+                "the losses have gradients for other parameters: was the optimizer made before fully_shard, or for "
+                "another copy of the model?"
             )
+        self._hearing.find(
+            f"optimizer step {event.number} changed nothing: {why}",
+            self._hearing.moment(event.process, event.where),
+            subject=type(event.optimizer).__name__,
+            step=event.number,
+            notes=[note],
+        )
 
     def _rank(self, process: SimProcess) -> _Rank:
         who = process.life, process.rank

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerStepped
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges._models import Modes, WrappedModel, wrapped_model
-from simdist.judges._replica_tables import usual_and_blamed
+from simdist.judges.replicas._tables import usual_and_blamed
 from simdist.values import rank_text
 
 __all__ = ["EqualModes"]

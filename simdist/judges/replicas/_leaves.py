@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simdist.judges._bits import bits_of_each, is_constant
-from simdist.judges._replica_tables import Filled, Optimized
+from simdist.judges.replicas._tables import Filled, Optimized
 
 if TYPE_CHECKING:
     from torch import Tensor
