@@ -29,13 +29,12 @@ from simdist.judges.replicas._tables import (
     Optimized,
     Table,
     gradient_versions,
-    usual_and_blamed,
 )
 from simdist.values import rank_text
 
 __all__ = ["KeptGradients"]
 
-_MOST_ROWS = 512  # steps after which some ranks have still to call backward; a rank so far behind is left out
+_MOST_KEPT = 512  # steps that some ranks have still to take; a rank so far behind is left out
 
 
 class _Left(Enum):
@@ -47,26 +46,42 @@ class _Left(Enum):
 
 
 @dataclass(slots=True)
-class _Row:
-    """The gradients of one rank before it adds to them, since a step of an optimizer."""
+class _Since:
+    """The gradients of an optimizer on one rank since its last step, as each backward pass found them."""
 
     optimized: Optimized
-    number: int
-    left: dict[Key, _Left] = field(default_factory=dict)
-    moment: Moment | None = None  # of the first backward pass
+    step: int
+    done: int = -1  # the last step that another one has followed
+    looked: bool = False
+    left: dict[Key, _Left] = field(default_factory=dict)  # empty if all were cleared
+    moment: Moment | None = None  # of the first backward pass, if anything was left
     versions: Sequence[int] = ()  # of gradients when the step ended, while the rank has never cleared any
     never_cleared: str = ""  # a parameter to whose gradient of the step the first backward pass adds, or no name
+    clears: bool = False  # gradients were cleared once, or changed in another way
+    where: str = ""  # of the last first backward pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What one rank has kept after a step."""
+
+    left: Mapping[Key, _Left]
+    moment: Moment
+    never_cleared: str
 
 
 class KeptGradients:
-    """Watches one world; `tables` has the parameters of its optimizers, by life and index of the optimizer."""
+    """Watches one world; `tables` has the parameters of its optimizers, by life and index of the optimizer.
+
+    Hot if nothing is kept: a step must cost as little as possible.
+    """
 
     def __init__(self, hearing: Hearing, tables: Mapping[tuple[int, int], Table]) -> None:
         self._hearing = hearing
         self._tables = tables
-        self._open: dict[tuple[int, int], dict[int, _Row]] = {}  # by life and rank, then by optimizer
-        self._rows: dict[tuple[int, int, int], dict[int, _Row]] = {}  # by life, optimizer and step, then by rank
-        self._clears: set[tuple[int, int, int]] = set()  # lives, ranks and optimizers with gradients that were cleared
+        self._since: dict[tuple[int, int], dict[int, _Since]] = {}  # by life and rank, then by optimizer
+        # Steps after which some rank has kept gradients: by life, optimizer and step, then by rank.
+        self._kept: dict[tuple[int, int, int], dict[int, _Kept]] = {}
         self._found = False
         hearing.listen(OptimizerStepped, self._on_step)
         hearing.listen(BackwardCalled, self._on_backward)
@@ -74,100 +89,121 @@ class KeptGradients:
 
     def _on_step(self, event: OptimizerStepped) -> None:
         process = event.process
+        if event.number:
+            since = self._since.get((process.life, process.rank), {}).get(event.index)
+            if since is not None:
+                since.step, since.looked = event.number, False
+                if not since.clears:
+                    since.versions = gradient_versions(since.optimized.copies)
+            return
         table = self._tables.get((process.life, event.index))
         optimized = None if table is None else table.ranks.get(process.rank)
-        if optimized is not None and not self._found:
-            rows = self._open.setdefault((process.life, process.rank), {})
-            row = rows[event.index] = _Row(optimized, event.number)
-            if event.number and (process.life, process.rank, event.index) not in self._clears:
-                row.versions = gradient_versions(optimized.copies)
+        if optimized is not None:
+            self._since.setdefault((process.life, process.rank), {})[event.index] = _Since(optimized, 0)
 
     def _on_backward(self, event: BackwardCalled) -> None:
         process = event.process
-        for row in self._open.get((process.life, process.rank), {}).values():
-            first = row.moment is None
-            if first:
-                row.moment = self._hearing.moment(process, event.where)
-            elif not row.left:
-                continue
-            copies = row.optimized.copies
-            for copy in copies:  # hot: most often there are no gradients
-                if first or row.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN):
-                    left = _left_of(copy)
-                    if left is not None:
-                        row.left[copy.key] = left
-                    elif not first:
-                        row.left[copy.key] = _Left.ZERO
-            if first and row.left and row.versions == gradient_versions(copies):
-                leaves = {id(leaf) for leaf in leaves_of(event.tensors, event.edges)}
-                kept = [copy for copy in copies if row.left.get(copy.key) is _Left.KEPT]
-                row.never_cleared = next((copy.name for copy in kept if id(copy.tensor()) in leaves), "")
+        for since in self._since.get((process.life, process.rank), {}).values():
+            if not since.looked:
+                since.looked, since.where = True, event.where
+                for copy in since.optimized.copies:
+                    if getattr(copy.tensor(), "grad", None) is not None:
+                        self._look(since, event)
+                        break
+                else:
+                    since.clears = True
+            elif since.left:
+                _look_again(since)
+
+    def _look(self, since: _Since, event: BackwardCalled) -> None:
+        """Note what is left of the gradients when the first backward pass after a step begins."""
+        copies = since.optimized.copies
+        since.left = {copy.key: left for copy in copies if (left := _left_of(copy)) is not None}
+        since.moment = self._hearing.moment(event.process, event.where)
+        since.never_cleared = ""
+        if not since.clears and since.step and since.versions == gradient_versions(copies):
+            leaves = {id(leaf) for leaf in leaves_of(event.tensors, event.edges)}
+            kept = [copy for copy in copies if since.left.get(copy.key) is _Left.KEPT]
+            since.never_cleared = next((copy.name for copy in kept if id(copy.tensor()) in leaves), "")
 
     def _on_begin(self, event: OptimizerBegins) -> None:
         process = event.process
-        row = self._open.get((process.life, process.rank), {}).pop(event.index, None)
-        table = self._tables.get((process.life, event.index))
-        if row is None or row.moment is None or table is None or self._found:
+        since = self._since.get((process.life, process.rank), {}).get(event.index)
+        if since is None:
             return
-        if _Left.KEPT not in row.left.values() or (row.number and not row.never_cleared):
-            self._clears.add((process.life, process.rank, event.index))
-        where = process.life, event.index, row.number
-        if where in self._rows or len(self._rows) <= _MOST_ROWS:
-            rows = self._rows.setdefault(where, {})
-            rows[process.rank] = row
-            if len(rows) == self._hearing.world_size:
-                del self._rows[where]
-                self._compare(table, row.number, rows)
+        since.done = since.step
+        if since.left:
+            left, since.left = since.left, {}
+            is_kept = _Left.KEPT in left.values()
+            if not is_kept or (since.step and not since.never_cleared):
+                since.clears = True
+            where = process.life, event.index, since.step
+            if (is_kept or _Left.UNKNOWN in left.values()) and (where in self._kept or len(self._kept) < _MOST_KEPT):
+                assert since.moment is not None
+                kept = _Kept(left, since.moment, since.never_cleared)
+                self._kept.setdefault(where, {})[process.rank] = kept
+        if self._kept:
+            self._answer()
 
-    def _compare(self, table: Table, number: int, rows: Mapping[int, _Row]) -> None:
-        if self._found:
-            return
-        first, *others = rows.values()
-        if all(row.left == first.left for row in others):
-            if _Left.KEPT in first.left.values() and all(row.never_cleared for row in rows.values()):
-                self._report_all(first)
+    def _answer(self) -> None:
+        """Compare the ranks after steps that all of them have taken, and begun another."""
+        for life, index, step in list(self._kept):
+            table = self._tables.get((life, index))
+            ranks = {} if table is None else table.ranks
+            since = {rank: self._since.get((life, rank), {}).get(index) for rank in ranks}
+            done = [rank for rank, each in since.items() if each is not None and each.done >= step]
+            if table is not None and len(done) == self._hearing.world_size:
+                kept = self._kept.pop((life, index, step))
+                if not self._found:
+                    self._compare(table, step, kept, {rank: each.where for rank, each in since.items() if each})
+
+    def _compare(self, table: Table, step: int, kept: Mapping[int, _Kept], sites: Mapping[int, str]) -> None:
+        if len(kept) == self._hearing.world_size and all(each.never_cleared for each in kept.values()):
+            first = kept[min(kept)]
+            self._report(
+                f"the gradient of {first.never_cleared} is never cleared: "
+                f"the backward pass after optimizer step {step} adds to it",
+                first,
+                first.never_cleared,
+                step,
+            )
             return
         for key, ranks in table.sets():
-            copy = table.ranks[ranks[0]].copy(key)
-            left = {rank: rows[rank].left.get(key) for rank in ranks}
+            left = {rank: kept[rank].left.get(key) if rank in kept else None for rank in ranks}
             unknown_counts = None in left.values()
-            kept = {
-                rank: each is _Left.KEPT or (unknown_counts and each is _Left.UNKNOWN) for rank, each in left.items()
-            }
-            cleared = any(each is None or each is _Left.ZERO for each in left.values())
-            if copy is None or not cleared or not any(kept.values()):
-                continue
-            if copy.strict or table.are_replicas(key, ranks):
-                self._report(copy.name, number, kept, rows)
+            keeping = [
+                rank for rank, each in left.items() if each is _Left.KEPT or (unknown_counts and each is _Left.UNKNOWN)
+            ]
+            clearing = [rank for rank, each in left.items() if each is None or each is _Left.ZERO]
+            copy = table.ranks[ranks[0]].copy(key)
+            if keeping and clearing and copy is not None and (copy.strict or table.are_replicas(key, ranks)):
+                self._report(
+                    f"the gradient of {copy.name} is kept after optimizer step {step}, "
+                    f"and cleared on {rank_text(clearing)}",
+                    kept[keeping[0]],
+                    copy.name,
+                    step,
+                    against=sites[clearing[0]],
+                )
                 return
 
-    def _report_all(self, row: _Row) -> None:
+    def _report(self, problem: str, kept: _Kept, subject: str, step: int, against: str = "") -> None:
         self._found = True
-        assert row.moment is not None
         self._hearing.find(
-            f"the gradient of {row.never_cleared} is never cleared: "
-            f"the backward pass after optimizer step {row.number} adds to it",
-            row.moment,
-            subject=row.never_cleared,
-            step=row.number + 1,
-            notes=["call zero_grad before the first backward pass of each step"],
+            problem,
+            kept.moment,
+            subject=subject,
+            step=step + 1,
+            against=against,
+            notes=["a backward pass adds to what is kept: every rank has to call zero_grad before"],
         )
 
-    def _report(self, name: str, number: int, kept: Mapping[int, bool], rows: Mapping[int, _Row]) -> None:
-        self._found = True
-        usual, blamed = usual_and_blamed(kept, [rank for rank, is_kept in kept.items() if is_kept])
-        here, there = ("kept", "cleared") if kept[blamed] else ("cleared", "kept")
-        mine, other = rows[blamed].moment, rows[usual[0]].moment
-        assert mine is not None
-        assert other is not None
-        self._hearing.find(
-            f"the gradient of {name} is {here} after optimizer step {number}, and {there} on {rank_text(usual)}",
-            mine,
-            subject=name,
-            step=number + 1,
-            against=other.where,
-            notes=["a backward pass adds to what is kept: does every rank call zero_grad?"],
-        )
+
+def _look_again(since: _Since) -> None:
+    """Note what was cleared before another backward pass for the same step."""
+    for copy in since.optimized.copies:
+        if since.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN):
+            since.left[copy.key] = _left_of(copy) or _Left.ZERO
 
 
 def _left_of(copy: Copy) -> _Left | None:

@@ -58,13 +58,20 @@ class UndoneSteps:
         self._hearing = hearing
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
         self._found = False
+        self._listens = False
         hearing.listen(OptimizerBegins, self._on_begin)
-        hearing.listen(OptimizerStepped, self._on_step)
         hearing.listen(WorkIssued, self._on_work)
-        hearing.listen(BackwardCalled, self._on_backward)
 
     def _of(self, process: SimProcess) -> _Rank | None:
         return None if self._found else self._ranks.get((process.life, process.rank))
+
+    def _watch(self, rank: _Rank, parameter: _Parameter) -> None:
+        parameter.watched = True
+        rank.watched.append(parameter)
+        if not self._listens:  # programs that broadcast no parameters do not pay for it
+            self._listens = True
+            self._hearing.listen(OptimizerStepped, self._on_step)
+            self._hearing.listen(BackwardCalled, self._on_backward)
 
     def _on_begin(self, event: OptimizerBegins) -> None:
         process = event.process
@@ -77,7 +84,7 @@ class UndoneSteps:
                     if key is not None:
                         name = name_in_group(group, place, index, names)
                         rank.parameters[key] = _Parameter(TensorRef(parameter), name, event.index)
-        elif (known := self._of(process)) is not None:
+        elif self._listens and (known := self._of(process)) is not None:
             self._look(known)
             for each in known.watched:
                 if each.optimizer == event.index:
@@ -90,8 +97,10 @@ class UndoneSteps:
                 each.before = None
 
     def _on_work(self, event: WorkIssued) -> None:
+        if event.name != "broadcast":  # hot
+            return
         work = event.work
-        rank = self._of(work.process) if event.name == "broadcast" else None
+        rank = self._of(work.process)
         if rank is None:
             return
         for tensor in tensors_in(work.outputs):
@@ -100,8 +109,7 @@ class UndoneSteps:
             if parameter is None:
                 continue
             if not parameter.watched:
-                parameter.watched = True
-                rank.watched.append(parameter)
+                self._watch(rank, parameter)
             if work.member.rank != event.root:
                 parameter.broadcast = self._hearing.moment(work.process, site_of(sys._getframe(1)))
                 parameter.source = work.member.communicator.world_ranks[event.root]
