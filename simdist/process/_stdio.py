@@ -6,15 +6,17 @@ import functools
 import io
 import os
 import sys
+import traceback
+import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, BinaryIO, TextIO
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process, current_runtime
 from simdist.process._stream_files import Descriptor
 
-__all__ = ["STREAMS", "RankStream", "descriptor_of", "install"]
+__all__ = ["STREAMS", "RankStream", "descriptor_of", "install", "report_thread_error"]
 
 STREAMS = {1: "stdout", 2: "stderr"}
 _NUMBERS = {name: number for number, name in STREAMS.items()}
@@ -129,7 +131,35 @@ def _quiet_about_files(report: Callable[..., object]) -> Callable[..., None]:
         if not (of_a_file and killed):
             report(unraisable, **options)
 
+    _of_worlds.add(hook)
     return hook
+
+
+_of_worlds: weakref.WeakSet[Callable[..., object]] = weakref.WeakSet()
+
+
+def report_thread_error(function: Callable[..., object], error: BaseException) -> None:
+    """Report an error that ends a thread of `_thread`: to `sys.unraisablehook` if the program has set one.
+
+    Otherwise print the interpreter's message without addresses, so that a rank prints the same in every run.
+    """
+    trace = error.__traceback__
+    trace = None if trace is None else trace.tb_next
+    hook = sys.unraisablehook
+    if hook in _of_worlds or hook is sys.__unraisablehook__:
+        sys.stderr.write(f"Exception ignored in thread started by: {getattr(function, '__qualname__', '?')}\n")
+        traceback.print_exception(type(error), error, trace)
+        return
+    text = "Exception ignored in thread started by"
+    err_msg, about = (f"{text} {function!r}", None) if sys.version_info >= (3, 13) else (text, function)
+    given: Any = SimpleNamespace(  # Python offers no way to make a `sys.UnraisableHookArgs`
+        exc_type=type(error), exc_value=error, exc_traceback=trace, err_msg=err_msg, object=about
+    )
+    try:
+        hook(given)
+    except Exception as failure:
+        sys.stderr.write("Exception ignored in sys.unraisablehook:\n")
+        traceback.print_exception(failure)
 
 
 def descriptor_of(process: SimProcess, name: str) -> int:

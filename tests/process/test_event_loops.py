@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import select
@@ -180,10 +181,28 @@ def test_bytes_of_a_pipe_are_read_into_a_buffer_in_virtual_time() -> None:
     assert simdist.run(body, world_size=1).values == [[3, b"abc\0\0", 0, 1.0]]
 
 
-def test_a_timeout_that_is_too_long_is_refused() -> None:
-    def body() -> None:
-        for timeout_ms in (1 << 31, -(1 << 31) - 1):
-            with pytest.raises(OverflowError):
-                select.poll().poll(timeout_ms)
+def refusals() -> list[tuple[type, str]]:
+    """What polls say to timeouts that are too long, or no numbers, though something has happened already."""
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    poll, epoll, found = select.poll(), select.epoll(), []
+    poll.register(reader)
+    epoll.register(reader)
+    calls: list[tuple[Callable[[Any], object], list[Any]]] = [
+        (poll.poll, [1 << 31, -(1 << 31) - 1, 1 << 63, math.nan, "1"]),
+        (epoll.poll, [1 << 22, 1 << 63, math.nan, "1"]),
+        (lambda timeout: select.select([reader], [], [], timeout), [1 << 63, 1e10, math.nan, "1", -1]),
+    ]
+    for call, timeouts in calls:
+        for timeout in timeouts:
+            with pytest.raises((OverflowError, ValueError, TypeError)) as refused:
+                call(timeout)
+            found.append((refused.type, str(refused.value)))
+    epoll.close()
+    os.close(reader)
+    os.close(writer)
+    return found
 
-    simdist.run(body, world_size=1).raise_for_failure()
+
+def test_a_timeout_that_is_too_long_or_no_number_is_refused() -> None:
+    assert simdist.run(refusals, world_size=1).values == [refusals()]

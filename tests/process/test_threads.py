@@ -129,6 +129,28 @@ def test_bad_arguments_are_refused_as_outside(arguments: Any, text: str) -> None
     assert (type(error), str(error)) == (TypeError, text)
 
 
+def test_an_error_of_a_raw_thread_reaches_a_hook_of_the_program() -> None:
+    def body() -> list[object]:
+        found: list[object] = []
+
+        def fails() -> None:
+            raise ValueError("here")
+
+        sys.unraisablehook = lambda args: found.append((args.exc_type, str(args.exc_value), args.object, args.err_msg))
+        _thread.start_new_thread(fails, ())
+        time.sleep(1)
+        (thread,) = found
+        assert isinstance(thread, tuple)
+        return [thread[0], thread[1], thread[2] is None or thread[2] is fails, thread[3][:38]]
+
+    hook = sys.unraisablehook
+    result = alone(body)
+
+    assert result.value == [ValueError, "here", True, "Exception ignored in thread started by"]
+    assert result.stderr == ""
+    assert sys.unraisablehook is hook
+
+
 def test_a_pool_works_in_order_and_in_virtual_time() -> None:
     def body() -> list[Any]:
         def work(seconds: int) -> tuple[int, str]:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "notice_writes"]
 
-_LONGEST_MS = 1 << 31
+_LONGEST_MS = 1 << 31  # of poll and epoll
+_LONGEST_NS = 1 << 63  # of select
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -102,10 +103,20 @@ def _wait(process: SimProcess, look: Callable[[float], _T], timeout_ns: int | No
             del process.polling[task]
 
 
+def _is_refused(timeout: float | None, longest: float) -> bool:
+    """True for a timeout for which the original raises: it is no number, or beyond `longest`."""
+    if timeout is None:
+        return False
+    try:
+        return not -longest <= timeout < longest
+    except TypeError:
+        return True
+
+
 def _epoll(original: Callable[[select.epoll, float | None, int], _Events]) -> Callable[..., _Events]:
     def poll(self: select.epoll, timeout: float | None = None, maxevents: int = -1) -> _Events:
         process = current_process()
-        if process is None or process.polls_really:
+        if process is None or process.polls_really or _is_refused(timeout, _LONGEST_MS / 1e3):
             return original(self, timeout, maxevents)
         found = original(self, 0, maxevents)
         if found or timeout == 0:
@@ -143,8 +154,7 @@ def _number(descriptor: FileDescriptorLike) -> int:
 def _poll(original: Callable[[select.poll, float | None], _Events]) -> Callable[..., _Events]:
     def poll(self: select.poll, timeout: float | None = None, /) -> _Events:
         process = current_process()
-        too_long = timeout is not None and not -_LONGEST_MS <= timeout < _LONGEST_MS  # the original refuses it
-        if process is None or process.polls_really or too_long:
+        if process is None or process.polls_really or _is_refused(timeout, _LONGEST_MS):
             return original(self, timeout)
         found = original(self, 0)
         if found:
@@ -167,7 +177,7 @@ def _select(
         rlist: _Descriptors, wlist: _Descriptors, xlist: _Descriptors, timeout: float | None = None, /
     ) -> _Selected:
         process = current_process()
-        if process is None or process.polls_really or (timeout is not None and timeout < 0):
+        if process is None or process.polls_really or _is_refused(timeout, _LONGEST_NS / 1e9) or (timeout or 0) < 0:
             return original(rlist, wlist, xlist, timeout)
 
         def look(real_s: float) -> _Selected | None:

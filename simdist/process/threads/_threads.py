@@ -26,6 +26,7 @@ from simdist.process._events import ThreadBegan, report_hand_over
 from simdist.process._lateness import due_at
 from simdist.process._process import SimProcess, process_of
 from simdist.process._runtime import Extra, Runtime, current_process, current_runtime
+from simdist.process._stdio import report_thread_error
 from simdist.process.threads import _between, _questions
 from simdist.process.threads._locks import give_back, nanoseconds
 from simdist.process.threads._thread_slots import HOOK_SLOT, POOL_MODULES, POOLS_SLOT, PROCESS_POOLS_SLOT
@@ -250,10 +251,7 @@ def _run(
     except (SystemExit, TaskKilled):
         pass
     except BaseException as error:
-        # The interpreter's message without its address, so that a rank prints the same in every run.
-        sys.stderr.write(f"Exception ignored in thread started by: {getattr(function, '__qualname__', '?')}\n")
-        trace = error.__traceback__
-        traceback.print_exception(type(error), error, None if trace is None else trace.tb_next)
+        report_thread_error(function, error)
     finally:
         if not task.doomed and process.running:
             _ended(process, task)
