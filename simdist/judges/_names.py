@@ -55,16 +55,17 @@ def judges_problem(wanted: object) -> str:
 
 
 def judges_named(names: Sequence[str], folder: Path | None = None) -> bool | tuple[str | Judge, ...]:
-    """Return the setting for names on a command line; "all" is such a name.
+    """Return the setting for names on a command line, each possibly several with commas; "all" is such a name.
 
     With a `folder`, the user's own judges, "module:Class", are imported from there, and made; else they stay names.
 
     Raises:
         ValueError: a name is unknown.
     """
-    if _ALL in names:
+    each_name = [part for name in names for part in name.split(",")]
+    if _ALL in each_name:
         return True
-    chosen: list[str | Judge] = list(dict.fromkeys(names))
+    chosen: list[str | Judge] = list(dict.fromkeys(each_name))
     if folder is not None:
         chosen = [own_judge(each, folder) if isinstance(each, str) and is_own(each) else each for each in chosen]
     problem = judges_problem([each for each in chosen if not (isinstance(each, str) and is_own(each))])
@@ -82,7 +83,7 @@ def with_names(words: Sequence[str]) -> list[str]:
 
 
 def _is_name(word: str) -> bool:
-    return word in (*JUDGES, _ALL) or is_own(word) or _is_slip(word)
+    return all(part in (*JUDGES, _ALL) or is_own(part) or _is_slip(part) for part in word.split(","))
 
 
 def _is_slip(word: str) -> bool:

@@ -127,8 +127,8 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         action="append",
         nargs="?",
         const="all",
-        metavar="NAME",
-        help="Report what does not hold although nothing fails: all judges, or the one of this name; may repeat.",
+        metavar="NAMES",
+        help="Report what does not hold although nothing fails: all judges, or those named, as in replicas,samples.",
     )
     ours.add_argument("--trace", metavar="OUT", help="Write a Chrome trace, for Perfetto.")
     ours.add_argument("--events", metavar="OUT", help="Write each event as a line of JSON.")

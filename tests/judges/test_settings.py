@@ -177,7 +177,7 @@ def test_a_scenario_names_what_is_wrong_with_its_judges(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_looks")
-@pytest.mark.parametrize("words", [["--judge"], ["--judge", "replicas"], ["--judge=all"]])
+@pytest.mark.parametrize("words", [["--judge"], ["--judge", "replicas"], ["--judge=all"], ["--judge", "finite,replicas"]])
 def test_the_command_line_turns_judges_on(folder: Path, words: list[str]) -> None:
     found = CliRunner().invoke(main, ["run", *words, written(folder)])
 
@@ -198,13 +198,15 @@ def test_a_launch_has_judges_and_leaves_the_scripts_own_options_alone(folder: Pa
 
     bare, _ = parsed(["--judge", script, "--judge"])
     named, _ = parsed(["--judge", "finite", "--judge=samples", script, "--judge", "x"])
+    listed, _ = parsed(["--judge", "finite,samples", script])
 
     assert (bare.judges, bare.script_args) == (True, ("--judge",))
     assert (named.judges, named.script_args) == (("finite", "samples"), ("--judge", "x"))
+    assert (listed.judges, listed.script_args) == (("finite", "samples"), ())
 
 
 def test_a_launch_refuses_an_unknown_judge(folder: Path) -> None:
-    for words in (["--judge=finit"], ["--judge", "finit"]):
+    for words in (["--judge=finit"], ["--judge", "finit"], ["--judge=samples,finit"]):
         with pytest.raises(LaunchError, match=r"--judge: unknown judge 'finit'; did you mean 'finite'"):
             parsed([*words, str(folder / "program.py")])
 

@@ -70,8 +70,8 @@ class _Judging(click.Command):
     "--judge",
     "judges",
     multiple=True,
-    metavar="[NAME]",
-    help="Report what does not hold although nothing fails: all judges, or the one of this name; may repeat.",
+    metavar="[NAMES]",
+    help="Report what does not hold although nothing fails: all judges, or those named, as in replicas,samples.",
 )
 @click.option("--show-output", is_flag=True, help="Print what the ranks print, with rank and virtual time.")
 @click.option("--real", type=click.Choice(["gloo", "nccl"]), help="Run it as real processes, over this backend.")
