@@ -58,6 +58,7 @@ _ATTRIBUTES = {
     "concurrent.futures.process._system_limits_checked": _FIRST_USE,
     "concurrent.futures.ProcessPoolExecutor": _IMPORTS,
     "concurrent.futures.ThreadPoolExecutor": _IMPORTS,
+    "cython_runtime.cline_in_traceback": "a setting of Cython, which an extension writes where it is not there",
     "fsspec.registry._registry": _IMPORTS,
     "inspect._filesbymodname": _SOURCES,
     "inspect.modulesbyfile": _SOURCES,
