@@ -114,6 +114,28 @@ def test_gradients_that_a_rank_only_looks_at_are_not_reported() -> None:
     assert not run(look).findings
 
 
+@pytest.mark.parametrize("forgets", [True, False])
+def test_backward_passes_in_a_closure_belong_to_its_step(forgets: bool) -> None:
+    def closed(rank: int) -> None:
+        model = DistributedDataParallel(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+
+            def closure(step: int = step) -> float:
+                if not forgets or rank != 1 or step != 2:
+                    optimizer.zero_grad()
+                loss = model(torch.randn(3, 4)).square().sum()
+                loss.backward()
+                return float(loss.item())
+
+            optimizer.step(closure)
+
+    findings = run(closed, "replicas").findings
+
+    kept = "the gradient of 0.weight is kept after optimizer step 1, and cleared on ranks 0, 2"
+    assert [(each.rank, each.problem) for each in findings] == ([(1, kept)] if forgets else [])
+
+
 def test_ranks_without_replicas_may_differ() -> None:
     def alone(rank: int) -> None:
         model = net(seed=rank)

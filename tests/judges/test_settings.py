@@ -177,7 +177,9 @@ def test_a_scenario_names_what_is_wrong_with_its_judges(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_looks")
-@pytest.mark.parametrize("words", [["--judge"], ["--judge", "replicas"], ["--judge=all"], ["--judge", "finite,replicas"]])
+@pytest.mark.parametrize(
+    "words", [["--judge"], ["--judge", "replicas"], ["--judge=all"], ["--judge", "finite,replicas"]]
+)
 def test_the_command_line_turns_judges_on(folder: Path, words: list[str]) -> None:
     found = CliRunner().invoke(main, ["run", *words, written(folder)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -13,24 +14,36 @@ from tests.judges.programs import line_of, net, only_finding, run
 Source = Callable[[int, int], int]
 
 
-def train(rank: int, *, source: Source) -> None:
+def train(rank: int, *, source: Source, closed: bool = False) -> None:
     """Train four steps; parameter `i` is stepped on rank `i % 3`, and sent to all from rank `source(step, i)`."""
     model = net()
     parameters = [*model.parameters()]
     optimizer = torch.optim.SGD(parameters[rank::3], lr=0.1)
-    for step in range(4):
+
+    def compute() -> float:
         model.zero_grad()
-        model(torch.randn(3, 4)).square().sum().backward()
+        loss = model(torch.randn(3, 4)).square().sum()
+        loss.backward()
         for parameter in parameters:
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
-        optimizer.step()
+        return float(loss.item())
+
+    for step in range(4):
+        if closed:
+            optimizer.step(compute)
+        else:
+            compute()
+            optimizer.step()
         for index, parameter in enumerate(parameters):
             dist.broadcast(parameter.data, source(step, index))
 
 
-def test_a_broadcast_from_another_rank_than_the_one_that_stepped_is_found() -> None:
-    finding = only_finding(run(partial(train, source=lambda step, index: 0 if index == 2 else index % 3), "replicas"))
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_broadcast_from_another_rank_than_the_one_that_stepped_is_found(closed: bool) -> None:
+    spoilt = partial(train, source=lambda step, index: 0 if index == 2 else index % 3, closed=closed)
+
+    finding = only_finding(run(spoilt, "replicas"))
 
     assert finding.problem == (
         "optimizer step 1 of 2.weight is undone: the broadcast from rank 0 has the value from before the step"

@@ -54,6 +54,7 @@ class _Since:
     done: int = -1  # the last step that another one has followed
     looked: bool = False
     left: dict[Key, _Left] = field(default_factory=dict)  # empty if all were cleared
+    left_by: int = -1  # the step after which they were left; a closure's backward pass belongs to the next one
     moment: Moment | None = None  # of the first backward pass, if anything was left
     versions: Sequence[int] = ()  # of gradients when the step ended, while the rank has never cleared any
     never_cleared: str = ""  # a parameter to whose gradient of the step the first backward pass adds, or no name
@@ -119,7 +120,7 @@ class KeptGradients:
         """Note what is left of the gradients when the first backward pass after a step begins."""
         copies = since.optimized.copies
         since.left = {copy.key: left for copy in copies if (left := _left_of(copy)) is not None}
-        since.moment = self._hearing.moment(event.process, event.where)
+        since.left_by, since.moment = since.step, self._hearing.moment(event.process, event.where)
         since.never_cleared = ""
         if not since.clears and since.step and since.versions == gradient_versions(copies):
             leaves = {id(leaf) for leaf in leaves_of(event.tensors, event.edges)}
@@ -135,9 +136,9 @@ class KeptGradients:
         if since.left:
             left, since.left = since.left, {}
             is_kept = _Left.KEPT in left.values()
-            if not is_kept or (since.step and not since.never_cleared):
+            if not is_kept or (since.left_by and not since.never_cleared):
                 since.clears = True
-            where = process.life, event.index, since.step
+            where = process.life, event.index, since.left_by
             if (is_kept or _Left.UNKNOWN in left.values()) and (where in self._kept or len(self._kept) < _MOST_KEPT):
                 assert since.moment is not None
                 kept = _Kept(left, since.moment, since.never_cleared)

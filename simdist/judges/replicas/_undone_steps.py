@@ -39,6 +39,7 @@ class _Parameter:
     name: str
     optimizer: int
     watched: bool = False
+    at_begin: int | None = None  # its bits when the current step began
     before: int | None = None
     step: int = 0
     broadcast: Moment | None = None  # the last broadcast that filled it
@@ -88,13 +89,14 @@ class UndoneSteps:
             self._look(known)
             for each in known.watched:
                 if each.optimizer == event.index:
-                    each.before, each.step = bits_of(each.tensor()), event.number
+                    each.at_begin, each.step = bits_of(each.tensor()), event.number
 
     def _on_step(self, event: OptimizerStepped) -> None:
         rank = self._of(event.process)
         for each in rank.watched if rank is not None else ():
-            if each.optimizer == event.index and each.before == bits_of(each.tensor()):
-                each.before = None
+            if each.optimizer == event.index:
+                begun, each.at_begin = each.at_begin, None
+                each.before = None if begun == bits_of(each.tensor()) else begun
 
     def _on_work(self, event: WorkIssued) -> None:
         if event.name != "broadcast":  # hot
@@ -122,9 +124,11 @@ class UndoneSteps:
     def _look(self, rank: _Rank) -> None:
         """Look whether the broadcasts since the last step have brought values from before it."""
         for each in rank.watched:
-            before, each.before = each.before, None
             moment, each.broadcast = each.broadcast, None
-            if before is None or moment is None or self._found or bits_of(each.tensor()) != before:
+            if moment is None or self._found:
+                continue
+            before, each.before = each.before, None
+            if before is None or bits_of(each.tensor()) != before:
                 continue
             self._found = True
             self._hearing.find(
