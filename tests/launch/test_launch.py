@@ -6,6 +6,7 @@ import calendar
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,7 +287,10 @@ def test_a_script_that_prints_where_its_logs_are_repeats_itself(launched: Launch
         assert (folder / "attempt_0" / "1" / "stdout.log").read_text() == f"{folder}/attempt_0/1/error.json\n"
 
 
-def test_a_script_that_prints_its_environment_is_the_same_in_every_run(launched: Launched) -> None:
+def test_a_script_that_prints_its_environment_is_the_same_in_every_run(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # another run on this machine may have the usual name
     text = "import os; print(sorted(os.environ.items()))"
 
     first, again = (launched(text, before=("--nproc-per-node=2",)) for _ in range(2))
