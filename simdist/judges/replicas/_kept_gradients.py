@@ -23,13 +23,7 @@ from simdist.judges._bits import is_zero
 from simdist.judges._events import BackwardCalled, OptimizerBegins, OptimizerStepped
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges.replicas._leaves import leaves_of
-from simdist.judges.replicas._tables import (
-    Copy,
-    Key,
-    Optimized,
-    Table,
-    gradient_versions,
-)
+from simdist.judges.replicas._tables import Copy, Key, Optimized, Table, gradient_versions
 from simdist.values import rank_text
 
 __all__ = ["KeptGradients"]
@@ -103,6 +97,8 @@ class KeptGradients:
             self._since.setdefault((process.life, process.rank), {})[event.index] = _Since(optimized, 0)
 
     def _on_backward(self, event: BackwardCalled) -> None:
+        if self._found:
+            return
         process = event.process
         for since in self._since.get((process.life, process.rank), {}).values():
             if not since.looked:
