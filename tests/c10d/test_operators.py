@@ -132,6 +132,26 @@ def test_a_namespace_is_defined_once_on_each_rank() -> None:
     assert ["Only a single TORCH_LIBRARY" in str(each.exception) for each in result.ranks] == [True, True]
 
 
+def test_a_namespace_that_a_rank_destroys_can_be_defined_again() -> None:
+    def program() -> list[float]:
+        me = rank()
+        found = []
+        for factor in (2.0, 3.0):
+            made = library.Library("simdist_tests", "DEF")
+            made.define("scale(Tensor x) -> Tensor")
+            made.impl("scale", lambda x, factor=factor: x * factor, "CPU")
+            dist.barrier()
+            found.append(ops.simdist_tests.scale(torch.ones(1)).item())
+            if me == 0:
+                dist.barrier()
+            made._destroy()
+            if me == 1:  # rank 0's is gone, and this one is not
+                dist.barrier()
+        return found
+
+    assert values(program, 2) == [[2.0, 3.0]] * 2
+
+
 def test_other_schemas_of_one_name_are_refused() -> None:
     def program() -> None:
         kind = "Tensor" if rank() else "int"

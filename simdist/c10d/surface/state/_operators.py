@@ -77,13 +77,21 @@ class _Kernel:
         return function(keys, *args, **kwargs) if with_keys else function(*args, **kwargs)
 
 
+class _Namespace:
+    """A namespace that ranks define; each rank may have only one such library at a time."""
+
+    def __init__(self, real: KernelLibrary) -> None:
+        self.real = real
+        self.owners: dict[SimProcess, _RanksLibrary] = {}
+
+
 class _Operators:
     """All operators and kernels of one world's ranks, by full names."""
 
     def __init__(self) -> None:
         self.operators: dict[str, _Operator] = {}
         self.kernels: dict[tuple[str, str], _Kernel] = {}
-        self.namespaces: dict[str, dict[SimProcess, KernelLibrary]] = {}  # libraries of which a rank may have only one
+        self.namespaces: dict[str, _Namespace] = {}
         self.others: list[KernelLibrary] = []
 
     def end(self) -> None:
@@ -93,7 +101,7 @@ class _Operators:
         for real in (
             *(each.real for each in held),
             *self.others,
-            *(real for owners in self.namespaces.values() for real in owners.values()),
+            *(each.real for each in self.namespaces.values()),
         ):
             real.reset()
         tables: tuple[dict[Any, Any], ...] = self.operators, self.kernels, self.namespaces
@@ -122,10 +130,10 @@ class _RanksLibrary:
         kind, self._namespace, *self._where = arguments
         self._kind = "FRAGMENT" if kind == "DEF" else kind
         if kind == "DEF":
-            owners = world.namespaces.setdefault(self._namespace, {})
-            # Torch refuses a rank's second library, and one for a namespace of the host.
-            first = not owners or process in owners
-            owners[process] = _make_real("DEF", *arguments[1:]) if first else self._real()
+            known = world.namespaces.get(self._namespace)
+            if known is None or process in known.owners:  # torch refuses a second one, and a namespace of the host
+                known = world.namespaces[self._namespace] = _Namespace(_make_real("DEF", *arguments[1:]))
+            known.owners[process] = self
 
     def _real(self) -> KernelLibrary:
         return _make_real(self._kind, self._namespace, *self._where)
@@ -202,6 +210,11 @@ class _RanksLibrary:
                 if not operator.owners:
                     world.operators.pop(name).real.reset()
                     _forget([name])
+        space = world.namespaces.get(self._namespace)
+        if space is not None and space.owners.get(self._process) is self:
+            del space.owners[self._process]
+            if not space.owners:
+                world.namespaces.pop(self._namespace).real.reset()
 
 
 def _calling(kernel: _Kernel) -> Callable[..., object]:
