@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from simdist.errors import UnsupportedError
 from tests.device.worlds import cuda, model, on_devices
 
 
@@ -236,6 +238,32 @@ def test_attention_takes_the_kernel_that_a_gpu_takes(dtype: torch.dtype, setting
     if "dropout_p" not in settings:
         assert torch.allclose(made, made_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
         assert torch.allclose(gradient, gradient_there, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@on_devices
+def test_fused_attention_returns_what_torch_says_of_it(kernel: str) -> None:
+    call = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    settings: list[Any] = [None, True] if kernel == "efficient" else []
+    batch = torch.randn(2, 3, 5, 8, device=cuda(1), dtype=torch.float16)
+
+    def both(batch: torch.Tensor) -> list[Any]:
+        made = call(batch, batch, batch, *settings)
+        *rest, seed, offset = made[:4] if kernel == "efficient" else made[:8]
+        inputs = torch.ones_like(batch), batch, batch, batch, *([None] if kernel == "efficient" else []), *rest
+        more = (seed, offset, 0.0, [True] * 4) if kernel == "efficient" else (0.0, False, seed, offset)
+        backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward")
+        return [*made[:2], *backward(*inputs, *more)[:3]]
+
+    found = both(batch)
+    with FakeTensorMode() as mode:
+        said = both(mode.from_tensor(batch))
+
+    for one, other in zip(found, said, strict=True):
+        assert (one.shape, one.stride(), one.dtype, one.device) == (other.shape, other.stride(), other.dtype, cuda(1))
+    assert found[1][..., :5].isfinite().all()
+    with pytest.raises(UnsupportedError, match="with dropout"):
+        call(batch, batch, batch, *settings, dropout_p=0.5)
 
 
 @pytest.mark.parametrize(

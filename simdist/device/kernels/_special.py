@@ -13,12 +13,12 @@ from simdist.device._aliases import NotYet, account_holding, exchange, host, in_
 from simdist.device._generators import DeviceGenerator, Numbers, device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
-from simdist.device.kernels import _batch_norm
+from simdist.device.kernels import _attention, _batch_norm
 from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.errors import UnsupportedError
-from simdist.inside.torch import CPU, is_built_for_cuda, redispatching
+from simdist.inside.torch import CPU, redispatching
 
-__all__ = ["COMPOSITES", "KERNELS", "NO_HOST_MEMORY", "account_on", "drawn_from", "grow", "memory_error", "numbers_of"]
+__all__ = ["KERNELS", "NO_HOST_MEMORY", "account_on", "drawn_from", "grow", "memory_error", "numbers_of"]
 __all__ += ["synchronize_current", "wait_on_host"]
 
 Tensor = torch.Tensor
@@ -368,186 +368,7 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> ob
     return inputs, hidden, grad_hy * z, *biases
 
 
-# -- attention: the fused kernels of GPUs, by that of the CPU --------------------------------------------------------
-
-_HALVES = (torch.float16, torch.bfloat16)
-_flash_enabled: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
-_efficient_enabled: Callable[[], bool] = torch.backends.cuda.mem_efficient_sdp_enabled
-_math_enabled: Callable[[], bool] = torch.backends.cuda.math_sdp_enabled
-_cudnn_enabled: Callable[[], bool] = torch.backends.cuda.cudnn_sdp_enabled
-_MATH, _FLASH, _EFFICIENT = 0, 1, 2  # sdp::SDPBackend
-
-
-def _sdp_choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> int:
-    """Choose flash attention for halves, the memory-efficient one for singles, as far as the CPU's kernel goes."""
-    if (
-        query.dim() != 4
-        or not query.shape[:2] == key.shape[:2] == value.shape[:2]
-        or query.shape[3] != value.shape[3]
-        or not query.numel()
-        or not key.numel()
-        or dropout_p
-        or enable_gqa
-        or (attn_mask is not None and (is_causal or attn_mask.requires_grad or attn_mask.dtype is not query.dtype))
-    ):
-        return _MATH
-    if query.dtype in _HALVES and attn_mask is None and _flash_enabled():
-        return _FLASH
-    if query.dtype in (*_HALVES, torch.float32) and _efficient_enabled():
-        return _EFFICIENT
-    return _MATH
-
-
-def _sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> object:
-    """Make the choice that C++ makes by a table, which has no entry for CUDA in a CPU build."""
-    choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if choice == _FLASH:
-        return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
-    if choice == _EFFICIENT:
-        sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-        efficient = _aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, attn_mask, sums, 0.0, is_causal, scale=scale)[0]
-    if not _math_enabled():
-        _require_attention(query.dtype, attn_mask)
-    if is_built_for_cuda():
-        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return _aten.scaled_dot_product_attention.default.decompose(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-
-
-def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: object, **settings: object) -> object:
-    """Call the kernel that takes everything; C++'s own choice would ask the driver of a CUDA build."""
-    there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
-    _aten.scaled_dot_product_attention(*there, *given, **settings)  # refuses unfit arguments in torch's words
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
-    return _aten._scaled_dot_product_attention_math(query, key, value, mask, *given, **settings)[0]
-
-
-def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
-    """Refuse what a GPU's enabled kernels do not take (sdp_utils.cpp); what they do, others do here."""
-    flash, efficient, cudnn = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
-    if not (flash or efficient or cudnn):
-        raise RuntimeError(
-            "No viable backend for scaled_dot_product_attention was found. This is likely due to turning off both the "
-            "math kernel and the fused kernels."
-        )
-    halves = dtype in _HALVES and ((flash and mask is None) or cudnn)
-    if not halves and not (efficient and dtype in (*_HALVES, torch.float32)):
-        raise RuntimeError("No available kernel. Aborting execution.")
-
-
-_on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
-_on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_attend, _attend_backward = launching(_on_cpu, _on_cpu), launching(_on_cpu_backward, _on_cpu_backward)
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-) -> Any:
-    """Return the output, and the logarithms of the sums."""
-    return _attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
-
-
-def _attention_backward(tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool, scale: float | None) -> Any:
-    return _attend_backward(*tensors, 0.0, is_causal, attn_mask=mask, scale=scale)
-
-
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> object:
-    made, sums = _attention(query, key, value, attn_bias, is_causal, scale)
-    return made, sums, *(query.new_zeros((), dtype=torch.int64) for _ in ("seed", "offset"))
-
-
-def _efficient_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    dropout_p: float,
-    grad_input_mask: list[bool],
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> object:
-    tensors = grad_out, query, key, value, out, logsumexp
-    return (*_attention_backward(tensors, attn_bias, is_causal, scale), None)
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> object:
-    made, sums = _attention(query, key, value, None, is_causal, scale)
-    state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_zeros((), dtype=torch.uint64)
-    return made, sums, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
-
-
-def _flash_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> object:
-    tensors = grad_out, query, key, value, out, logsumexp
-    return tuple(_attention_backward(tensors, None, is_causal, scale))
-
-
-# Kernels of operators that torch decomposes otherwise: above autograd, as the decomposition is.
-COMPOSITES: dict[str, Callable[..., object]] = {"aten::scaled_dot_product_attention": _sdpa}
+# -- the table ------------------------------------------------------------------------------------------------------
 
 _LIBRARIES, _OVERLOADS = ("cudnn", "miopen"), ("", ".Tensor")  # of GPUs, with a check whether they support the call
 KERNELS: dict[str, Callable[..., object]] = {
@@ -572,15 +393,11 @@ KERNELS: dict[str, Callable[..., object]] = {
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::record_stream": lambda self, stream: None,
-    "aten::_fused_sdp_choice": _sdp_choice,
     **{
         f"aten::_use_{library}_ctc_loss{overload}": lambda *_: False
         for library in _LIBRARIES
         for overload in _OVERLOADS
     },
-    "aten::_scaled_dot_product_efficient_attention": _efficient,
-    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "aten::_scaled_dot_product_flash_attention": _flash,
-    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+    **_attention.KERNELS,
     **_batch_norm.KERNELS,
 }
