@@ -127,3 +127,60 @@ def test_results_are_written_where_a_program_wants_them(size: int) -> None:
     torch.ops.aten._native_batch_norm_legit.out(there, None, None, *statistics, True, 0.0, 1e-5, **names)
 
     assert [each.tolist() for each in outputs] == [each.tolist() for each in wanted]
+
+
+@pytest.mark.parametrize("half", [HALF, BFLOAT])
+@on_devices
+def test_statistics_are_kept_in_single_precision(half: torch.dtype) -> None:
+    input, running = batch(half), torch.ones(3, device="cuda", dtype=half)
+    ones = torch.ones(8, device="cuda", dtype=half)
+
+    found = [
+        torch.ops.aten.native_batch_norm(input, None, None, None, None, True, 0.1, 1e-5),
+        torch.ops.aten.native_batch_norm(input, running, running, running, running, False, 0.1, 1e-5),
+        torch.ops.aten._native_batch_norm_legit(input, None, None, True, 0.1, 1e-5),
+        torch.ops.aten._batch_norm_with_update(input, running, running, running, running, 0.1, 1e-5)[:3],
+    ]
+    of_rows = [torch.native_layer_norm(input, (8,), weight, weight, 1e-5) for weight in (None, ones)]
+
+    assert [each.dtype for each, *_ in (*found, *of_rows)] == [half] * 6
+    assert {(each.dtype, each.shape) for _, *saved in found for each in saved} == {(SINGLE, (3,))}
+    assert {(each.dtype, each.shape) for _, *saved in of_rows for each in saved} == {(SINGLE, (2, 3, 1))}
+
+
+@pytest.mark.parametrize(
+    ("input", "parameters", "said"),
+    [
+        (HALF, SINGLE, "expected scalar type Half but found Float"),
+        (BFLOAT, SINGLE, "expected scalar type BFloat16 but found Float"),
+        (SINGLE, HALF, "expected scalar type Float but found Half"),
+    ],
+)
+@on_devices
+def test_norms_of_rows_want_parameters_of_their_type(input: torch.dtype, parameters: torch.dtype, said: str) -> None:
+    rows, weight = batch(input, 6, 8), torch.ones(8, device="cuda", dtype=parameters)
+
+    with pytest.raises(RuntimeError, match=said):
+        F.layer_norm(rows, (8,), weight)
+    if input is not SINGLE:
+        with pytest.raises(RuntimeError, match=said):
+            F.group_norm(rows, 2, weight)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda row, many: F.layer_norm(torch.zeros(len(many), 8).to(row), (8,), None, row[0]),
+        lambda row, many: F.embedding(many, row),
+        lambda row, many: row[many],
+    ],
+    ids=["layer norm", "embedding", "index"],
+)
+@on_devices
+def test_gradients_of_many_rows_are_added_up_in_single_precision(read: Callable[..., torch.Tensor]) -> None:
+    row = torch.ones(1, 8, device="cuda", dtype=BFLOAT, requires_grad=True)
+
+    read(row, torch.zeros(2048, device="cuda", dtype=torch.int64)).sum().backward()
+
+    assert row.grad is not None
+    assert row.grad.tolist() == [[2048.0] * 8]

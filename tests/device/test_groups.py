@@ -244,11 +244,11 @@ def test_fsdp_shards_and_trains_on_devices() -> None:
         rank = join()
         mesh = init_device_mesh("cuda", (2,))
         module: Any = model(rank)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in module:
             if isinstance(layer, nn.Linear):
-                policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
         optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
         before = [each.full_tensor().clone() for each in module.parameters()]
         for _ in range(2):

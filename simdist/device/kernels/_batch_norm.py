@@ -142,10 +142,9 @@ def _single(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.float()
 
 
-def _is_mixed(input: Tensor, others: list[Tensor | None]) -> bool:
-    """True for inputs that a GPU takes and the CPU does not: halves with other tensors that are not of one type."""
-    kinds = {each.dtype for each in others if each is not None}
-    return input.dtype in _HALVES and len(kinds) > 1
+def _is_mixed(others: list[Tensor | None]) -> bool:
+    """True for parameters and statistics that are not of one type."""
+    return len({each.dtype for each in others if each is not None}) > 1
 
 
 def _batch_norm(
@@ -157,7 +156,7 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> object:
+) -> tuple[Tensor, ...]:
     given = [weight, bias, running_mean, running_var]
     for name, each in (("weight", weight), ("bias", bias)):
         if each is not None and input.dtype not in (*_HALVES, each.dtype) and each.dtype in _WORDS:
@@ -165,14 +164,35 @@ def _batch_norm(
             if _channels_last(input):
                 raise RuntimeError(f"expected scalar type {expected} but found {found}")
             raise RuntimeError(f"Expected {name} to have type {expected} but got {found}")
-    if not _is_mixed(input, given):
-        return _aten.native_batch_norm(input, *given, training, momentum, eps)
-    wide = [_single(each) for each in given]
-    made = _aten.native_batch_norm(input, *wide, training, momentum, eps)
+    wide = [_single(each) for each in given] if input.dtype in _HALVES else given
+    if input.dtype in _HALVES and weight is None:
+        wide[0] = torch.ones(input.shape[1])  # the CPU keeps statistics in single precision for such parameters
+    out, *saved = _aten.native_batch_norm(input, *wide, training, momentum, eps)
+    if not training:  # a GPU returns those that it has used
+        saved = [wide[2].clone(), torch.rsqrt(wide[3] + eps)]  # type: ignore[union-attr,operator,arg-type]
     for narrow, each in zip(given[2:], wide[2:], strict=True):
         if narrow is not None and each is not narrow and training:
             narrow.copy_(each)  # type: ignore[arg-type]  # neither is None
-    return made
+    return out, *saved
+
+
+def _of_batches(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> object:
+    return _batch_norm(input, weight, bias, None, None, training, momentum, eps)
+
+
+def _with_update(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> object:
+    found = _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *found, torch.empty(0, dtype=torch.uint8)  # cuDNN keeps something there
 
 
 def _batch_norm_backward(
@@ -190,16 +210,23 @@ def _batch_norm_backward(
     op = _aten.native_batch_norm_backward
     given = [weight, running_mean, running_var]
     rest = train, eps, output_mask
-    if not _is_mixed(input, given):
+    if input.dtype not in _HALVES:
         return op(grad_out, input, *given, save_mean, save_invstd, *rest)
-    first = next(each.dtype for each in given if each is not None)
-    in_one_kernel = output_mask[0] and (train or output_mask[1] or output_mask[2]) and not _channels_last(input)
+    first = next((each.dtype for each in given if each is not None), None)
+    in_one_kernel = (
+        _is_mixed(given)
+        and output_mask[0]
+        and (train or output_mask[1] or output_mask[2])
+        and not _channels_last(input)
+    )
     if in_one_kernel:
         expected = input.dtype if first is input.dtype else torch.float32
         for name, each in zip(("weight", "running_mean", "running_var"), given, strict=True):
             if each is not None and each.dtype is not expected:
                 raise RuntimeError(f"Expected {name} to have type {_WORDS[expected]} but got {_WORDS[each.dtype]}")
     wide = [_single(each) for each in (*given, save_mean, save_invstd)]
+    if weight is None:
+        wide[0] = torch.ones(input.shape[1])
     grad_input, *of_parameters = op(grad_out, input, *wide, *rest)
     kind = torch.float32 if weight is None else weight.dtype
     return grad_input, *(None if each is None else each.to(kind) for each in of_parameters)
@@ -214,6 +241,9 @@ def _channels_last(input: Tensor) -> bool:
 
 _FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {  # with the places of running statistics
     "native_batch_norm": (_batch_norm, (3, 4)),
+    "_native_batch_norm_legit": (_batch_norm, (3, 4)),
+    "_native_batch_norm_legit.no_stats": (_of_batches, ()),
+    "_batch_norm_with_update": (_with_update, (3, 4)),
     "native_batch_norm_backward": (_batch_norm_backward, ()),
     "batch_norm_stats": (_stats, ()),
     "batch_norm_gather_stats_with_counts": (_gather_stats, (3, 4)),

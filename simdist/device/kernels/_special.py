@@ -13,7 +13,7 @@ from simdist.device._aliases import NotYet, account_holding, exchange, host, in_
 from simdist.device._generators import DeviceGenerator, Numbers, device_generator
 from simdist.device._memory import Account
 from simdist.device._state import account_of, present, present_or_none
-from simdist.device.kernels import _attention, _batch_norm
+from simdist.device.kernels import _attention, _batch_norm, _layer_norm
 from simdist.device.kernels._deferred import copy_later, defer, launching
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import CPU, redispatching
@@ -400,4 +400,5 @@ KERNELS: dict[str, Callable[..., object]] = {
     },
     **_attention.KERNELS,
     **_batch_norm.KERNELS,
+    **_layer_norm.KERNELS,
 }

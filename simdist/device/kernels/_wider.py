@@ -1,8 +1,9 @@
 """Operators for types that a GPU has kernels for and the CPU has not: computed in a wider type, and rounded.
 
 So are convolutions and products of matrices in float16, which take many processors 10 to 90 times as long as in
-float32. A GPU adds them up in float32, too. The others were found by torch's own list of operators (`op_db`, which says
-what each takes on CUDA).
+float32. A GPU adds them up in float32, too. So are gradients of rows that are read many times: the CPU adds them up in
+the type of the rows, where a sum of bfloat16 stands still after a few hundred ones. The others were found by torch's own
+list of operators (`op_db`, which says what each takes on CUDA).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _SLOW = (
     *("aten::convolution", "aten::convolution_backward"),
     *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
 )
+# Sums over the rows of equal indices (native/cuda/Embedding.cu, EmbeddingBag.cu, Indexing.cu, torch 2.13).
+_ADDED = ("aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward", "aten::_index_put_impl_")
 _TYPES: dict[str, Types] = {
     **{f"aten::{name}{form}": _COMPLEX_ONLY for name in _OF_ONE for form in ("", "_", ".out")},
     **{f"aten::{name}": _COMPLEX_ONLY for name in _OF_MANY},
@@ -62,6 +65,7 @@ _TYPES: dict[str, Types] = {
     ),
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), _COMPLEX),
     **dict.fromkeys(_SLOW, _FLOAT16),
+    **dict.fromkeys(_ADDED, _HALVES),
     "aten::histc": _WHOLE_NUMBERS,
     "aten::trace": {**_HALVES, **_COMPLEX_ONLY},
 }
@@ -77,6 +81,7 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
     types = wider_types(full_name(op))
     if not types:
         return usual
+    assigns = full_name(op) == "aten::_index_put_impl_"
     written = [(place, each.name) for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 
     def widen(value: object) -> Any:
@@ -84,6 +89,8 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> object:
         said = kwargs.get("dtype")
+        if assigns and not (args[3] if len(args) > 3 else kwargs.get("accumulate", False)):
+            return usual(*args, **kwargs)
         for first in args:
             if isinstance(first, Tensor) and first.dtype in types:
                 break
