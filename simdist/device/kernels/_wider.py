@@ -2,8 +2,8 @@
 
 So are convolutions and products of matrices in float16, which take many processors 10 to 90 times as long as in
 float32. A GPU adds them up in float32, too. So are gradients of rows that are read many times: the CPU adds them up in
-the type of the rows, where a sum of bfloat16 stands still after a few hundred ones. The others were found by torch's own
-list of operators (`op_db`, which says what each takes on CUDA).
+the type of the rows, where a sum of bfloat16 stands still after a few hundred ones. The others were found by the
+list of operators of torch (`op_db`, which says what each takes on CUDA).
 """
 
 from __future__ import annotations
