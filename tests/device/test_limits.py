@@ -165,3 +165,34 @@ def test_differences_are_named() -> None:
         "labels: mm: GPU addmm_cuda, virtual device addmm_impl",
         "alerts: put: GPU put_, virtual device None",
     ]
+
+
+@pytest.mark.parametrize("halves_first", [True, False])
+@on_devices
+def test_factors_of_two_types_are_refused_in_the_words_of_a_gpu(halves_first: bool) -> None:
+    one, other = torch.ones(4, 4, device=cuda(), dtype=torch.float16), torch.ones(4, 4, device=cuda())
+    names, kinds = ["c10::Half", "float"], ["torch.cuda.HalfTensor", "torch.cuda.FloatTensor"]
+    if not halves_first:
+        one, other = other, one
+        names, kinds = names[::-1], kinds[::-1]
+    product = f"RuntimeError: expected mat1 and mat2 to have the same dtype, but got: {names[0]} != {names[1]}"
+    convolution = f"RuntimeError: Input type ({kinds[0]}) and weight type ({kinds[1]}) should be the same"
+
+    assert said(lambda: one @ other) == product
+    assert said(lambda: F.linear(one, other)) == product
+    assert said(lambda: F.linear(one, other, other[0])).startswith("RuntimeError: mat1 and mat2 must have the same")
+    assert said(lambda: F.linear(one, one, other[0])).startswith("RuntimeError: self and mat2 must have the same")
+    assert said(lambda: torch.bmm(one[None], other[None])).startswith("RuntimeError: expected scalar type")
+    assert said(lambda: F.conv1d(one[None], other[:, :, None])) == convolution
+    assert said(lambda: F.conv_transpose1d(one[None], other[:, :, None])) == convolution
+    attention = said(lambda: F.scaled_dot_product_attention(*(each[None, None] for each in (one, other, other))))
+    assert attention.startswith("RuntimeError: Expected query, key, and value to have the same dtype")
+
+
+@on_devices
+def test_a_convolution_of_bfloat16_with_single_precision_is_refused_in_the_words_of_a_gpu() -> None:
+    one, other = torch.ones(1, 4, 4, device=cuda(), dtype=torch.bfloat16), torch.ones(4, 4, 1, device=cuda())
+
+    assert said(lambda: F.conv1d(one, other)) == (
+        "RuntimeError: Input type (CUDABFloat16Type) and weight type (torch.cuda.FloatTensor) should be the same"
+    )

@@ -66,6 +66,8 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> object:
     """Make the choice that C++ makes by a table, which has no entry for CUDA in a CPU build."""
+    if not query.dtype is key.dtype is value.dtype:
+        _require_fit(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if choice == _FLASH:
         return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
@@ -84,11 +86,17 @@ def _sdpa(
 
 def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *given: object, **settings: object) -> object:
     """Call the kernel that takes everything; C++'s own choice would ask the driver of a CUDA build."""
-    there = [None if each is None else each.to("meta") for each in (query, key, value, mask)]
-    _aten.scaled_dot_product_attention(*there, *given, **settings)  # refuses unfit arguments in torch's words
+    _require_fit(query, key, value, mask, *given, **settings)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
     return _aten._scaled_dot_product_attention_math(query, key, value, mask, *given, **settings)[0]
+
+
+def _require_fit(*given: object, **settings: object) -> None:
+    """Refuse unfit arguments in torch's words."""
+    _aten.scaled_dot_product_attention(
+        *(each.to("meta") if isinstance(each, Tensor) else each for each in given), **settings
+    )
 
 
 def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:

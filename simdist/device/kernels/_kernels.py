@@ -135,7 +135,8 @@ def _no_memory(index: int) -> None:
 
 
 def _no_type(name: str, said: str) -> None:
-    raise _limits.reworded(name, NotImplementedError(said))
+    kind = NotImplementedError if "not implemented for" in said else RuntimeError
+    raise _limits.reworded(name, kind(said))
 
 
 def uninstall() -> None:

@@ -26,6 +26,13 @@ __all__ = ["ONLY_CPU", "guarded", "refused_types", "reworded", "rewording", "var
 Kernel = Callable[..., object]
 _FILE = Path(__file__).with_name("gpu_limits.json")
 _NO_TYPE = re.compile(r"""^"\w+" not implemented for '(\w+)'""")
+# What the CPU's kernels say of an input and a weight, or of two factors, that are not of one type.
+_UNLIKE = re.compile(
+    r"expected scalar type (\w+) but found (\w+)$"
+    r"|Input type \((?:CPU(\w+)Type|torch\.(\w+)Tensor)\) and weight type \((?:CPU(\w+)Type|torch\.(\w+)Tensor)\)"
+)
+_CLASSES = ("Byte", "Char", "Double", "Float", "Int", "Long", "Short", "Half")
+_UNLIKE_FACTORS = "expected m1 and m2 to have the same dtype"
 _ERRORS = {"NotImplementedError": NotImplementedError, "RuntimeError": RuntimeError}
 
 # Operators that a GPU has no kernel for: there is none here either, and torch's dispatcher says so.
@@ -54,11 +61,23 @@ def _shared(name: str) -> str:
 
 def reworded(name: str, error: RuntimeError) -> RuntimeError:
     """Return a GPU's error where the CPU's kernel of an operator refused a type; else the error itself."""
+    if name.startswith("aten::convolution"):
+        unlike = _UNLIKE.match(str(error))
+        if unlike is not None:
+            input, weight = (_class_of(each) for each in unlike.groups() if each)
+            return RuntimeError(f"Input type ({input}) and weight type ({weight}) should be the same")
+    if str(error).startswith(_UNLIKE_FACTORS):  # aten/src/ATen/native/cuda/Blas.cpp
+        return RuntimeError(str(error).replace("m1 and m2", "mat1 and mat2", 1))
     match = _NO_TYPE.match(str(error))
     label = "" if match is None else _label_of(name)
     return (
         NotImplementedError(f"\"{label}\" not implemented for '{match[1]}'") if match is not None and label else error
     )
+
+
+def _class_of(kind: str) -> str:
+    """Return what torch's errors call tensors of a device and of a type (torch/csrc/Exceptions.cpp)."""
+    return f"torch.cuda.{kind}Tensor" if kind in _CLASSES else f"CUDA{kind}Type"
 
 
 def _label_of(name: str) -> str:

@@ -81,7 +81,7 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
     types = wider_types(full_name(op))
     if not types:
         return usual
-    assigns = full_name(op) == "aten::_index_put_impl_"
+    assigns, of_one_type = full_name(op) == "aten::_index_put_impl_", full_name(op) in _SLOW
     written = [(place, each.name) for place, each in enumerate(schema_of(op).arguments) if each.alias_info is not None]
 
     def widen(value: object) -> Any:
@@ -97,6 +97,8 @@ def widened(op: Operator, usual: Kernel) -> Kernel:
         else:
             if said not in types:
                 return usual(*args, **kwargs)  # hot
+        if of_one_type and any(isinstance(each, Tensor) and each.dtype is not first.dtype for each in args):
+            return usual(*args, **kwargs)  # refuses it
         given = [widen(each) for each in args]
         named = {name: widen(each) for name, each in kwargs.items()}
         if said is not None:

@@ -282,7 +282,9 @@ auto guarded(const c10::OperatorHandle& op, int index, const Call& of_cpu) {
     if (said.find("DefaultCPUAllocator: can't allocate memory") != std::string::npos) {
       py::gil_scoped_acquire gil;
       hooks->no_memory(index < 0 ? 0 : index);
-    } else if (said.find("\" not implemented for '") != std::string::npos) {
+    } else if (said.find("\" not implemented for '") != std::string::npos ||
+               said.find("expected scalar type") == 0 || said.find("expected m1 and m2") == 0 ||
+               said.find("Input type (") == 0) {
       py::gil_scoped_acquire gil;
       hooks->no_type(name_of(op), said);
     }
