@@ -185,7 +185,8 @@ def test_factors_of_two_types_are_refused_in_the_words_of_a_gpu(halves_first: bo
     assert said(lambda: torch.bmm(one[None], other[None])).startswith("RuntimeError: expected scalar type")
     assert said(lambda: F.conv1d(one[None], other[:, :, None])) == convolution
     assert said(lambda: F.conv_transpose1d(one[None], other[:, :, None])) == convolution
-    attention = said(lambda: F.scaled_dot_product_attention(*(each[None, None] for each in (one, other, other))))
+    query, key = one[None, None], other[None, None]
+    attention = said(lambda: F.scaled_dot_product_attention(query, key, key))
     assert attention.startswith("RuntimeError: Expected query, key, and value to have the same dtype")
 
 

@@ -155,3 +155,21 @@ def test_products_can_keep_sums_in_a_wider_type(name: str) -> None:
     assert made.dtype is torch.float32
     assert torch.equal(made, product(*(each.float() for each in (*added, one, other))))
     assert torch.equal(into, made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@on_devices
+def test_halves_are_drawn_from_distributions(dtype: torch.dtype) -> None:
+    given = torch.full((4,), 2.0, device=cuda(1), dtype=dtype, requires_grad=True)
+    distributions = torch.distributions
+
+    drawn = [
+        distributions.Gamma(given, given).rsample(),
+        distributions.Dirichlet(given.detach()).sample(),
+        torch.binomial(given.detach(), given.detach() / 4),
+    ]
+    drawn[0].sum().backward()
+
+    assert [each.dtype for each in drawn] == [dtype] * 3
+    assert given.grad is not None
+    assert given.grad.isfinite().all()

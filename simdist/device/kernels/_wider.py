@@ -59,7 +59,8 @@ _TYPES: dict[str, Types] = {
             *("aten::_upsample_bicubic2d_aa", "aten::_upsample_bicubic2d_aa_backward"),
             *("aten::multi_margin_loss", "aten::multi_margin_loss_backward"),
             *("aten::multilabel_margin_loss_forward", "aten::multilabel_margin_loss_backward"),
-            "aten::rrelu_with_noise",
+            *("aten::rrelu_with_noise", "aten::binomial", "aten::_sample_dirichlet"),
+            *("aten::_standard_gamma", "aten::_standard_gamma_grad"),  # native/cuda/Distributions.cu
         ),
         _HALVES,
     ),
