@@ -36,6 +36,26 @@ def on(index: int) -> torch.Tensor:
             "(when checking argument in method wrapper_CUDA_mm)",
         ),
         (
+            lambda: nn.BatchNorm1d(4)(on(1)),
+            f"{SAME}got weight is on cpu, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA__native_batch_norm)",
+        ),
+        (
+            lambda: nn.LayerNorm(4).cuda(0)(on(1)),
+            f"{SAME}got weight is on cuda:0, different from other tensors on cuda:1 "
+            "(when checking argument in method wrapper_CUDA__native_layer_norm)",
+        ),
+        (
+            lambda: nn.functional.scaled_dot_product_attention(on(1)[None], on(0)[None], on(1)[None]),
+            "Expected query, key, and value to have the same device type, but got query.device: cuda:1 "
+            "key.device: cuda:0 and value.device: cuda:1 instead.",
+        ),
+        (
+            lambda: torch.sparse.mm(on(1).to_sparse(), torch.ones(4, 2)),
+            f"{SAME}got mat1 is on cuda:1, different from other tensors on cpu "
+            "(when checking argument in method wrapper_SparseCUDA_addmm)",
+        ),
+        (
             lambda: nn.functional.cross_entropy(on(1), torch.tensor([0, 1, 2])),
             f"{SAME}got target is on cpu, different from other tensors on cuda:1 "
             "(when checking argument in method wrapper_CUDA_nll_loss_forward)",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from simdist.device.kernels._deferred import launching
+from simdist.device.kernels._mixing import wrong_devices
 from simdist.errors import UnsupportedError
 from simdist.inside.torch import is_built_for_cuda
 
@@ -66,6 +67,11 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> object:
     """Make the choice that C++ makes by a table, which has no entry for CUDA in a CPU build."""
+    if not query.device == key.device == value.device:  # aten/src/ATen/native/transformers/attention.cpp
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got query.device: "
+            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
     if not query.dtype is key.dtype is value.dtype:
         _require_fit(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     choice = _sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -150,6 +156,9 @@ def _efficient(
     *,
     scale: float | None = None,
 ) -> object:
+    if attn_bias is not None and attn_bias.device != query.device:
+        op = _aten._scaled_dot_product_efficient_attention.default
+        raise wrong_devices(op, (query, key, value, attn_bias), {})
     made, sums = _attention(query, key, value, attn_bias, is_causal, scale, dropout_p)
     length = query.shape[2]
     aligned = -(-length // _ALIGNED) * _ALIGNED if compute_log_sumexp else 0

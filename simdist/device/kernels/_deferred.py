@@ -38,6 +38,7 @@ from simdist.device._memory import Account, Block
 from simdist.device._state import account_of, present_or_none
 from simdist.device._streams import Streams
 from simdist.device._torch_core import core
+from simdist.device.kernels._mixing import wrong_devices
 from simdist.inside.torch import Operator, find_operator, schema_of, without_functions, without_modes
 from simdist.kernel import Task
 
@@ -265,12 +266,15 @@ def defer(
 def launching(op: Operator, call: Kernel, *, writes: tuple[int, ...] = ()) -> Kernel:
     """Return the kernel of an operator that `call` computes on CPU tensors: at once, or as soon as its data is there.
 
-    Its result is a tensor, or several with None among them, on the device of the first tensor of a device. `writes` as
-    with `defer`.
+    Its result is a tensor, or several with None among them, on the device of its tensors; tensors of several devices
+    are refused in torch's words. `writes` as with `defer`.
     """
 
     def kernel(*args: object, **kwargs: object) -> object:
         first: Any = None
+        there = {each.get_device() for each in (*args, *kwargs.values()) if isinstance(each, Tensor)}
+        if len(there) > 1:
+            raise wrong_devices(op, args, kwargs)
         given = []
         try:
             for value in args:

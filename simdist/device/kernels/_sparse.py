@@ -17,6 +17,7 @@ from simdist.device._aliases import host, raised
 from simdist.device._memory import Account
 from simdist.device._state import account_of
 from simdist.device._torch_core import core
+from simdist.device.kernels._mixing import wrong_devices
 from simdist.device.kernels._special import account_on, memory_error, synchronize_current
 from simdist.inside.torch import (
     SPARSE_CPU,
@@ -143,6 +144,9 @@ def _computing(op: Operator) -> Callable[..., object]:
     ]
 
     def kernel(*args: Any, **kwargs: Any) -> object:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        if len({each.get_device() for each in tensors if each.is_cuda or each.dim()}) > 1:
+            raise RuntimeError(str(wrong_devices(op, args, kwargs)).replace("wrapper_CUDA_", "wrapper_SparseCUDA_"))
         lowering = _Lowering()
         lowered = [lowering.lower(value) for value in args]
         named = {name: lowering.lower(value) for name, value in kwargs.items()}
