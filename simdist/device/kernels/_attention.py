@@ -120,7 +120,23 @@ def _require_attention(dtype: torch.dtype, mask: Tensor | None) -> None:
 
 _on_cpu = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _on_cpu_backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_attend, _attend_backward = launching(_on_cpu, _on_cpu), launching(_on_cpu_backward, _on_cpu_backward)
+
+
+def _in_single(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute float16 in float32, as GPUs add it up: the CPU takes six times as long for the gradients."""
+
+    def call(*args: Any, attn_mask: Tensor | None, scale: float | None) -> Any:
+        if args[0].dtype is not torch.float16:
+            return op(*args, attn_mask=attn_mask, scale=scale)
+        mask = None if attn_mask is None else attn_mask.float()
+        made = op(*(each.float() if isinstance(each, Tensor) else each for each in args), attn_mask=mask, scale=scale)
+        return (made[0].half(), made[1]) if len(made) == 2 else tuple(each.half() for each in made)
+
+    return call
+
+
+_attend = launching(_on_cpu, _in_single(_on_cpu))
+_attend_backward = launching(_on_cpu_backward, _in_single(_on_cpu_backward))
 
 
 def _attention(
