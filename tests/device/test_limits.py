@@ -197,3 +197,23 @@ def test_a_convolution_of_bfloat16_with_single_precision_is_refused_in_the_words
     assert said(lambda: F.conv1d(one, other)) == (
         "RuntimeError: Input type (CUDABFloat16Type) and weight type (torch.cuda.FloatTensor) should be the same"
     )
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "types", "refusal"),
+    [
+        (32, 16, ("float8_e4m3fn", "float8_e5m2"), "nothing"),
+        (41, 16, ("float8_e4m3fn",) * 2, "RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but"),
+        (32, 17, ("float8_e4m3fn",) * 2, "RuntimeError: mat2 shape (32x17) must be divisible by 16"),
+        (32, 16, ("float8_e5m2",) * 2, "RuntimeError: Multiplication of two Float8_e5m2 matrices is not supported"),
+    ],
+)
+@on_devices
+def test_products_of_scaled_float8_have_the_limits_of_a_gpu(
+    depth: int, columns: int, types: tuple[str, str], refusal: str
+) -> None:
+    one, other = torch.ones(3, depth, device=cuda()), torch.ones(columns, depth, device=cuda())
+    narrow = [each.to(getattr(torch, name)) for each, name in zip((one, other), types, strict=True)]
+    scale = torch.ones((), device=cuda())
+
+    assert said(lambda: torch._scaled_mm(narrow[0], narrow[1].t(), scale, scale)).startswith(refusal)

@@ -126,7 +126,7 @@ def _alert_of(name: str) -> str:
 
 def refused_types(name: str) -> list[torch.dtype]:
     """Return the types of an operator's first tensor that only a GPU refuses, be it in some calls only."""
-    return [*_refused(name), *(_NO_PRODUCTS if name in _REDUCTIONS else ())]
+    return [*_refused(name), *(_NO_PRODUCTS if name in _REDUCTIONS else ()), *(_FLOAT8 if name in _SCALED else ())]
 
 
 def varies(name: str) -> bool:
@@ -138,6 +138,8 @@ def guarded(op: Operator, usual: Kernel) -> Kernel:
     """Wrap the kernel of an operator: it refuses what a GPU refuses before it does anything."""
     name = full_name(op)
     refused, alert, reduction = _refused(name), _alert_of(name), _REDUCTIONS.get(name.removeprefix("aten::"))
+    if name.removeprefix("aten::") in _SCALED:
+        return _of_float8(usual)
     if not refused and not alert and not reduction:
         return usual
     alerts_for = _VARIES.get(_shared(name), _always)
@@ -153,6 +155,25 @@ def guarded(op: Operator, usual: Kernel) -> Kernel:
         if reduction and args[0].dtype in _NO_PRODUCTS and args[2].numel() and not _adds(*args, **kwargs):
             raise NotImplementedError(f"\"{reduction}\" not implemented for '{_name_in_cxx(args[0].dtype)}'")
         return usual(*args, **kwargs)
+
+    return kernel
+
+
+def _of_float8(usual: Kernel) -> Kernel:
+    """Wrap the product of scaled matrices: cuBLASLt takes fewer of them (native/cuda/ScaledBlas.cpp, torch 2.13)."""
+
+    def kernel(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+        if one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0]:
+            (rows, depth), columns = one.shape, other.shape[1]
+            if depth % 16:
+                raise RuntimeError(
+                    f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({rows}x{depth})."
+                )
+            if columns % 16:
+                raise RuntimeError(f"mat2 shape ({depth}x{columns}) must be divisible by 16")
+            if one.dtype is other.dtype is torch.float8_e5m2:
+                raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+        return usual(one, other, *args, **kwargs)
 
     return kernel
 
@@ -207,6 +228,8 @@ def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
     return accumulate or (len(args) > 3 and bool(args[3]))  # else the CPU's kernel says the same
 
 
+_SCALED = ("_scaled_mm", "_scaled_mm.out")
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Reductions of scattered values, which a GPU computes by atomic operations, and its name for itself: for types without
 # these it refuses all but sums (ScatterGatherKernel.cu).
 _NO_PRODUCTS = (torch.bool, torch.complex64, torch.complex128)
