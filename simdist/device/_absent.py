@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from simdist.inside.torch import (
     compiled_base,
     is_built_for_cuda,
 )
-from simdist.process import Patches, current_process, on_ranks
+from simdist.process import Patches, current_process, on_ranks, when_imported
 
 __all__ = ["BINDINGS", "install", "refuse_symmetric_memory"]
 
@@ -31,6 +32,7 @@ _GRAPHS_IN_CPP = (  # methods that torch.cuda.CUDAGraph has of the class under i
     *("register_generator_state", "get_currently_capturing_graph"),
     *("begin_capture_to_if_node", "end_capture_to_conditional_node"),
 )
+_COMPILE_FX = "torch._inductor.compile_fx"
 _JITERATOR = "torch.cuda.jiterator compiles CUDA C++, which is not simulated; write the function with torch's operators"
 _TUNING = "TunableOp times kernels of a GPU, which are not simulated; leave torch.cuda.tunable off"
 _RAW_NCCL = (
@@ -321,6 +323,22 @@ def _compiling(original: Callable[..., object]) -> Callable[..., object]:
         return compile_without_inductor(model, inputs)
 
     return compile_with_inductor
+
+
+def _compiling_graphs(original: Callable[..., object]) -> Callable[..., object]:
+    """As `_compiling`, for backends of programs that call Inductor."""
+
+    @functools.wraps(original)
+    def compile_fx(model: Any, inputs: Any, *args: object, **kwargs: object) -> object:
+        exports = bool(args) or "inner_compile" in kwargs  # code for a file
+        if exports or current_process() is None or not _has_devices(model, inputs):
+            return original(model, inputs, *args, **kwargs)
+        return compile_without_inductor(model, inputs)
+
+    return compile_fx
+
+
+when_imported(_COMPILE_FX, lambda patches: patches.wrap(sys.modules[_COMPILE_FX], "compile_fx", _compiling_graphs))
 
 
 def _has_devices(model: object, inputs: Iterable[torch.Tensor]) -> bool:

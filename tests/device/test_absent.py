@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_a_compiled_module_is_trained_on_a_device_without_triton() -> None:
     ((plain, compiled),) = values(body)
 
     assert compiled == plain
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@on_devices
+def test_a_backend_of_the_program_may_call_inductor() -> None:
+    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs)
+
+    compiled = torch.compile(lambda x: x.sin().sum(), backend=backend)
+
+    assert compiled(torch.ones(4, device=cuda(1))).item() == pytest.approx(4 * math.sin(1))
 
 
 def on(index: int, *shape: int) -> torch.Tensor:
