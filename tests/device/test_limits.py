@@ -191,7 +191,7 @@ def test_factors_of_two_types_are_refused_in_the_words_of_a_gpu(halves_first: bo
 
 
 @on_devices
-def test_a_convolution_of_bfloat16_with_single_precision_is_refused_in_the_words_of_a_gpu() -> None:
+def test_a_convolution_of_bfloat16_with_float32_is_refused_as_on_a_gpu() -> None:
     one, other = torch.ones(1, 4, 4, device=cuda(), dtype=torch.bfloat16), torch.ones(4, 4, 1, device=cuda())
 
     assert said(lambda: F.conv1d(one, other)) == (
