@@ -98,3 +98,22 @@ def test_convolutions_of_cudnn_are_those_of_the_cpu() -> None:
     assert torch.allclose(made.cpu(), torch.conv2d(image, weight, None, 2, 1), atol=1e-5)
     assert torch.allclose(back.cpu(), torch.conv_transpose2d(image, turned[1].cpu(), None, 2, 1), atol=1e-5)
     assert there[0].grad.shape == image.shape
+
+
+@pytest.mark.parametrize("last", [True, False])
+@on_devices
+def test_gradients_of_one_by_one_pixel_with_a_stride_are_computed(last: bool) -> None:
+    """oneDNN destroys the memory of a process that computes them for channels that come last."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    input, weight = torch.randn(2, 3, 224, 224), torch.randn(48, 3, 1, 1)
+    there = [each.to("cuda").to(memory_format=layout).requires_grad_() for each in (input, weight)]
+    here = [each.double().requires_grad_() for each in (input, weight)]
+
+    for data, kernel in (here, there):
+        torch.nn.functional.conv2d(data, kernel, stride=2).square().sum().backward()
+
+    for each, expected in zip(there, here, strict=True):
+        assert each.grad is not None
+        assert expected.grad is not None
+        torch.testing.assert_close(each.grad.cpu().double(), expected.grad, rtol=1e-3, atol=1e-2)
+        assert each.grad.stride() == each.stride()

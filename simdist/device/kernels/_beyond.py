@@ -138,6 +138,27 @@ def _lu(call: Call) -> Call:
     return lu
 
 
+def _gradients_of_convolution(call: Call) -> Call:
+    """Leave out a kernel of oneDNN that destroys the process's memory (torch 2.13).
+
+    It computes gradients of weights of one by one pixel for few channels, where these come last and pixels are skipped.
+    """
+
+    def gradients(grad: Tensor, input: Tensor, weight: Tensor, sizes: object, stride: list[int], *rest: Any) -> object:
+        if max(stride) == 1 or weight.shape[1] >= _FEW_CHANNELS or weight.shape[2:].numel() > 1:
+            return call(grad, input, weight, sizes, stride, *rest)
+        usual = [each.clone(memory_format=torch.contiguous_format) for each in (grad, input, weight)]
+        made = call(*usual, sizes, stride, *rest)
+        laid_out = [
+            each if each is None or each.stride() == like.stride() else torch.empty_like(like).copy_(each)
+            for each, like in zip(made, (input, weight), strict=False)
+        ]
+        return *laid_out, made[2]
+
+    return gradients
+
+
+_FEW_CHANNELS = 16
 # By operator: the types of its first tensor for which it differs, and how the CPU's call is extended.
 _CALLS: dict[str, tuple[tuple[torch.dtype, ...], Callable[[Call], Call]]] = {
     "aten::abs.out": ((torch.bool,), _abs),
@@ -145,6 +166,7 @@ _CALLS: dict[str, tuple[tuple[torch.dtype, ...], Callable[[Call], Call]]] = {
     "aten::nansum": (_COMPLEX, _nansum),
     "aten::nansum.out": (_COMPLEX, _nansum),
     "aten::exponential_": ((torch.float16,), _exponential),
+    "aten::convolution_backward": ((torch.float32, torch.float16, torch.bfloat16), _gradients_of_convolution),
     **{
         f"aten::{base}{form}": (_WHOLE, functools.partial(_by_zero, remains=True))
         for base in ("remainder", "fmod")
