@@ -30,7 +30,7 @@ from simdist.device._generators import Numbers
 from simdist.device._idle import is_view
 from simdist.device._memory import Account
 from simdist.device._state import account_of, keep_figures_in
-from simdist.device.kernels import _attention, _beyond, _limits, _sparse, _special, _wider
+from simdist.device.kernels import _attention, _beyond, _limits, _recurrent, _sparse, _special, _wider
 from simdist.device.kernels._awaited import Waits, waits_of
 from simdist.device.kernels._deferred import defer
 from simdist.device.kernels._mixing import MAY_MIX, check_mixed, on_one_device, wrong_devices
@@ -226,7 +226,7 @@ def _register_all() -> None:
             _library_of(space).impl(inside, "CUDA", refuse_symmetric_memory)
             done.add(name)
     _sparse.register(_library, is_ours)
-    for name, kernel in _attention.COMPOSITES.items():
+    for name, kernel in {**_attention.COMPOSITES, **_recurrent.COMPOSITES}.items():
         for key in ("CUDA", "AutogradCUDA"):
             _library.impl(name.removeprefix("aten::"), key, kernel)
     _add_libraries()
