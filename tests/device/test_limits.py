@@ -217,3 +217,19 @@ def test_products_of_scaled_float8_have_the_limits_of_a_gpu(
     scale = torch.ones((), device=cuda())
 
     assert said(lambda: torch._scaled_mm(narrow[0], narrow[1].t(), scale, scale)).startswith(refusal)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "refusal"),
+    [
+        (17, 16, 8, "nothing"),
+        (16, 16, 8, "RuntimeError: self.size(0) needs to be greater than 16, but got 16"),
+        (17, 7, 8, "RuntimeError: self.size(1) needs to be greater than 0 and a multiple of 8, but got 7"),
+        (17, 16, 9, "RuntimeError: mat2.size(1) needs to be greater than 0 and a multiple of 8, but got 9"),
+    ],
+)
+@on_devices
+def test_products_of_int8_have_the_limits_of_a_gpu(rows: int, depth: int, columns: int, refusal: str) -> None:
+    one, other = (torch.ones(*shape, device=cuda(), dtype=torch.int8) for shape in ((rows, depth), (depth, columns)))
+
+    assert said(lambda: torch._int_mm(one, other)) == refusal

@@ -126,7 +126,7 @@ def _alert_of(name: str) -> str:
 
 def refused_types(name: str) -> list[torch.dtype]:
     """Return the types of an operator's first tensor that only a GPU refuses, be it in some calls only."""
-    return [*_refused(name), *(_NO_PRODUCTS if name in _REDUCTIONS else ()), *(_FLOAT8 if name in _SCALED else ())]
+    return [*_refused(name), *(_NO_PRODUCTS if name in _REDUCTIONS else ()), *_SIZED.get(name, ((),))[0]]
 
 
 def varies(name: str) -> bool:
@@ -138,8 +138,9 @@ def guarded(op: Operator, usual: Kernel) -> Kernel:
     """Wrap the kernel of an operator: it refuses what a GPU refuses before it does anything."""
     name = full_name(op)
     refused, alert, reduction = _refused(name), _alert_of(name), _REDUCTIONS.get(name.removeprefix("aten::"))
-    if name.removeprefix("aten::") in _SCALED:
-        return _of_float8(usual)
+    sized = _SIZED.get(name.removeprefix("aten::"))
+    if sized is not None:
+        return _sized(usual, sized[1])
     if not refused and not alert and not reduction:
         return usual
     alerts_for = _VARIES.get(_shared(name), _always)
@@ -159,23 +160,38 @@ def guarded(op: Operator, usual: Kernel) -> Kernel:
     return kernel
 
 
-def _of_float8(usual: Kernel) -> Kernel:
-    """Wrap the product of scaled matrices: cuBLASLt takes fewer of them (native/cuda/ScaledBlas.cpp, torch 2.13)."""
+def _sized(usual: Kernel, check: Callable[..., str]) -> Kernel:
+    """Wrap a product of matrices: a GPU's library takes fewer of them; `check` says why, if it does not take them."""
 
     def kernel(one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         if one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0]:
-            (rows, depth), columns = one.shape, other.shape[1]
-            if depth % 16:
-                raise RuntimeError(
-                    f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({rows}x{depth})."
-                )
-            if columns % 16:
-                raise RuntimeError(f"mat2 shape ({depth}x{columns}) must be divisible by 16")
-            if one.dtype is other.dtype is torch.float8_e5m2:
-                raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+            refusal = check(*one.shape, other.shape[1], one, other)
+            if refusal:
+                raise RuntimeError(refusal)
         return usual(one, other, *args, **kwargs)
 
     return kernel
+
+
+def _of_float8(rows: int, depth: int, columns: int, one: torch.Tensor, other: torch.Tensor) -> str:
+    """native/cuda/ScaledBlas.cpp (torch 2.13)."""
+    if depth % 16:
+        shape = f"({rows}x{depth})"
+        return f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: {shape}."
+    if columns % 16:
+        return f"mat2 shape ({depth}x{columns}) must be divisible by 16"
+    both = one.dtype is other.dtype is torch.float8_e5m2
+    return "Multiplication of two Float8_e5m2 matrices is not supported" if both else ""
+
+
+def _of_int8(rows: int, depth: int, columns: int, *_: torch.Tensor) -> str:
+    """native/cuda/Blas.cpp (torch 2.13)."""
+    if rows <= 16:
+        return f"self.size(0) needs to be greater than 16, but got {rows}"
+    for name, size in (("self", depth), ("mat2", columns)):
+        if not size or size % 8:
+            return f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
+    return ""
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -228,8 +244,12 @@ def _accumulates(*args: object, accumulate: bool = False, **_: object) -> bool:
     return accumulate or (len(args) > 3 and bool(args[3]))  # else the CPU's kernel says the same
 
 
-_SCALED = ("_scaled_mm", "_scaled_mm.out")
+# Products that depend on sizes, with the types of the first tensor.
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SIZED: Mapping[str, tuple[tuple[torch.dtype, ...], Callable[..., str]]] = {
+    **dict.fromkeys(("_scaled_mm", "_scaled_mm.out"), (_FLOAT8, _of_float8)),
+    **dict.fromkeys(("_int_mm", "_int_mm.out"), ((torch.int8,), _of_int8)),
+}
 # Reductions of scattered values, which a GPU computes by atomic operations, and its name for itself: for types without
 # these it refuses all but sums (ScatterGatherKernel.cu).
 _NO_PRODUCTS = (torch.bool, torch.complex64, torch.complex128)
