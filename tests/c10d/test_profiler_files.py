@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, tensorboard_trace_handler
 
+import simdist
+from simdist.errors import UnsupportedError
 from tests.c10d.worlds import values
 
 
@@ -53,3 +55,16 @@ def test_averages_are_made_of_a_profile_with_stacks() -> None:
         return {name: counts[name] for name in ("aten::ones", "gloo:all_reduce")}
 
     assert values(main, 2) == [{"aten::ones": 3, "gloo:all_reduce": 3}] * 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of `export_memory_timeline`
+def test_a_memory_timeline_is_refused_by_name(tmp_path: Path) -> None:
+    def body() -> None:
+        with profile(profile_memory=True, record_shapes=True, with_stack=True) as profiler:
+            torch.ones(3)
+        profiler.export_memory_timeline(str(tmp_path / "timeline.json"))
+
+    error = simdist.run(body, world_size=1).ranks[0].exception
+
+    assert isinstance(error, UnsupportedError)
+    assert str(error).startswith("rank 0: Kineto's tree of events, which export_memory_timeline ")

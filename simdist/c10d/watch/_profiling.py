@@ -14,12 +14,13 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd import profiler, profiler_legacy, profiler_util
 
 from simdist.c10d.calls._work import WorkIssued
+from simdist.errors import UnsupportedError
 from simdist.inside.torch import profiler_settings
 from simdist.process import Patches, SimProcess, current_process
 
@@ -226,7 +227,7 @@ class _Results:
         self._events = events
         self._reported = reported  # of some events, by number
         self._metadata = metadata
-        self._pid = process.pid
+        self._rank, self._pid = process.rank, process.pid
         now_ns = process.simulation.now_ns
         self._base_ns = process.calendar_ns(now_ns) - now_ns
 
@@ -256,8 +257,11 @@ class _Results:
         }
         Path(path).write_text(json.dumps(trace, indent=2))
 
-    def experimental_event_tree(self) -> list[object]:
-        return []
+    def experimental_event_tree(self) -> NoReturn:
+        raise UnsupportedError(
+            f"rank {self._rank}: Kineto's tree of events, which export_memory_timeline and torch's pattern matchers "
+            "read, is not simulated; key_averages() has the memory of each operator"
+        )
 
     def trace_start_ns(self) -> int:
         return 0
