@@ -13,7 +13,7 @@ import torch
 from simdist.device.kernels._deferred import launching
 from simdist.inside.torch import find_operator
 
-__all__ = ["KERNELS"]
+__all__ = ["HALVES", "KERNELS", "TYPE_WORDS", "single"]
 
 Tensor = torch.Tensor
 
@@ -133,12 +133,13 @@ def _backward(
     return found.mul_(_spread(scale, input)).to(input.dtype)
 
 
-_HALVES = (torch.float16, torch.bfloat16)
-_WORDS = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
+HALVES = (torch.float16, torch.bfloat16)
+TYPE_WORDS = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
 _aten = torch.ops.aten
 
 
-def _single(tensor: Tensor | None) -> Tensor | None:
+def single(tensor: Tensor | None) -> Tensor | None:
+    """Return a tensor in single precision, or None for None."""
     return None if tensor is None else tensor.float()
 
 
@@ -159,16 +160,16 @@ def _batch_norm(
 ) -> tuple[Tensor, ...]:
     given = [weight, bias, running_mean, running_var]
     for name, each in (("weight", weight), ("bias", bias)):
-        if each is not None and input.dtype not in (*_HALVES, each.dtype) and each.dtype in _WORDS:
-            expected, found = _WORDS[input.dtype], _WORDS[each.dtype]
+        if each is not None and input.dtype not in (*HALVES, each.dtype) and each.dtype in TYPE_WORDS:
+            expected, found = TYPE_WORDS[input.dtype], TYPE_WORDS[each.dtype]
             if _channels_last(input):
                 raise RuntimeError(f"expected scalar type {expected} but found {found}")
             raise RuntimeError(f"Expected {name} to have type {expected} but got {found}")
-    wide = [_single(each) for each in given] if input.dtype in _HALVES else given
-    if input.dtype in _HALVES and weight is None:
+    wide = [single(each) for each in given] if input.dtype in HALVES else given
+    if input.dtype in HALVES and weight is None:
         wide[0] = torch.ones(input.shape[1])  # the CPU keeps statistics in single precision for such parameters
     out, *saved = _aten.native_batch_norm(input, *wide, training, momentum, eps)
-    if not training:  # a GPU returns those that it has used
+    if not training:  # a GPU returns those that it has used; the CPU's kernel has refused a call without them
         saved = [wide[2].clone(), torch.rsqrt(wide[3] + eps)]  # type: ignore[union-attr,operator,arg-type]
     for narrow, each in zip(given[2:], wide[2:], strict=True):
         if narrow is not None and each is not narrow and training:
@@ -210,7 +211,7 @@ def _batch_norm_backward(
     op = _aten.native_batch_norm_backward
     given = [weight, running_mean, running_var]
     rest = train, eps, output_mask
-    if input.dtype not in _HALVES:
+    if input.dtype not in HALVES:
         return op(grad_out, input, *given, save_mean, save_invstd, *rest)
     first = next((each.dtype for each in given if each is not None), None)
     in_one_kernel = (
@@ -223,8 +224,10 @@ def _batch_norm_backward(
         expected = input.dtype if first is input.dtype else torch.float32
         for name, each in zip(("weight", "running_mean", "running_var"), given, strict=True):
             if each is not None and each.dtype is not expected:
-                raise RuntimeError(f"Expected {name} to have type {_WORDS[expected]} but got {_WORDS[each.dtype]}")
-    wide = [_single(each) for each in (*given, save_mean, save_invstd)]
+                raise RuntimeError(
+                    f"Expected {name} to have type {TYPE_WORDS[expected]} but got {TYPE_WORDS[each.dtype]}"
+                )
+    wide = [single(each) for each in (*given, save_mean, save_invstd)]
     if weight is None:
         wide[0] = torch.ones(input.shape[1])
     grad_input, *of_parameters = op(grad_out, input, *wide, *rest)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from simdist.device.kernels._batch_norm import HALVES, TYPE_WORDS, single
 from simdist.device.kernels._deferred import launching
 from simdist.inside.torch import find_operator
 
@@ -17,20 +18,14 @@ __all__ = ["KERNELS"]
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
-_WORDS = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
-
-
-def _single(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.float()
 
 
 def _layer_norm(input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> object:
     _require_one_type(input, weight, bias)
-    if input.dtype not in _HALVES:
+    if input.dtype not in HALVES:
         return _aten.native_layer_norm(input, shape, weight, bias, eps)
     wide = torch.ones(tuple(shape)) if weight is None else weight.float()
-    return _aten.native_layer_norm(input, shape, wide, _single(bias), eps)
+    return _aten.native_layer_norm(input, shape, wide, single(bias), eps)
 
 
 def _layer_norm_backward(
@@ -44,10 +39,10 @@ def _layer_norm_backward(
     output_mask: list[bool],
 ) -> object:
     op = _aten.native_layer_norm_backward
-    if input.dtype not in _HALVES:
+    if input.dtype not in HALVES:
         return op(grad_out, input, shape, mean, rstd, weight, bias, output_mask)
     # The CPU adds up the gradients of parameters in the type of the input, which loses those of long batches.
-    wide = [_single(each) for each in (weight, bias)]
+    wide = [single(each) for each in (weight, bias)]
     made = op(grad_out.float(), input.float(), shape, mean.float(), rstd.float(), *wide, output_mask)
     return tuple(None if each is None else each.to(input.dtype) for each in made)
 
@@ -61,7 +56,7 @@ def _group_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, *size
 def _require_one_type(input: Tensor, *parameters: Tensor | None) -> None:
     for each in parameters:
         if each is not None and input.numel() and each.dtype is not input.dtype:
-            wanted, found = (_WORDS.get(kind, str(kind)) for kind in (input.dtype, each.dtype))
+            wanted, found = (TYPE_WORDS.get(kind, str(kind)) for kind in (input.dtype, each.dtype))
             raise RuntimeError(f"expected scalar type {wanted} but found {found}")
 
 

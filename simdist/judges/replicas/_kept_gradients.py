@@ -119,7 +119,8 @@ class KeptGradients:
         since.left_by, since.moment = since.step, self._hearing.moment(event.process, event.where)
         since.never_cleared = ""
         if not since.clears and since.step and since.versions == gradient_versions(copies):
-            leaves = {id(leaf) for leaf in leaves_of(event.tensors, event.edges)}
+            # Kept while their identities are compared; the order of the parameters decides which is named.
+            leaves = {id(leaf): leaf for leaf in leaves_of(event.tensors, event.edges)}
             kept = [copy for copy in copies if since.left.get(copy.key) is _Left.KEPT]
             since.never_cleared = next((copy.name for copy in kept if id(copy.tensor()) in leaves), "")
 
