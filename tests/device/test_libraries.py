@@ -14,13 +14,13 @@ from simdist.inside.torch import forget_operators
 from tests.device.worlds import cuda, on_devices, values
 
 _bindings: Any = torch._C
+_in_cpp = _bindings._dispatch_library  # which no rank replaces
 _ops: Any = torch.ops
 
 
-@pytest.fixture
-def library() -> Iterator[Any]:
+def made_by(dispatch_library: Callable[..., Any], space: str = "simdist_tests") -> Any:
     """What the dispatcher takes for a library in C++: it goes by the file where the kernels were registered."""
-    made = _bindings._dispatch_library("FRAGMENT", "simdist_tests", "", "kernels.cpp", 1)
+    made = dispatch_library("FRAGMENT", space, "", "kernels.cpp", 1)
     made.define("add_one(Tensor self, Tensor other) -> Tensor", "", [])
     made.define("add_one_(Tensor(a!) self) -> Tensor(a!)", "", [])
     made.define("both(Tensor self) -> (Tensor, Tensor)", "", [])
@@ -31,17 +31,28 @@ def library() -> Iterator[Any]:
     made.impl("add_one_", "CPU", lambda self: self.add_(1))
     made.impl("both", "CPU", lambda self: (self - 1, self + 1))
     _ops.loaded_libraries.add("kernels.cpp")  # as `torch.ops.load_library` does
-    yield made
+    return made
+
+
+def end(made: Any, space: str = "simdist_tests") -> None:
     _ops.loaded_libraries.discard("kernels.cpp")
     made.reset()
-    forget_operators([f"simdist_tests::{name}" for name in ("add_one", "add_one_", "both", "composed")])
+    forget_operators([f"{space}::{name}" for name in ("add_one", "add_one_", "both", "composed")])
 
 
-def added() -> list[Any]:
+@pytest.fixture
+def library() -> Iterator[Any]:
+    made = made_by(_bindings._dispatch_library)
+    yield made
+    end(made)
+
+
+def added(space: str = "simdist_tests") -> list[Any]:
+    operators = getattr(_ops, space)
     tensor = torch.zeros(2, device="cuda:1")
-    made = _ops.simdist_tests.add_one(tensor, torch.ones(3))
-    changed = _ops.simdist_tests.add_one_(tensor)
-    both = _ops.simdist_tests.both(tensor)
+    made = operators.add_one(tensor, torch.ones(3))
+    changed = operators.add_one_(tensor)
+    both = operators.both(tensor)
     devices = {str(each.device) for each in (made, changed, *both)}
     return [made.tolist(), changed is tensor, tensor.tolist(), [each.tolist() for each in both], devices]
 
@@ -76,17 +87,40 @@ def imports_it() -> None:
 def test_so_do_those_of_a_library_that_a_rank_loads(
     load: Callable[[], None], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loader: Any = importlib.machinery.ExtensionFileLoader
+    executes = loader.exec_module
+
     def registers(*_: object) -> None:
         request.getfixturevalue("library")
 
+    def registers_library(self: Any, module: types.ModuleType) -> None:
+        registers() if module.__name__ == "library" else executes(self, module)
+
     monkeypatch.setattr(type(torch.ops), "load_library", registers)
-    monkeypatch.setattr(importlib.machinery.ExtensionFileLoader, "exec_module", registers)
+    monkeypatch.setattr(loader, "exec_module", registers_library)
 
     def body() -> list[Any]:
         load()
         return added()
 
     assert values(body) == [ADDED]
+
+
+def test_those_that_a_rank_has_loaded_run_in_the_next_world_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, space = [], "simdist_tests_of_a_rank"
+    monkeypatch.setattr(type(torch.ops), "load_library", lambda *_: made.append(made_by(_in_cpp, space)))
+
+    def loads() -> list[Any]:
+        loads_it()
+        return added(space)
+
+    def does_not() -> list[Any]:
+        return added(space)
+
+    try:
+        assert [values(loads), values(does_not)] == [[ADDED], [ADDED]]
+    finally:
+        end(made[0], space)
 
 
 def in_python(key: str) -> Callable[[torch.Tensor], torch.Tensor]:

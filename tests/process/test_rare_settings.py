@@ -163,7 +163,9 @@ def test_what_a_module_does_with_readline_when_imported_is_not_reported(
     assert called.shared_state[0].startswith("readline's history or settings, set by rank 0 at test_rare_settings.py")
 
 
-def test_a_variable_of_a_library_that_a_function_sets_is_the_rank_s_own() -> None:
+def test_a_variable_of_a_library_that_a_function_sets_is_the_rank_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "_opener", None)  # another test may have opened an address
+
     def settings() -> list[object]:
         dist.init_process_group("gloo")
         rank = dist.get_rank()

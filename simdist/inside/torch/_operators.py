@@ -14,7 +14,7 @@ from torch._ops import OperatorBase, OpOverloadPacket
 
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
-from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, key_set
+from simdist.inside.torch._dispatch import DispatchKey, KeySet, has_kernel, kernel_library, key_set
 from simdist.inside.torch._warnings import unwarned
 
 __all__ = ["CPU", "OPERATORS", "SPARSE_CPU", "Argument", "Operator", "Replacements", "Schema", "all_operators"]
@@ -115,23 +115,25 @@ class Operator(Protocol):
 
 
 class Replacements:
-    """Kernels of one namespace that take precedence over torch's own, as `torch.library.Library` keeps them."""
+    """Kernels of one namespace that take precedence over torch's own.
+
+    They stay until they are destroyed, also if a rank has registered them: `torch.library.Library` would make a library
+    of that rank, which ends with its world.
+    """
 
     def __init__(self, space: str) -> None:
-        self._library: Any = _Library(space, "IMPL")
+        self._library = kernel_library("IMPL", space, "")
 
     def impl(self, name: str, key: str, kernel: Kernel) -> None:
         """Register a kernel of an operator, named without its namespace, for a dispatch key."""
-        register = self._library.m.impl  # without the checks of the library's own `impl`
         with unwarned():
-            register(name, key, kernel)
+            self._library.impl(name, key, kernel)
 
     def destroy(self) -> None:
         """Unregister all of them."""
-        self._library._destroy()
+        self._library.reset()
 
 
-_Library: Any = torch.library.Library
 # Namespaces in which torch itself has kernels for the CPU (2.11 to 2.15).
 _OF_TORCH = frozenset(
     (
@@ -265,15 +267,15 @@ def _operators_are_known() -> str:
 @fact(
     "torch.operators.kernels",
     what="the operators that have a kernel for a key are known by name, and kernels of a library go before them",
-    source="torch/csrc/utils/python_dispatch.cpp; torch/library.py, Library",
+    source="torch/csrc/utils/python_dispatch.cpp",
     seen="2.11 to 2.15",
     feature="virtual devices",
 )
 def _kernels_are_known() -> str:
     needed = ("_dispatch_get_all_op_names", "_should_allow_numbers_as_tensors", "_dispatch_dump")
     gone = missing(core_bindings, needed)
-    if gone or not hasattr(_Library, "_destroy"):
-        return gone or "a library can't be taken back"
+    if gone:
+        return gone
     if "aten::add.out" not in operators_with_kernel("CPU") or not has_composite_for_cpu("aten::add.out"):
         return "the CPU has no kernel for aten::add.out"
     made = Replacements("aten")
