@@ -47,6 +47,7 @@ class Task:
 
     __slots__ = (
         "acquire",
+        "at_end",
         "calm",
         "context",
         "daemon",
@@ -93,6 +94,7 @@ class Task:
         self.doomed = False  # teardown: every effect is refused from now on
         self.insisted = False  # it did not end without insisting: see `_unwinding`
         self.calm = False  # nothing more is raised in its thread
+        self.at_end: Callable[[], None] | None = None  # the layer above has its thread call this last
         self.error: BaseException | None = None  # an error out of `function`; the layer above catches its own
 
     def expire(self) -> None:

@@ -498,6 +498,12 @@ class Turns(Timetable):
                     calm(task)
                 except TaskKilled:
                     pass
+            if task.at_end is not None:
+                at_end, task.at_end = task.at_end, None
+                try:
+                    at_end()
+                except BaseException as error:
+                    task.error = error
             # A thread not made by `threading` leaves a dummy there if any code called `threading.current_thread`.
             threading._active.pop(task.ident, None)  # type: ignore[attr-defined]
             if task.state is not _FROZEN:

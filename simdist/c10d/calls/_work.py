@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 import torch
 
 from simdist.c10d.calls._callbacks import log_error, passed_on
+from simdist.c10d.calls._kept_works import keep
 from simdist.c10d.calls._polling import Polling
 from simdist.errors import SimdistError
 from simdist.inside import torch as inside
@@ -137,6 +138,12 @@ class SimWork(Work):
     @classmethod
     def make(cls, member: Member, name: str, sequence: int, outputs: Outputs) -> Self:
         """Return a new work. Not `__init__`: a Python one would add half to the cost of the C++ one."""
+        work = cls._made(member, name, sequence, outputs)
+        keep(work)
+        return work
+
+    @classmethod
+    def _made(cls, member: Member, name: str, sequence: int, outputs: Outputs) -> Self:
         work = cls()
         work.member = member
         work.process = member.process
@@ -315,6 +322,7 @@ class SimWork(Work):
 def _without_cxx(work: type[SimWork]) -> type[SimWork]:
     names = {name: each for name, each in vars(work).items() if name not in work.__slots__}
     names["__class__"] = property(lambda self: work)  # for code that checks for an instance of torch's class
+    names["make"] = names["_made"]
     return cast("type[SimWork]", type("PassingWork", (), names))
 
 

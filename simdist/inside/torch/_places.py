@@ -8,6 +8,7 @@ The folder in which torch was built is taken from a library of the installed tor
 
 Doubts: `PAIR_REFUSED`, `PAIR_UNCONNECTED` and `MESH_FAILED` were seen with 2.13 and 2.14 only. `STORE_READ_VECTOR` was
 seen with 2.13 only; in all versions the lines before and after it are the same.
+`WORKS_UNWAITED` was seen with 2.11 to 2.14.
 `CALL_FAILED` is where a communicator is made; torch names a line of its own for each other call of NCCL.
 """
 
@@ -182,6 +183,7 @@ class Place(Enum):
     MESH_FAILED = _GLOO_GROUP, 67, 67, 67, 68, 68
     NO_OPTIONS_OF_GLOO = _GLOO_GROUP, 749, 749, 749, 791, 792
     NO_OPERATION = _GROUP, 55, 57, 59, 91, 91
+    WORKS_UNWAITED = _GROUP, 362, 363, 390, 448, 448
 
     def __init__(self, file: str, *lines: int) -> None:
         self._file = file
