@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from simdist.c10d.calls._work import SimFuture
+from simdist.c10d.calls._futures import SimFuture
+from simdist.c10d.calls._remembered import Remembered
 from simdist.c10d.surface.state._rank_world import RankWorld
 from simdist.c10d.watch._flight_record import FlightRecord
 from simdist.c10d.watch._profiling import ProfiledCalls
@@ -42,6 +43,7 @@ class RankState:
         "graph_task",
         "group_in_making",
         "init_method",
+        "made_futures",
         "making",
         "nccl",
         "profile",
@@ -64,6 +66,7 @@ class RankState:
         self.debug_level = debug_level
         self.backends: Tables | None = None  # the rank's own tables of `Backend`, once it has registered a backend
         self.futures: dict[SimFuture, None] = {}  # not done yet
+        self.made_futures: Remembered[SimFuture] = Remembered()
         self.failed: list[BaseException] = []  # errors of failed futures that the program has not read
         self.unwaited: dict[SimWork, object] = {}  # works that were not waited for; with a judge's notes on their calls
         self.profile: ProfiledCalls | None = None  # while the rank's profiler runs
@@ -83,6 +86,12 @@ class RankState:
         self.works_of_joins: WeakKeyDictionary[object, Work] | None = (
             None  # by DDP's reducer, what its next backward waits for; None: no model has joined
         )
+
+    def forget(self) -> None:
+        """Cut what refers to the world, which is over, where Python does not see all of a cycle."""
+        self.world.forget()
+        for future in self.made_futures:
+            future.forget()
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.rpc
 
 from simdist.c10d._fsdp_timings import keep_timings_apart
-from simdist.c10d.calls._work import SimFuture, safe_for_backward, wait_for_future
+from simdist.c10d.calls._futures import SimFuture, safe_for_backward, wait_for_future
 from simdist.c10d.watch._checked import CheckedProcessGroup
 from simdist.errors import StrictError, UnsupportedError
 from simdist.inside.torch import BaseFuture, c10d_bindings, c10d_module, future_values

@@ -10,6 +10,7 @@ import functools
 import os
 import signal as _signal
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,6 +87,7 @@ class SimProcess:
         "epoch_ns",
         "exception",
         "exit_code",
+        "finalizers",
         "finalizing",
         "handled",
         "handlers",
@@ -202,6 +204,7 @@ class SimProcess:
         self.alarm_ns = self.alarm_interval_ns = 0
         self.really_polling: set[Task] = set()  # tasks that wait for what comes from outside: a program's output
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
+        self.finalizers: list[weakref.finalize[..., Any]] = []
         self.at_exit: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
         self.finalizing = False  # what `atexit` was given runs, or has run
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
@@ -468,8 +471,22 @@ class SimProcess:
                     self._show(name, self.partial[name])
                 self.partial[name] = ""
 
+    def when_dropped(self, thing: object, function: Callable[..., object], *args: object) -> None:
+        """Have `function(*args)` called when the program drops `thing`, unless the world is over by then.
+
+        Python's table of finalizers keeps what the function refers to, such as the world, and that may keep the thing.
+        """
+        finalizer = weakref.finalize(thing, function, *args)
+        finalizer.atexit = False
+        if len(self.finalizers) % 64 == 63:
+            self.finalizers = [each for each in self.finalizers if each.alive]
+        self.finalizers.append(finalizer)
+
     def forget(self) -> None:
         """Let go of what refers to it: its world is gone."""
+        for finalizer in self.finalizers:
+            finalizer.detach()
+        self.finalizers.clear()
         if self.on_forget is not None:
             self.on_forget()
             self.on_forget = None

@@ -579,7 +579,7 @@ class World:
         """Cut the cycles between processes, tasks and groups; otherwise a finished world waits for the collector."""
         for life in self._lives:
             for process in life:
-                process.torch_state.world.forget()
+                process.torch_state.forget()
                 process.forget()
         self._lives.clear()
         if self._launcher is not None:

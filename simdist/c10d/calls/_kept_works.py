@@ -14,17 +14,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from typing import Any, Protocol
-from weakref import ref
 
 import torch
 
 from simdist.c10d.calls._log import log
+from simdist.c10d.calls._remembered import Remembered
 from simdist.inside.torch import Place, c10d_bindings, functional_operators
 from simdist.process import SimProcess
 
 __all__ = ["KeptWorks", "keep"]
-
-_FEW = 64
 
 
 class _Issued(Protocol):
@@ -34,27 +32,16 @@ class _Issued(Protocol):
     outputs: Any
 
 
-class KeptWorks:
+class KeptWorks(Remembered[_Issued]):
     """The works that one thread has issued and that have a C++ object. Called when the thread ends."""
 
-    __slots__ = ("_limit", "_works")
-
-    def __init__(self) -> None:
-        self._works: list[ref[_Issued]] = []
-        self._limit = _FEW
-
-    def add(self, work: _Issued) -> None:
-        """Remember a work, without keeping it."""
-        self._works.append(ref(work))
-        if len(self._works) > self._limit:
-            self._works = [each for each in self._works if each() is not None]
-            self._limit = max(_FEW, 2 * len(self._works))
+    __slots__ = ()
 
     def __call__(self) -> None:
         """Empty the thread's table."""
         if not _unwaited():
             return
-        works = [work for each in self._works if (work := each()) is not None]
+        works = list(self)
         kinds = [type(work) for work in works]
         for work, kind in zip(works, kinds, strict=True):
             work.__class__ = _left_behind(kind)

@@ -1,15 +1,8 @@
-"""Work and futures that know the kernel.
+"""Works that know the kernel.
 
 A `SimWork` is what an operation returns at once; waiting for it parks the rank. It carries no C++ future until the
-program asks for one. A C++ future must be completed on its rank's own thread, since its callbacks run there. So a
-completion is delivered to the process, and carried out when the rank next holds the baton.
-
-C++ that waits for a pending future blocks the thread while it holds the baton, so the whole simulation would hang. DDP
-does so at the end of backward. Therefore, when a program asks for a future inside an autograd graph task, a callback is
-queued on the engine that parks until all futures of the rank are done; it runs before DDP's own. In the engine's final
-callbacks, where DDP with `static_graph=True` works in its first iteration, a queued callback comes too late: there
-`get_future` itself parks. The engine has no current node then. Inside a reentrant backward it has that of the outer
-one; there `waits_in_cxx`, which counts calls of DDP, shows it. (Seen with torch 2.13.)
+program asks for one (`_futures.py`). A completion is delivered to the process, and carried out when the rank next holds
+the baton.
 """
 
 from __future__ import annotations
@@ -17,33 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import torch
 
-from simdist.c10d.calls._callbacks import log_error, passed_on
+from simdist.c10d.calls._futures import SimFuture, make_safe_for_backward, pending_futures
 from simdist.c10d.calls._kept_works import keep
 from simdist.c10d.calls._polling import Polling
-from simdist.errors import SimdistError
 from simdist.inside import torch as inside
-from simdist.kernel import Task, Wait
+from simdist.kernel import Task
 from simdist.process import SimProcess
 
 if TYPE_CHECKING:
     from simdist.c10d.calls._member import Member
     from simdist.c10d.calls._payload import Outputs
 
-__all__ = ["Blockers", "CollectiveRead", "Future", "PassingWork", "SimFuture", "SimWork", "WorkIssued", "WorkWaited"]
-__all__ += ["safe_for_backward", "wait_for_future"]
+__all__ = ["Blockers", "CollectiveRead", "PassingWork", "SimWork", "WorkIssued", "WorkWaited"]
 
 Work = inside.Work
-Future: Any = torch.futures.Future
 _NO_TIMEOUT = timedelta(0)
-
-_torch: Any = torch  # has names that the stubs leave out
-_current_graph_task_id = _torch._C._current_graph_task_id
-_current_autograd_node = _torch._C._current_autograd_node
-_execution_engine = _torch.autograd.Variable._execution_engine
 
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
@@ -303,8 +288,8 @@ class SimWork(Work):
             if self.done:
                 self._complete_future()
             else:
-                _pending(self.process)[future] = None
-        _make_safe_for_backward(self.process, future)
+                pending_futures(self.process)[future] = None
+        make_safe_for_backward(self.process, future)
         return future
 
     def _complete_future(self) -> None:
@@ -328,231 +313,3 @@ def _without_cxx(work: type[SimWork]) -> type[SimWork]:
 
 PassingWork = _without_cxx(SimWork)
 """`SimWork` without a C++ object behind it, which is most of its cost: for a caller that waits at once."""
-
-
-class SimFuture(Future):  # type: ignore[misc]  # Any: torch's takes a type
-    """A `torch.futures.Future` of one rank whose waits park."""
-
-    __slots__ = ("_children", "_error", "_hurried", "_polling", "_process", "_settled", "_source")
-
-    def __init__(self, process: SimProcess, source: Wait | None = None) -> None:
-        super().__init__()
-        self._process = process
-        self._source = source  # the work or the future that completes it, if it is known
-        self._children: list[Callable[[SimFuture], object]] = []
-        self._settled = False
-        self._polling: Polling | None = None  # set once the program has polled it before it was done
-        self._error: BaseException | None = None
-        self._hurried = False  # settled for C++ alone, which would have waited for it: the program has not
-
-    def describe(self) -> str:
-        """Its name in the deadlock report."""
-        if self._source is None:
-            return "wait for a future"
-        said = self._source.describe()
-        return said if isinstance(self._source, SimFuture) else f"wait for a future of {said}"
-
-    def waits_for(self) -> Iterable[Task]:
-        """The tasks that hold up what completes it; none if that is unknown, since any task may."""
-        return () if self._source is None else self._source.waits_for()
-
-    def done(self) -> bool:
-        """True if it has a value or an exception. Polling it before that lets the other ranks run."""
-        if not self._settled:
-            if self._polling is None:
-                self._polling = Polling()
-            self._polling.ask(self._process.simulation)
-            self._process.drain()
-        return self._settled
-
-    def wait(self) -> object:
-        """Park until it is done; returns its value, or raises its exception."""
-        self._settle()
-        self._hurried = False
-        self._seen()
-        return super().wait()
-
-    def value(self) -> object:
-        """Return its value, or raise the exception with which it failed."""
-        self._process.drain()
-        self._seen()
-        return super().value()
-
-    def then(self, callback: Callable[[SimFuture], object]) -> SimFuture:
-        """Return a future of the result of `callback`, which is called with this future when it is done.
-
-        If it raises, the future fails with a RuntimeError that has its error as text, as torch's (see `_callbacks.py`).
-        """
-        child = SimFuture(self._process, self)
-        at_once = self._settled and not self._hurried
-        _pending(self._process)[child] = None
-
-        def run(parent: SimFuture) -> None:
-            try:
-                value = callback(parent)
-            except BaseException as error:
-                child.set_exception(passed_on(error, at_once=at_once))
-            else:
-                child.set_result(value)
-
-        self._when_done(run)
-        return child
-
-    def add_done_callback(self, callback: Callable[[SimFuture], object]) -> None:
-        """Call `callback` with this future when it is done. If it raises, that is logged, as torch does."""
-        process, at_once = self._process, self._settled and not self._hurried
-
-        def run(future: SimFuture) -> None:
-            try:
-                callback(future)
-            except BaseException as error:
-                log_error(process, error, at_once=at_once)
-
-        self._when_done(run)
-
-    def set_result(self, result: object) -> None:
-        """Complete it; on its rank's thread only."""
-        super().set_result(result)
-        self._run_callbacks()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Fail it; on its rank's thread only."""
-        self._error = error
-        if not self._children:
-            self._process.torch_state.failed.append(error)  # until the program reads it; see `_wait_for_futures`
-
-        # Through C++: a value that raises when it is read, as in `torch.futures.Future.set_exception`, but for
-        # every exception type.
-        def raise_error(_: object) -> None:
-            raise error
-
-        super()._set_unwrap_func(raise_error)
-        super().set_result(error)
-        self._run_callbacks()
-
-    def _when_done(self, callback: Callable[[SimFuture], object]) -> None:
-        if self._settled:
-            callback(self)
-        else:
-            self._children.append(callback)
-
-    def _run_callbacks(self) -> None:
-        self._settled = True
-        self._source = None  # that work has a reference to this future
-        process = self._process
-        _pending(process).pop(self, None)
-        if self._children:
-            children, self._children = self._children, []
-            for callback in children:
-                callback(self)
-        for task in process.tasks:
-            if task.waiting is self:  # another thread of the rank
-                process.simulation.wake(task)
-
-    def _seen(self) -> None:
-        state = self._process.torch_state
-        if self._error is not None and state is not None:
-            state.failed = [error for error in state.failed if error is not self._error]
-
-    def _settle(self) -> None:
-        process = self._process
-        process.drain()
-        while not self._settled:
-            process.simulation.check()
-            process.simulation.park(self)
-            process.drain()
-
-
-class _AllFutures:
-    """A wait for every future of a rank."""
-
-    def __init__(self, futures: dict[SimFuture, None]) -> None:
-        self._futures = futures
-
-    def describe(self) -> str:
-        """The first future that is not done, and how many more."""
-        more = f", and {len(self._futures) - 1} more" if len(self._futures) > 1 else ""
-        return next(iter(self._futures)).describe() + more if self._futures else "wait for futures"
-
-    def waits_for(self) -> Iterable[Task]:
-        """The tasks that hold up any of them."""
-        return dict.fromkeys(task for future in self._futures for task in future.waits_for())
-
-
-def _pending(process: SimProcess) -> dict[SimFuture, None]:
-    if process.torch_state is None:
-        raise SimdistError("this future belongs to a rank that has ended")
-    futures: dict[SimFuture, None] = process.torch_state.futures
-    return futures
-
-
-def _wait_for_futures(process: SimProcess) -> None:
-    """Park until every future of the rank is done, including those that their callbacks create.
-
-    Raises the first failed future's error, unless Python code has seen it: C++ would take the exception object for a
-    value, and crash.
-    """
-    process.drain()
-    futures = _pending(process)
-    while futures:
-        process.simulation.park(_AllFutures(futures))
-        process.drain()
-    failed = process.torch_state.failed
-    if failed:
-        error, process.torch_state.failed = failed[0], []
-        raise error
-
-
-def wait_for_future(process: SimProcess, future: Any) -> None:
-    """Park until a future is done that is not a `SimFuture`; a thread of the rank or another future completes it."""
-    if not isinstance(future, Future):
-        _wait_for_futures(process)  # a C++ future: in most cases it follows ours
-        if _torch._C.Future.done(future):
-            return
-    made = SimFuture(process)
-    _torch._C.Future.add_done_callback(future, lambda _: made.set_result(None))
-    made._settle()
-
-
-def safe_for_backward(process: SimProcess, future: object) -> object:
-    """Return a future on which C++ may wait at the end of backward, in place of the one from a program's hook."""
-    if not isinstance(future, Future):
-        return future  # torch refuses it
-    if not isinstance(future, SimFuture):
-        if _torch._C.Future.done(future):
-            return future
-        future = _following(process, future)
-    _make_safe_for_backward(process, future)
-    return future
-
-
-def _following(process: SimProcess, future: torch.futures.Future[object]) -> SimFuture:
-    """Return a future of ours that follows a future which a thread of the program completes."""
-    made = SimFuture(process)
-    _pending(process)[made] = None
-
-    def follow(done: torch.futures.Future[object]) -> None:
-        try:
-            value = done.value()
-        except BaseException as error:
-            made.set_exception(error)
-        else:
-            made.set_result(value)
-
-    future.add_done_callback(follow)
-    return made
-
-
-def _make_safe_for_backward(process: SimProcess, future: SimFuture) -> None:
-    graph = _current_graph_task_id()
-    if graph == -1:
-        return
-    if process.torch_state.waits_in_cxx or _current_autograd_node() is None:
-        future._hurried = not future._settled
-        future._settle()  # in the engine's final callbacks: too late for a callback of ours
-    if future._error is not None:
-        future._seen()
-        raise future._error
-    if not future._settled and process.torch_state.graph_task != graph:
-        process.torch_state.graph_task = graph
-        _execution_engine.queue_callback(lambda: _wait_for_futures(process))

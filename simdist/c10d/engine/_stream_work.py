@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from simdist.c10d.calls._callbacks import passed_on
-from simdist.c10d.calls._work import Future, SimFuture, SimWork, WorkWaited
+from simdist.c10d.calls._futures import Future, SimFuture
+from simdist.c10d.calls._work import SimWork, WorkWaited
 from simdist.device import Mark, Streams, memory_of, select_stream
 from simdist.inside.torch import backward_engine, backward_node, backward_task
 from simdist.kernel import Task
@@ -186,7 +187,7 @@ class StreamFuture(SimFuture):
         """Call `callback` now, on a stream that waits for this one; returns a future of its result."""
         index, streams = self._index, self._streams
         before, side = streams.current(index), streams.side(index)
-        child = StreamFuture(self._process, index, streams, self._mark)
+        child = StreamFuture(self._of_rank(), index, streams, self._mark)
         select_stream(index, side)
         try:
             streams.wait(index, side, self._mark)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -54,10 +53,11 @@ class _FileServer(StoreServer):
 
     def opened_by(self, process: SimProcess | None, store: SimStore, world_size: int) -> None:
         self._open += 1
-        weakref.finalize(store, self._close, process, world_size).atexit = False
+        if process is not None:
+            process.when_dropped(store, self._close, process, world_size)
 
-    def _close(self, process: SimProcess | None, world_size: int) -> None:
-        if process is not None and process.running:
+    def _close(self, process: SimProcess, world_size: int) -> None:
+        if process.running:
             self._open -= 1
             self._closed += 1
             if not self.removed and self._open == 0 and 0 <= world_size <= self._closed:

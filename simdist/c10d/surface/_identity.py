@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -369,7 +368,7 @@ def close_when_dropped(group: GroupBackend) -> None:
     Like the destructor of ProcessGroupGloo (torch 2.13), this happens after the operations in flight, and one more turn
     of the loop that polls the sockets.
     """
-    weakref.finalize(group, _close, group._member).atexit = False
+    group._member.process.when_dropped(group, _close, group._member)
     runtime = current_runtime()
     assert runtime is not None
     runtime.collect_in_rounds()  # garbage collection drops a group in a cycle, and its peers see that

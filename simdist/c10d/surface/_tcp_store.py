@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Hashable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -215,7 +214,7 @@ def _close_when_dropped(store: SimStore, server: StoreServer, process: SimProces
         if not server.masters and process.running and not server.gone:
             server.close()
 
-    weakref.finalize(store, close).atexit = False
+    process.when_dropped(store, close)
     runtime = current_runtime()
     assert runtime is not None
     runtime.collect_in_rounds()  # garbage collection drops a store in a cycle, and its clients see that

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from simdist.c10d.backends.nccl._timing import WorkInfo
+    from simdist.c10d.calls._futures import SimFuture
     from simdist.c10d.calls._member import Member
-    from simdist.c10d.calls._work import SimFuture
     from simdist.c10d.surface._identity import DeviceLike
     from simdist.c10d.surface._store import SimStore
 

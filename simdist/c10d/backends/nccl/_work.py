@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from simdist.c10d.backends.nccl._log import log
-from simdist.c10d.calls._work import SimFuture
+from simdist.c10d.calls._futures import SimFuture
 from simdist.c10d.engine._stream_work import StreamWork
 from simdist.inside.torch import Place
 

@@ -50,6 +50,14 @@ class _Passes:
         self.graphs: list[_Graph] = []
         self.inside: dict[SimProcess, None] = {}  # processes inside a pass; a killed process stays in it
 
+    def end(self) -> None:
+        """Let C++ forget the graphs. It keeps their objects, so these forget the world."""
+        _clear_cache()
+        for graph in self.graphs:
+            graph.made.clear()
+        self.graphs.clear()
+        self.inside.clear()
+
 
 class _Graph:
     """A graph that one rank has captured, and the result of each rank's compiler. C++ keeps and calls this object."""
@@ -129,9 +137,9 @@ def _of_contexts(module: ModuleType) -> tuple[Replacement, ...]:
 
 def _begin(runtime: Runtime, within: tuple[Replacement, ...]) -> None:
     if _Passes not in runtime.extras:
-        runtime.extras[_Passes] = _Passes()
+        passes = runtime.extras[_Passes] = _Passes()
         _clear_cache()
-        runtime.patches.on_undo(_clear_cache)
+        runtime.patches.on_undo(passes.end)
         runtime.patches.redirect(within)
         runtime.patches.wrap(backward_compilers, "clear_cache", _clearing)
 

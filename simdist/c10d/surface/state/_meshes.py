@@ -40,6 +40,7 @@ _worlds = itertools.count(1)  # caches keep meshes of earlier worlds, which must
 _NAME = "_thread_id"
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _RANDOM = "torch.distributed.tensor._random"
+_COSTS = "torch.distributed.tensor._collective_utils"
 _PLANS = "torch.distributed.tensor._redistribute"
 _RULES = "torch.distributed.tensor._sharding_prop"
 _CONTEXTS = "torch.distributed.tensor.experimental._context_parallel"
@@ -58,11 +59,11 @@ def install(patches: Patches) -> None:
         mesh.__dict__[_NAME] = value
 
     patches.replace(DeviceMesh, _NAME, property(get, put))
-    plans = sys.modules.get(_PLANS)
-    if plans is not None:
-        for name, make in _FRESH.items():
-            if hasattr(plans, name):
-                patches.replace(plans, name, make(getattr(plans, name)))
+    for module, holder, name, make in _FRESH:
+        found = sys.modules.get(module)
+        owner = getattr(found, holder, None) if holder else found
+        if hasattr(owner, name):
+            patches.replace(owner, name, make(getattr(owner, name)))
 
 
 @functools.cache
@@ -202,13 +203,20 @@ when_imported(_LOSS, lambda patches: patches.redirect(_of_losses(sys.modules[_LO
 when_imported(_RANDOM, lambda patches: patches.redirect(_of_random_numbers(sys.modules[_RANDOM])))
 
 
-def _same_cache_but_empty(cached: Any) -> object:
+def _same_cache_but_empty(cached: Any) -> Any:
     return functools.cache(cached.__wrapped__)
 
 
-# Unbounded caches, and a table of warnings that torch gives once per mesh.
-_FRESH: dict[str, Callable[[Any], object]] = {
-    "_gen_transform_infos": _same_cache_but_empty,
-    "_planner_cache": lambda _: {},
-    "_warned_flatten_issues": lambda _: set(),
-}
+def _static(cached: Any) -> object:
+    return staticmethod(_same_cache_but_empty(cached))
+
+
+# Caches by meshes, and a table of warnings that torch gives once per mesh: a module, a class in it or "", a name there,
+# and a function that makes a new one from the present one. A mesh has its groups, and these have their world.
+_FRESH: tuple[tuple[str, str, str, Callable[[Any], object]], ...] = (
+    (_PLANS, "", "_gen_transform_infos", _same_cache_but_empty),
+    (_PLANS, "", "_planner_cache", lambda _: {}),
+    (_PLANS, "", "_warned_flatten_issues", lambda _: set()),
+    (_COSTS, "MeshTopoInfo", "build_from_mesh", _static),
+    (_RULES, "ShardingPropagator", "_propagate_tensor_meta_cached", _same_cache_but_empty),
+)

@@ -93,9 +93,10 @@ class _Operators:
         self.kernels: dict[tuple[str, str], _Kernel] = {}
         self.namespaces: dict[str, _Namespace] = {}
         self.others: list[KernelLibrary] = []
+        self.libraries: list[_RanksLibrary] = []
 
     def end(self) -> None:
-        """Undefine everything."""
+        """Undefine everything. Torch keeps kernels and libraries that ended, so these forget the world."""
         names = list(self.operators)
         held: list[_Operator | _Kernel] = [*self.kernels.values(), *self.operators.values()]
         for real in (
@@ -104,6 +105,11 @@ class _Operators:
             *(each.real for each in self.namespaces.values()),
         ):
             real.reset()
+        for kernel in self.kernels.values():
+            kernel.functions.clear()
+        for library in self.libraries:
+            library.forget()
+        self.libraries.clear()
         tables: tuple[dict[Any, Any], ...] = self.operators, self.kernels, self.namespaces
         for table in tables:
             table.clear()
@@ -126,6 +132,7 @@ class _RanksLibrary:
     def __init__(self, world: _Operators, process: SimProcess, arguments: tuple[str, ...]) -> None:
         self._world = world
         self._process = process
+        world.libraries.append(self)
         self._others: list[KernelLibrary] = []  # with what is registered for all ranks
         kind, self._namespace, *self._where = arguments
         self._kind = "FRAGMENT" if kind == "DEF" else kind
@@ -134,6 +141,10 @@ class _RanksLibrary:
             if known is None or process in known.owners:  # torch refuses a second one, and a namespace of the host
                 known = world.namespaces[self._namespace] = _Namespace(_make_real("DEF", *arguments[1:]))
             known.owners[process] = self
+
+    def forget(self) -> None:
+        """Refer to no process any more: the world is over, and its tables are empty."""
+        del self._process
 
     def _real(self) -> KernelLibrary:
         return _make_real(self._kind, self._namespace, *self._where)

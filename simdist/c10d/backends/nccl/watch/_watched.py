@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from simdist.c10d.backends.nccl.watch._rank import RankNccl
     from simdist.c10d.backends.nccl.watch._remote_errors import RemoteErrors
     from simdist.c10d.backends.nccl.watch._watchdog import Watchdog
+    from simdist.c10d.calls._futures import SimFuture
     from simdist.c10d.calls._member import Member
-    from simdist.c10d.calls._work import SimFuture
     from simdist.c10d.engine._streamed import Connection, StreamCommunicator
 
 __all__ = ["WatchedMember"]
