@@ -10,7 +10,8 @@ from tests.warm import Interpreters
 from tools._leaks_programs import KINDS
 from tools.leaks import leaks_of
 
-SHARE = ["threads", "programs", "children", "devices", "disk, power lost"]
+SHARE = ["threads", "programs", "children", "devices", "disk, power lost", "shards", "operators"]
+SHARE += ["futures_and_works", "devices_without_a_store"]
 
 
 def share_of_leaks() -> tuple[list[str], dict[str, Counter[str]]]:

@@ -225,6 +225,54 @@ def _tensors_of_a_mesh() -> None:
 
 
 @_kind()
+def _shards() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    _meet()
+    mesh = init_device_mesh("cpu", (3,))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    model(torch.ones(2, 6)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    tensor: Any = distribute_tensor(torch.ones(6, 6), mesh, [Shard(0)])
+    assert (tensor @ tensor).full_tensor().sum().item() == 6**3
+
+
+@_kind()
+@_kind({"faults": [Crash(rank=1, op="all_reduce", nth=2, when="during")]}, name="futures and works, crash")
+def _futures_and_works() -> None:
+    """Leave works that nobody waits for, and futures with errors in a cycle."""
+    _meet()
+    assert dist.group.WORLD is not None
+    for call in ("all_reduce", "all_reduce_", "all_reduce"):
+        getattr(torch.ops._c10d_functional, call)(torch.ones(2), "sum", dist.group.WORLD.group_name)
+    work: Any = dist.all_reduce(torch.ones(2), async_op=True)
+    future = work.get_future()
+    failing = future.then(lambda done: json.loads(""))
+    failing.add_done_callback(lambda done: done.value())
+    with contextlib.suppress(RuntimeError):
+        failing.wait()
+
+
+@_kind()
+def _operators() -> None:
+    @torch.library.custom_op("leaks::double", mutates_args=())
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2 * dist.get_world_size()
+
+    rank = _meet()
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("sin", lambda tensor: tensor + rank, "CPU")
+        assert torch.sin(double(torch.ones(1))).item() == 6 + rank
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        parameter = torch.ones(3, requires_grad=True)
+        (parameter * 2).sum().backward()
+    dist.barrier()
+
+
+@_kind()
 def _checkpoints() -> None:
     _meet()
     with tempfile.TemporaryDirectory() as folder:
@@ -242,6 +290,17 @@ def _profiles() -> None:
         dist.all_reduce(torch.ones(2))
     assert profile.events() is not None
     torch.autograd.set_detect_anomaly(True)
+
+
+@_kind({"backend": "nccl", "env": {"TORCH_NCCL_PROPAGATE_ERROR": "1", "TORCHELASTIC_USE_AGENT_STORE": "0"}})
+def _devices_without_a_store() -> None:
+    """Watchdogs ask a store whose rank has left."""
+    rank = _meet(backend="nccl")
+    torch.cuda.set_device(rank)
+    dist.all_reduce(torch.ones(4, device="cuda"))
+    if rank == 0:
+        os._exit(0)
+    time.sleep(0.5)
 
 
 @_kind({"backend": "nccl"})

@@ -45,6 +45,8 @@ _CACHES = (
     "torch._dynamo.",
     "torch._inductor.",
     "torch._subclasses.",
+    "torch.cpu._current_stream",  # an equal object, put back by a context
+    "torch.fx.traceback.current_meta",  # likewise
     "torch.utils.hooks.RemovableHandle.next_id",
     "warnings.filters",  # the list object; its content is compared elsewhere
 )
