@@ -204,7 +204,7 @@ class SimProcess:
         self.alarm_ns = self.alarm_interval_ns = 0
         self.really_polling: set[Task] = set()  # tasks that wait for what comes from outside: a program's output
         self.wakeup_descriptor = -1  # of `signal.set_wakeup_fd`
-        self.finalizers: list[weakref.finalize[..., Any]] = []
+        self.finalizers: list[weakref.finalize[..., object]] = []
         self.at_exit: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object]]] = []
         self.finalizing = False  # what `atexit` was given runs, or has run
         self.entropy: dict[str, int] = {}  # how often it has drawn, by stream
