@@ -6,6 +6,7 @@ import datetime
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist.process import PointReached, SimProcess, StepReached, carry_out, current_process, handed_over, own
@@ -227,6 +228,7 @@ def spawn(
         torchrun=False,
         echo_last_lines=True,
         prints_exceptions=False,
+        variables=Context(),  # as a process that begins anew
         checked=True,
     )
     context = SpawnContext(spec)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, fields
 from types import FrameType
+from typing import Any
 
 from simdist.settings import RunSettings, check_settings
 from simdist.world._agent import GRACE_NS, MONITOR_NS
@@ -35,6 +39,7 @@ class WorldSpec(RunSettings):
     # Runs in a process of its own on the first host while the ranks run: it launched them, and communicates with them.
     launcher: Callable[[], None] | None = None
     checked: bool = False  # its maker has checked the settings
+    variables: Context = field(default_factory=copy_context)  # context variables: see `with_variables`
 
     def __post_init__(self) -> None:
         if self.checked:
@@ -42,3 +47,15 @@ class WorldSpec(RunSettings):
         checked = check_settings("a world", {each.name: getattr(self, each.name) for each in fields(RunSettings)})
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def with_variables(self, function: Callable[..., None], *arguments: object) -> Callable[[], None]:
+        """Return a function that calls `function(*arguments)` with a copy of the starter's context variables.
+
+        So a test sees what its fixtures have set, and no rank sees what another one sets. The values themselves are
+        shared, as those of a closure are, but for the context of `decimal`, which programs change in place.
+        """
+        own = self.variables.copy()
+        decimal: Any = sys.modules.get("decimal")
+        if decimal is not None:
+            own.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
+        return functools.partial(own.run, function, *arguments)

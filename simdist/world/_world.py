@@ -457,7 +457,7 @@ class World:
         for process in processes:
             name = f"rank {process.rank}" if life == 0 else f"rank {process.rank} (life {life})"
             late_ns = simulation.policy.jitter_ns(jitter.start_ns) if jitter is not None and jitter.start_ns else 0
-            process.spawn(functools.partial(self._main, process, late_ns), name)
+            process.spawn(self._spec.with_variables(self._main, process, late_ns), name)
             simulation.bus.record(started(simulation.now_ns, process.rank, life, process.pid, process.host.name))
         assert self._injector is not None
         self._injector.start_life(life, dict(enumerate(processes)))
@@ -489,7 +489,7 @@ class World:
             shut_down(process)
             process.end("returned", 0)
 
-        process.spawn(main, "the launcher")
+        process.spawn(self._spec.with_variables(main), "the launcher")
 
     def _on_disks(self, host: str) -> dict[bytes, bytes]:
         return {} if self._disk is None else encoded(dict(self._disk.environ_of(host)))
