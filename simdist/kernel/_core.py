@@ -14,10 +14,10 @@ their time got 70 % of two cores when all took the lowest that was free, and 97 
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import functools
 import os
-import socket
 import sys
 from collections.abc import Iterator
 
@@ -76,12 +76,13 @@ def one_core() -> Iterator[int | None]:
             claim.close()
 
 
-def _claim(cores: list[int]) -> tuple[int | None, socket.socket | None]:
+def _claim(cores: list[int]) -> tuple[int | None, _socket.socket | None]:
     if len(cores) == 1:
         return cores[0], None  # nothing to choose
     here = call("sched_getcpu")
     for core in sorted(cores, key=lambda core: core != here):
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # The type in C: what forbids a test to open sockets replaces `socket.socket`.
+        claim = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0simdist.core.{core}")
         except OSError:
