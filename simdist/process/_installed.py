@@ -13,7 +13,7 @@ from simdist.kernel import TaskState
 from simdist.process import _exits, _signals, _stdio, _when_imported
 from simdist.process._following import follow
 from simdist.process._patches import Patches
-from simdist.process.adapters import _filelock, _joblib, _multiprocess, _psutil, _pydevd, _time_machine
+from simdist.process.adapters import _filelock, _joblib, _multiprocess, _psutil, _pydevd, _time_machine, _uvloop
 from simdist.process.children import _multiprocessing, _subprocesses, _waits
 from simdist.process.modules import _left_behind, _library_state
 from simdist.process.modules._left_behind import LeftBehind
@@ -41,7 +41,7 @@ from simdist.process.stdlib import (
     _warnings,
 )
 from simdist.process.stdlib._file_times import FileTimes
-from simdist.process.threads import _lock_methods, _thread_functions, _thread_pipes
+from simdist.process.threads import _event_loops, _lock_methods, _thread_functions, _thread_pipes
 from simdist.process.threads._locks import Locks
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ _LIBRARIES: dict[str, Callable[[Patches], None]] = {
     "joblib._parallel_backends": _joblib.adapt,
     "multiprocess.context": _multiprocess.adapt,
     "psutil": _psutil.adapt,
+    "uvloop": _uvloop.adapt,
 }
 for _name, _report in _LIBRARIES.items():
     _when_imported.when_imported(_name, _report, by_rank=True)
@@ -100,6 +101,7 @@ _SHARED: dict[str, Callable[[Patches], None]] = {
 }
 for _name, _report in _SHARED.items():
     _when_imported.when_imported(_name, _report)
+_when_imported.when_imported(_event_loops.NAME, _event_loops.adapt, remembered=True)
 
 
 class PythonReplacements:

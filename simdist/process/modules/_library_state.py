@@ -2,7 +2,7 @@
 
 Accelerate keeps what it knows of its process in dictionaries of three classes, Lightning the rank in an attribute of a
 function, Hydra and OmegaConf what is initialized and registered in tables of a class, TensorBoard a count of its files,
-tqdm the bars that are on the screen.
+tqdm the bars that are on the screen, trio the threads that are free.
 With modules per rank each rank has these for itself anyway. `simdist.run` shares modules, and there the slots give each
 rank its own. A rank begins with what an import gives a new process, and with what the program registered when it was
 imported.
@@ -127,12 +127,25 @@ def _of_tqdm(patches: Patches) -> None:
     _separate(Slot("tqdm", lambda: kind._instances, load, lambda process, of_host: WeakSet(), WeakSet.copy))
 
 
+def _of_trio(patches: Patches) -> None:
+    module: Any = sys.modules["trio._core._thread_cache"]
+
+    def load(threads: object) -> None:
+        module.THREAD_CACHE = threads
+
+    def fresh(process: SimProcess, of_host: object) -> object:
+        return module.ThreadCache()
+
+    _separate(Slot("trio", lambda: module.THREAD_CACHE, load, fresh))
+
+
 ADAPTERS: dict[str, Callable[[Patches], None]] = {
     "accelerate.state": _of_accelerate,
     "hydra.core.singleton": _of_hydra,
     "omegaconf": _of_omegaconf,
     "tensorboard.summary.writer.event_file_writer": _of_tensorboard,
     "tqdm.std": _of_tqdm,
+    "trio._core._thread_cache": _of_trio,
     **{
         name: _of_lightning(name)
         for name in ("lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")

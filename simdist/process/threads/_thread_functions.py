@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from simdist.errors import UnsupportedError
 from simdist.kernel import TaskKilled
 from simdist.process._runtime import Make, Patches, Replacement, current_process
-from simdist.process._when_imported import when_imported
 from simdist.process.threads._thread_slots import POOL_MODULES
 from simdist.process.threads._threads import JOINABLE, Handle, Threads, begin, forget, shut_down, threads_of
 
@@ -220,26 +219,6 @@ def _pool_number() -> int:
 
 _host_pool_number: Callable[[], int] = vars(pools.ThreadPoolExecutor)["_counter"]
 _POOL_NUMBER = staticmethod(_pool_number)
-
-
-def _naming(create: Callable[..., _T]) -> Callable[..., _T]:
-    """For an event loop's method that names a task: count per process, where asyncio has one count for all."""
-
-    @functools.wraps(create)
-    def create_task(self: object, coro: object, *, name: object = None, **kwargs: object) -> _T:
-        process = None if name is not None else current_process()
-        if process is not None:
-            name = f"Task-{threads_of(process).loop_task_number()}"
-        return create(self, coro, name=name, **kwargs)
-
-    return create_task
-
-
-def _name_tasks(patches: Patches) -> None:
-    patches.wrap(sys.modules["asyncio.base_events"].BaseEventLoop, "create_task", _naming)
-
-
-when_imported("asyncio.base_events", _name_tasks, remembered=True)
 
 
 def install(patches: Patches) -> None:
