@@ -364,29 +364,35 @@ def test_the_program_itself_is_imported_as_spawn_does(tmp_path: Path, interprete
 
 def test_libraries_that_keep_a_rank_are_imported_by_each(interpreters: Interpreters, tmp_path: Path) -> None:
     installed = tmp_path / "site-packages"
+    needs = {"reads_flags": "absl-py", "writes_logs": "loguru"}
     tops = {
         "fairscale": "fairscale",
         "mmengine": "mmengine",
         "pytorch-ignite": "ignite",
         "monai": "monai",
+        "absl-py": "absl",  # alone: what requires it is shared
+        "loguru": "loguru",
+        "prometheus-client": "prometheus_client",
         "other": "other",
+        **{name: name for name in needs},
     }
     for distribution, top in tops.items():
         about = installed / f"{top}-1.dist-info"
         about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Name: {distribution}\n\n")
+        needed = f"Requires-Dist: {needs[top]}\n" if top in needs else ""
+        (about / "METADATA").write_text(f"Name: {distribution}\n{needed}\n")
         (about / "RECORD").write_text(f"{top}/__init__.py,,\n")
         (installed / top).mkdir()
         (installed / top / "__init__.py").write_text("")
-    program = """
+    program = f"""
         from simdist.process import Sharing
-        print([name for name in ("fairscale", "ignite", "mmengine", "monai", "other") if Sharing().isolates(name)])
+        print([name for name in {tuple(tops.values())} if not Sharing().isolates(name)])
     """
 
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = interpreters.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, anew=["simdist"])
 
-    assert (done.stdout, done.stderr) == ("['fairscale', 'ignite', 'mmengine', 'monai']\n", "")
+    assert (done.stdout, done.stderr) == ("['other', 'reads_flags']\n", "")
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "json", "simdist", "pytest", "builtins", "networkx", "_pytest"])

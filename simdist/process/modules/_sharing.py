@@ -39,14 +39,18 @@ PER_RANK = (
     "lightning",
     "lightning-fabric",
     "lightning-utilities",
+    "loguru",
     "megatron-core",
     "mmengine",
     "monai",  # has ignite as an extra only, and binds it when it is imported
     "omegaconf",
+    "prometheus-client",
     "pytorch-ignite",
     "pytorch-lightning",
     "transformers",
 )
+# Likewise, but what requires them may be shared: it is much, and keeps nothing of a rank.
+_ALONE = ("absl-py",)
 NEVER_ISOLATED = frozenset(
     (
         "builtins",
@@ -145,4 +149,5 @@ def _tops_per_rank() -> Collection[str]:
     chosen = {name for name in PER_RANK if name in about}
     while more := {name for name, (_, needs) in about.items() if name not in chosen and needs & chosen}:
         chosen |= more
+    chosen |= about.keys() & set(_ALONE)
     return frozenset(top for name in sorted(chosen) for top in tops_of(about[name][0])) - NEVER_ISOLATED
