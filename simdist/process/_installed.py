@@ -13,7 +13,7 @@ from simdist.kernel import TaskState
 from simdist.process import _exits, _signals, _stdio, _when_imported
 from simdist.process._following import follow
 from simdist.process._patches import Patches
-from simdist.process.adapters import _filelock, _joblib, _multiprocess, _psutil, _pydevd, _time_machine, _uvloop
+from simdist.process.adapters import _filelock, _frozen_clocks, _joblib, _multiprocess, _psutil, _pydevd, _uvloop
 from simdist.process.children import _multiprocessing, _subprocesses, _waits
 from simdist.process.modules import _left_behind, _library_state
 from simdist.process.modules._left_behind import LeftBehind
@@ -96,8 +96,8 @@ for _name, _report in _LIBRARIES.items():
 _SHARED: dict[str, Callable[[Patches], None]] = {
     **_library_state.ADAPTERS,
     **_rare_settings.ADAPTERS,
+    **_frozen_clocks.ADAPTERS,
     _pydevd.NAME: _pydevd.adapt,
-    _time_machine.NAME: _time_machine.adapt,
 }
 for _name, _report in _SHARED.items():
     _when_imported.when_imported(_name, _report)
