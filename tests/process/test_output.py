@@ -434,3 +434,17 @@ def test_what_a_rank_left_writes_nothing_when_the_host_collects_it(capsys: pytes
     gc.collect()
 
     assert capsys.readouterr().err == ""
+
+
+def test_a_killed_childs_closed_stream_leaves_the_host_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    def body() -> None:
+        with io.StringIO() as stream, contextlib.redirect_stderr(stream):
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+            child.start()
+            time.sleep(1)
+            child.kill()
+            child.join()
+
+    simdist.run(body, world_size=1)
+
+    assert capfd.readouterr() == ("", "")

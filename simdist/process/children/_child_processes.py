@@ -338,6 +338,9 @@ def _main(runtime: Runtime, child: SimProcess, function: Callable[[], int]) -> N
     except TaskKilled:
         raise
     except BaseException:
+        task = runtime.simulation.current
+        if task is not None and task.doomed:  # `multiprocessing` failed to report `TaskKilled`, as to a closed stream
+            raise TaskKilled from None
         # A spawned child that could not read what it was handed, before `multiprocessing` could handle the error.
         sys.excepthook(*sys.exc_info())
         shut_down(child)
