@@ -2,7 +2,8 @@
 
 Between two backward passes each gradient should be reduced once over a group. A second average changes nothing. A
 second sum multiplies by the number of ranks, so the training goes on with another learning rate. The copies stay equal,
-so no other judge notices.
+so no other judge notices. Memory does not show what DDP has averaged: a program may put other gradients in their place,
+as opacus does with clipped ones. What DDP has averaged is the same on all ranks when the program reduces it.
 
 Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognized. In-place reductions
 are identified by their storage, so a reduction of a bucket of several gradients counts for each of them.
@@ -14,8 +15,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simdist.c10d import WorkIssued
-from simdist.judges._bits import local_part, place_in_memory
+from simdist.c10d import CollectiveRead, SimWork, WorkIssued, WorkWaited
+from simdist.device import memory_of
+from simdist.judges._bits import bits_of_written, local_part, place_in_memory
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges._models import WrappedModel, wrapped_model
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["TwiceReduced"]
 
 _ADDS = ("sum", "avg", "premul_sum")
+_DDP = "DistributedDataParallel"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reduction:
     """A reduction by the program over the ranks of a group, of the bytes of a storage from `begin` to `end`."""
 
@@ -43,6 +46,8 @@ class _Reduction:
     group: Communicator
     what: str
     moment: Moment
+    alike: bool | None = None  # whether all ranks gave the same; None until it is read
+    suspect: str = ""  # a parameter whose gradient it reduces a second time if all ranks give the same
 
 
 @dataclass(slots=True)
@@ -62,7 +67,10 @@ class TwiceReduced:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
+        self._unread: dict[SimWork, list[_Reduction]] = {}  # after a backward pass in which DDP averages
         self._found = False
+        hearing.listen(CollectiveRead, self._on_collective)
+        hearing.listen(WorkWaited, self._on_wait)
         hearing.listen(BackwardCalled, self._on_backward)
         hearing.listen(ModelWrapped, self._on_model)
         hearing.listen(OptimizerBegins, self._on_step)
@@ -77,7 +85,25 @@ class TwiceReduced:
         for tensor in work.outputs:
             place = _bytes_of(tensor) if tensor.is_floating_point() else None
             if place is not None:
-                rank.by_program.append(_Reduction(*place, group, work.describe(), moment))
+                reduction = _Reduction(*place, group, work.describe(), moment)
+                rank.by_program.append(reduction)
+                if rank.averaged:
+                    self._unread.setdefault(work, []).append(reduction)
+
+    def _on_collective(self, event: CollectiveRead) -> None:
+        """Compare what the ranks give."""
+        unread = [each for work in event.works for each in self._unread.pop(work, ())] if self._unread else []
+        if not unread:
+            return
+        given = {tuple(bits_of_written(tensor) for tensor in work.outputs) for work in event.works}
+        for reduction in unread:
+            reduction.alike = len(given) == 1
+            if reduction.alike and reduction.suspect:
+                self._report(reduction.suspect, reduction, _DDP)
+
+    def _on_wait(self, event: WorkWaited) -> None:
+        """Forget a work that has failed."""
+        self._unread.pop(event.work, None)
 
     def _of(self, process: SimProcess) -> _Rank:
         who = process.life, process.rank
@@ -113,9 +139,13 @@ class TwiceReduced:
                     each for each in reductions if each.storage == storage and each.begin < end and begin < each.end
                 ]
                 earlier = self._earlier(rank, parameter, mine)
-                if earlier:
-                    name = next(filter(None, (model.name_of(parameter) for model in rank.models)), None)
-                    name = name or name_in_group(group, place, index, names_in_frames(sys._getframe(1)))
+                if not earlier or (earlier == _DDP and mine[-1].alike is False):
+                    continue
+                name = next(filter(None, (model.name_of(parameter) for model in rank.models)), None)
+                name = name or name_in_group(group, place, index, names_in_frames(sys._getframe(1)))
+                if earlier == _DDP and mine[-1].alike is None:
+                    mine[-1].suspect = name
+                else:
                     self._report(name, mine[-1], earlier)
                     return
 
@@ -129,10 +159,12 @@ class TwiceReduced:
                 return f"{each.what} ({each.moment.where})"
         for model in rank.averaged:
             if model.ranks == _ranks_of(last.group) and model.name_of(parameter) is not None:
-                return "DistributedDataParallel"
+                return _DDP
         return ""
 
     def _report(self, name: str, last: _Reduction, earlier: str) -> None:
+        if self._found:
+            return
         self._found = True
         self._hearing.find(
             f"the gradient of {name} is reduced twice: by {earlier}, then by {last.what}",
@@ -146,7 +178,7 @@ class TwiceReduced:
 
 def _bytes_of(tensor: Tensor) -> tuple[StorageWeakRef, int, int] | None:
     """Return a tensor's storage, and the tensor's begin and end in bytes there; None without memory."""
-    part: Any = local_part(tensor)
+    part: Any = memory_of(local_part(tensor))  # operations on devices name the memory
     storage = place_in_memory(part)
     if storage is None or not part.numel():
         return None

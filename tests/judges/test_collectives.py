@@ -20,6 +20,7 @@ import torch.distributed.nn.functional
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import simdist
 from tests.judges.programs import gradient_in_memory_of_sums, line_of, net, only_finding, run
 
 Body: TypeAlias = Callable[[int], None]
@@ -184,6 +185,33 @@ def test_gradients_that_ddp_has_averaged_and_a_program_sums_are_found() -> None:
 )
 def test_gradients_that_are_summed_once_for_each_backward_are_left_alone(body: Body) -> None:
     assert run(body).findings == ()
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gradients_that_replace_what_ddp_averaged_are_reduced_once(own: bool, backend: str) -> None:
+    """As opacus clips: the program replaces what DDP has averaged, and reduces that."""
+
+    def body() -> None:
+        dist.init_process_group(backend)
+        rank = dist.get_rank()
+        device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+        model = net().to(device)
+        trained = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            trained(torch.randn(3, 4, device=device)).sum().backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad = torch.full_like(parameter, rank) if own else parameter.grad / 2
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+        dist.destroy_process_group()
+
+    findings = simdist.run(body, world_size=2, backend=backend, judges=True).findings
+
+    assert [found.subject for found in findings] == ([] if own else ["0.weight"])
 
 
 def test_a_gradient_in_the_memory_of_earlier_sums_is_left_alone() -> None:

@@ -13,6 +13,7 @@ from simdist.c10d.calls._operation import Operation
 from simdist.c10d.calls._payload import Brought, Exchanged, Factor, Payload
 from simdist.c10d.calls._read import Change, change_read
 from simdist.c10d.calls._unseen import unseen
+from simdist.c10d.calls._work import CollectiveRead
 from simdist.c10d.engine._wire import LIGHT_NS
 from simdist.cluster import Flow as WireFlow
 from simdist.device import Mark, block_of, claim, latest, release
@@ -309,6 +310,9 @@ class StreamCollective:
         if connection.left or not meets:
             self._collide(parts)
             return
+        bus = simulation.bus
+        if bus.heard and bus.hears(CollectiveRead):
+            bus.report(CollectiveRead([part.work for part in parts if part.work is not None]))
         try:
             crc = communicator.streamed.execute(calls)
         except RuntimeError as error:  # torch cannot execute the operation with these tensors
