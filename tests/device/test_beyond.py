@@ -33,6 +33,40 @@ def test_sums_leave_out_complex_numbers_that_are_none() -> None:
     assert numbers.nanmean().item() == 0.5 + 2.5j
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@on_devices
+def test_the_gradient_of_a_bias_is_as_precise_as_a_sum(transposed: bool, channels_last: bool) -> None:
+    made = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    model = made(4, 8, 3, device=cuda(1))
+    picture = torch.randn(2, 4, 300, 300, device=cuda(1))
+    if channels_last:
+        picture = picture.to(memory_format=torch.channels_last)
+    model(picture).mean().backward()
+
+    assert model.bias is not None
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == pytest.approx([0.125] * 8, rel=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("weight", "bias")])
+@on_devices
+def test_a_convolution_has_the_gradients_that_are_wanted(frozen: tuple[str, ...]) -> None:
+    model = torch.nn.Conv2d(4, 8, 3)
+    picture = torch.randn(2, 4, 9, 9)
+    here, there = picture.clone().requires_grad_(), picture.to(cuda(1)).requires_grad_()
+    copied = torch.nn.Conv2d(4, 8, 3, device=cuda(1))
+    copied.load_state_dict(model.state_dict())
+    for each, given in ((model, here), (copied, there)):
+        for name in frozen:
+            each.get_parameter(name).requires_grad_(False)
+        each(given).square().sum().backward()
+
+    torch.testing.assert_close(there.grad, here.grad, check_device=False)
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(copied.get_parameter(name).grad, model.get_parameter(name).grad, check_device=False)
+
+
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3), (2, 3, 4)])
 @on_devices
 def test_matrices_are_factored_without_pivoting(shape: tuple[int, ...]) -> None:

@@ -139,21 +139,29 @@ def _lu(call: Call) -> Call:
 
 
 def _gradients_of_convolution(call: Call) -> Call:
-    """Leave out a kernel of oneDNN that destroys the process's memory (torch 2.13).
+    """Leave out two kernels of oneDNN (torch 2.13).
 
-    It computes gradients of weights of one by one pixel for few channels, where these come last and pixels are skipped.
+    One destroys the process's memory: it computes gradients of weights of one by one pixel for few channels, where
+    these come last and pixels are skipped. The other adds up the bias's gradient one by one, so that of a large picture
+    three digits are right; for a GPU torch calls `sum`.
     """
 
-    def gradients(grad: Tensor, input: Tensor, weight: Tensor, sizes: object, stride: list[int], *rest: Any) -> object:
-        if max(stride) == 1 or weight.shape[1] >= _FEW_CHANNELS or weight.shape[2:].numel() > 1:
-            return call(grad, input, weight, sizes, stride, *rest)
-        usual = [each.clone(memory_format=torch.contiguous_format) for each in (grad, input, weight)]
-        made = call(*usual, sizes, stride, *rest)
-        laid_out = [
-            each if each is None or each.stride() == like.stride() else torch.empty_like(like).copy_(each)
-            for each, like in zip(made, (input, weight), strict=False)
-        ]
-        return *laid_out, made[2]
+    def gradients(
+        grad: Tensor, input: Tensor, weight: Tensor, sizes: object, stride: list[int], *rest: Any
+    ) -> tuple[Tensor | None, ...]:
+        *settings, wanted = rest
+        found: tuple[Tensor | None, ...] = (None, None)
+        if wanted[0] or wanted[1]:
+            settings.append([*wanted[:2], False])
+            if max(stride) == 1 or weight.shape[1] >= _FEW_CHANNELS or weight.shape[2:].numel() > 1:
+                found = call(grad, input, weight, sizes, stride, *settings)
+            else:
+                usual = [each.clone(memory_format=torch.contiguous_format) for each in (grad, input, weight)]
+                found = tuple(
+                    each if each is None or each.stride() == like.stride() else torch.empty_like(like).copy_(each)
+                    for each, like in zip(call(*usual, sizes, stride, *settings), (input, weight), strict=False)
+                )
+        return *found[:2], grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None
 
     return gradients
 
