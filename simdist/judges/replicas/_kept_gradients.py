@@ -9,6 +9,10 @@ them is not kept: a rank may also compute gradients only to look at them. Ranks 
 when a loss adds to them: a program may scale gradients instead, or copy them from other parameters. The first step is
 left out, and so is an optimizer that has cleared gradients once.
 
+The loss of a model in `fully_shard` has gradients for whole parameters, which the optimizer does not have. So a shard
+counts as a parameter of the loss if a leaf has the whole shape, and if the backward passes change what was kept. The
+gradient of a shard may be zero though it was not cleared: it counts as cleared if it was changed in place.
+
 Doubt: on a device, whether a gradient is zero may not be known yet. It counts as kept only beside a rank that has no
 gradient there.
 """
@@ -50,10 +54,13 @@ class _Since:
     left: dict[Key, _Left] = field(default_factory=dict)  # empty if all were cleared
     left_by: int = -1  # the step after which they were left; a closure's backward pass belongs to the next one
     moment: Moment | None = None  # of the first backward pass, if anything was left
-    versions: Sequence[int] = ()  # of gradients when the step ended, while the rank has never cleared any
+    versions: Sequence[int] = ()  # of gradients when the step ended; not kept after a clearing, except for shards
     never_cleared: str = ""  # a parameter to whose gradient of the step the first backward pass adds, or no name
+    adds_to: int = -1  # the place of this parameter, if it is a shard
     clears: bool = False  # gradients were cleared once, or changed in another way
     where: str = ""  # of the last first backward pass
+    sharded: bool = False  # some parameters are shards
+    absent: set[Key] = field(default_factory=set)  # of shards that had no gradient in some step
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +95,16 @@ class KeptGradients:
             since = self._since.get((process.life, process.rank), {}).get(event.index)
             if since is not None:
                 since.step, since.looked = event.number, False
-                if not since.clears:
-                    since.versions = gradient_versions(since.optimized.copies)
+                if not since.clears or since.sharded:
+                    _note_versions(since)
             return
         table = self._tables.get((process.life, event.index))
         optimized = None if table is None else table.ranks.get(process.rank)
         if optimized is not None:
-            self._since.setdefault((process.life, process.rank), {})[event.index] = _Since(optimized, 0)
+            since = _Since(optimized, 0, sharded=any(copy.shards for copy in optimized.copies))
+            if since.sharded:
+                _note_versions(since)
+            self._since.setdefault((process.life, process.rank), {})[event.index] = since
 
     def _on_backward(self, event: BackwardCalled) -> None:
         if self._found:
@@ -117,12 +127,24 @@ class KeptGradients:
         copies = since.optimized.copies
         since.left = {copy.key: left for copy in copies if (left := _left_of(copy)) is not None}
         since.left_by, since.moment = since.step, self._hearing.moment(event.process, event.where)
-        since.never_cleared = ""
-        if not since.clears and since.step and since.versions == gradient_versions(copies):
+        since.never_cleared, since.adds_to = "", -1
+        versions = gradient_versions(copies) if since.sharded or not since.clears else ()
+        if since.sharded:
+            for copy, old, new in zip(copies, since.versions, versions, strict=False):
+                if copy.shards and old == new and since.left.get(copy.key) is _Left.ZERO:
+                    since.left[copy.key] = _Left.UNKNOWN  # nobody has cleared it
+        if not since.clears and since.step and since.versions == versions:
             # Kept while their identities are compared; the order of the parameters decides which is named.
             leaves = {id(leaf): leaf for leaf in leaves_of(event.tensors, event.edges)}
-            kept = [copy for copy in copies if since.left.get(copy.key) is _Left.KEPT]
-            since.never_cleared = next((copy.name for copy in kept if id(copy.tensor()) in leaves), "")
+            whole = {leaf.shape for leaf in leaves.values()} if since.sharded else ()
+            for place, copy in enumerate(copies):
+                tensor = copy.tensor() if since.left.get(copy.key) is _Left.KEPT else None
+                if tensor is None:
+                    continue
+                if id(tensor) in leaves or (copy.shards and tensor.shape in whole):
+                    since.never_cleared = copy.name
+                    since.adds_to = place if copy.shards else -1
+                    break
 
     def _on_begin(self, event: OptimizerBegins) -> None:
         process = event.process
@@ -133,6 +155,9 @@ class KeptGradients:
         if since.left:
             left, since.left = since.left, {}
             is_kept = _Left.KEPT in left.values()
+            place = since.adds_to
+            if place >= 0 and gradient_versions(since.optimized.copies)[place] == since.versions[place]:
+                since.never_cleared = ""  # the backward passes did not add to it
             if not is_kept or (since.left_by and not since.never_cleared):
                 since.clears = True
             where = process.life, event.index, since.left_by
@@ -153,9 +178,9 @@ class KeptGradients:
             if table is not None and len(done) == self._hearing.world_size:
                 kept = self._kept.pop((life, index, step))
                 if not self._found:
-                    self._compare(table, step, kept, {rank: each.where for rank, each in since.items() if each})
+                    self._compare(table, step, kept, {rank: each for rank, each in since.items() if each})
 
-    def _compare(self, table: Table, step: int, kept: Mapping[int, _Kept], sites: Mapping[int, str]) -> None:
+    def _compare(self, table: Table, step: int, kept: Mapping[int, _Kept], since: Mapping[int, _Since]) -> None:
         if len(kept) == self._hearing.world_size and all(each.never_cleared for each in kept.values()):
             first = kept[min(kept)]
             self._report(
@@ -166,24 +191,30 @@ class KeptGradients:
                 step,
             )
             return
-        for key, ranks in table.sets():
+        sets = [(key, ranks) for key, ranks in table.sets() if self._are_replicas(table, key, ranks)]
+        shards = [(key, [rank for rank in ranks if key not in since[rank].absent]) for key, ranks in table.shards()]
+        for key, ranks in sets + shards:
             left = {rank: kept[rank].left.get(key) if rank in kept else None for rank in ranks}
             unknown_counts = None in left.values()
             keeping = [
                 rank for rank, each in left.items() if each is _Left.KEPT or (unknown_counts and each is _Left.UNKNOWN)
             ]
             clearing = [rank for rank, each in left.items() if each is None or each is _Left.ZERO]
-            copy = table.ranks[ranks[0]].copy(key)
-            if keeping and clearing and copy is not None and (copy.strict or table.are_replicas(key, ranks)):
+            copy = table.ranks[ranks[0]].copy(key) if keeping and clearing else None
+            if copy is not None:
                 self._report(
                     f"the gradient of {copy.name} is kept after optimizer step {step}, "
                     f"and cleared on {rank_text(clearing)}",
                     kept[keeping[0]],
                     copy.name,
                     step,
-                    against=sites[clearing[0]],
+                    against=since[clearing[0]].where,
                 )
                 return
+
+    def _are_replicas(self, table: Table, key: Key, ranks: list[int]) -> bool:
+        copy = table.ranks[ranks[0]].copy(key)
+        return copy is not None and (copy.strict or table.are_replicas(key, ranks))
 
     def _report(self, problem: str, kept: _Kept, subject: str, step: int, against: str = "") -> None:
         self._found = True
@@ -195,6 +226,15 @@ class KeptGradients:
             against=against,
             notes=["a backward pass adds to what is kept: every rank has to call zero_grad before"],
         )
+
+
+def _note_versions(since: _Since) -> None:
+    """Note the gradients when a step ends."""
+    copies = since.optimized.copies
+    since.versions = gradient_versions(copies)
+    if -1 in since.versions:
+        found = zip(copies, since.versions, strict=True)
+        since.absent.update(copy.key for copy, version in found if copy.shards and version == -1)
 
 
 def _look_again(since: _Since) -> None:

@@ -49,6 +49,7 @@ class Copy:
     first: int | None  # its bits before the first step
     constant: bool
     ranks: tuple[int, ...] = ()  # ranks with replicas by DDP or a DTensor; empty: unknown
+    shards: tuple[int, ...] = ()  # ranks that hold a sharded DTensor together
     strict: bool = False  # must be equal from the first step on, without exception
     synced: bool = False  # a collective filled it before the first step
     reduced: Communicator | None = None  # the group whose ranks reduced its first gradient
@@ -146,6 +147,17 @@ class Table:
             found = [(key, ranks) for key in keys for ranks in self._sets_at(key)]
             self._known = len(self.ranks), found
         return found
+
+    def shards(self) -> Iterator[tuple[Key, list[int]]]:
+        """Yield for each place the ranks that hold parts of one sharded tensor there, without those with empty parts."""
+        for key in dict.fromkeys(key for rank in sorted(self.ranks) for key in self.ranks[rank].places):
+            together: dict[tuple[object, ...], list[int]] = {}
+            for rank in sorted(self.ranks):
+                copy = self.ranks[rank].copy(key)
+                tensor = None if copy is None or not copy.shards or 0 in copy.shape else copy.tensor()
+                if copy is not None and tensor is not None and rank in copy.shards:
+                    together.setdefault((copy.shards, tensor.shape), []).append(rank)
+            yield from ((key, ranks) for ranks in together.values() if len(ranks) > 1)
 
     def shared_places(self, rank: int) -> Set[int]:
         """Return the places of a rank's copies that must be equal on other ranks."""
@@ -249,6 +261,7 @@ def copy_of(
         bits_of(parameter),
         is_constant(parameter),
         peers,
+        mesh_shards(parameter),
         strict=bool(peers),
         synced=own is not None and own in places,
         reduced=reduced,
@@ -272,7 +285,9 @@ def gradient_versions(copies: Sequence[Copy]) -> list[int]:
             versions.append(-1)
             continue
         try:
-            versions.append((gradient if type(gradient) is Tensor else local_part(gradient))._version)
+            version = gradient._version
+            # Operators of a DTensor count on the DTensor, those of FSDP on its local part.
+            versions.append(version if type(gradient) is Tensor else version + local_part(gradient)._version)
         except RuntimeError:  # made in inference mode
             versions.append(-1)
     return versions
@@ -290,6 +305,17 @@ def mesh_peers(tensor: object) -> tuple[int, ...]:
     )
     ranks = mesh.mesh[at].reshape(-1).tolist()
     return tuple(sorted(ranks)) if len(ranks) > 1 else ()
+
+
+def mesh_shards(tensor: object) -> tuple[int, ...]:
+    """Return the ranks of a DTensor's mesh, if it is sharded there; empty for other tensors."""
+    placements = getattr(tensor, "placements", None)
+    mesh = getattr(tensor, "device_mesh", None)
+    if placements is None or mesh is None or mesh.get_coordinate() is None:
+        return ()
+    sizes = zip(placements, mesh.shape, strict=True)
+    sharded = any(size > 1 and not placement.is_replicate() for placement, size in sizes)
+    return tuple(sorted(mesh.mesh.reshape(-1).tolist())) if sharded else ()
 
 
 def usual_and_blamed(values: Mapping[int, object], idle: Container[int] = ()) -> tuple[list[int], int]:
