@@ -22,7 +22,7 @@ from simdist.inside.torch import without_functions, without_modes
 from simdist.native import NOT_LOOKED, place_not_finite
 
 __all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_written", "first_not_finite", "follow", "is_constant"]
-__all__ += ["is_zero", "local_part", "place_in_memory", "tensors_in"]
+__all__ += ["is_zero", "local_part", "numbers_of", "place_in_memory", "tensors_in"]
 
 Tensor = torch.Tensor
 
@@ -81,6 +81,14 @@ def is_zero(tensor: Tensor) -> bool | None:
     for found in _readable((tensor,)):
         if found is not None:
             return not found[1].any()
+    return None
+
+
+def numbers_of(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
+    """Return a copy of the elements of a dense tensor of `float32` or `float64`; None for any other."""
+    for found in _readable((tensor,)):
+        if found is not None and found[0].dtype in _REAL:
+            return np.array(found[1])
     return None
 
 

@@ -1,6 +1,7 @@
 """The judge of collectives. At the end of all ranks: collectives that some ranks called more often, groups that some
 never joined, works without a wait, messages that were never received. At once: gradients that are reduced twice
-(`_twice_reduced.py`), and threads that use one group in no order (`_thread_order.py`).
+(`_twice_reduced.py`), losses that are divided once too often (`_scaled_losses.py`), and threads that use one group in
+no order (`_thread_order.py`).
 
 For works without a wait and lost messages, strict worlds raise an error themselves, and this judge reports nothing.
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from simdist.c10d import WorkIssued, issued_by_torch
 from simdist.c10d.calls import names_where
 from simdist.judges._judge import Ending, Hearing, Judge, Moment
+from simdist.judges._scaled_losses import ScaledLosses
 from simdist.judges._sites import site_of
 from simdist.judges._thread_order import ThreadOrder
 from simdist.judges._twice_reduced import TwiceReduced
@@ -65,6 +67,7 @@ class _Watch:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._twice = TwiceReduced(hearing)
+        self._losses = ScaledLosses(hearing, self._twice.models_of)
         self._order = ThreadOrder(hearing)
         self._groups: dict[Communicator, dict[int, _Last]] = {}  # by communicator and rank
         # Collectives that only some of their ranks have called, by group and number.
@@ -86,6 +89,10 @@ class _Watch:
         by_torch = issued_by_torch(frame)
         if work.name == "all_reduce" and not by_torch:
             self._twice.on_reduction(event, moment)
+        if event.reduction and not by_torch:
+            for tensor in work.outputs:
+                if getattr(tensor, "grad_fn", None) is not None:
+                    self._losses.on_reduction(event, tensor, moment)
         if work.name not in ("send", "recv"):
             self._order.on_call(work, moment)
             elements = sum(map(math.prod, event.shapes)) if work.name in _SAME_SIZE else 0

@@ -39,6 +39,11 @@ class WrappedModel:
         known = self.names.get(id(parameter))
         return None if known is None or known[0]() is not parameter else known[1]
 
+    def elements(self) -> int:
+        """Return how many elements its gradients have."""
+        found = [parameter() for parameter, _ in self.names.values()]
+        return sum(each.numel() for each in found if each is not None and each.requires_grad)
+
     def modes(self) -> Modes:
         """Return the current modes of its modules."""
         try:

@@ -5,19 +5,27 @@ second sum multiplies by the number of ranks, so the training goes on with anoth
 so no other judge notices. Memory does not show what DDP has averaged: a program may put other gradients in their place,
 as opacus does with clipped ones. What DDP has averaged is the same on all ranks when the program reduces it.
 
-Doubts: a gradient that the program copies into a flat buffer, and reduces there, is not recognized. In-place reductions
-are identified by their storage, so a reduction of a bucket of several gradients counts for each of them.
+In-place reductions are identified by their storage, so a reduction of a bucket of several gradients counts for each of
+them. A program may also copy the gradients into a flat buffer, sum that, and copy it back. This is recognized where DDP
+has averaged the gradients before: the buffer has as many elements as they have, and when the step begins, they are
+multiplied by the number of ranks.
+
+Doubt: a flat buffer with a part of the gradients is not recognized, nor are gradients that are clipped after the sum.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simdist.c10d import CollectiveRead, SimWork, WorkIssued, WorkWaited
 from simdist.device import memory_of
-from simdist.judges._bits import bits_of_written, local_part, place_in_memory
+from simdist.inside.torch import TensorRef
+from simdist.judges._bits import bits_of_written, local_part, numbers_of, place_in_memory
 from simdist.judges._events import BackwardCalled, ModelWrapped, OptimizerBegins
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges._models import WrappedModel, wrapped_model
@@ -50,6 +58,17 @@ class _Reduction:
     suspect: str = ""  # a parameter whose gradient it reduces a second time if all ranks give the same
 
 
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """A sum by the program of as many elements as a model's gradients have, with one of these before the sum."""
+
+    parameter: TensorRef
+    name: str
+    numbers: np.ndarray[Any, Any]
+    size: int
+    reduction: _Reduction
+
+
 @dataclass(slots=True)
 class _Rank:
     """The reductions of a rank since its last backward pass, and its models."""
@@ -59,6 +78,8 @@ class _Rank:
     averaged: list[WrappedModel] = field(
         default_factory=list
     )  # models whose gradients DDP averages in this backward pass
+    elements: dict[int, int] = field(default_factory=dict)  # of all gradients of a model, by its number
+    flat: _Flat | None = None
 
 
 class TwiceReduced:
@@ -89,6 +110,8 @@ class TwiceReduced:
                 rank.by_program.append(reduction)
                 if rank.averaged:
                     self._unread.setdefault(work, []).append(reduction)
+                if rank.averaged and event.reduction == "sum" and tensor.numel() > 1:
+                    self._look_for_flat(rank, tensor.numel(), reduction)
 
     def _on_collective(self, event: CollectiveRead) -> None:
         """Compare what the ranks give."""
@@ -105,6 +128,24 @@ class TwiceReduced:
         """Forget a work that has failed."""
         self._unread.pop(event.work, None)
 
+    def _look_for_flat(self, rank: _Rank, elements: int, reduction: _Reduction) -> None:
+        """Keep a gradient, if a sum may be that of a flat copy of all gradients of a model."""
+        for model in rank.averaged:
+            if model.number not in rank.elements:
+                rank.elements[model.number] = model.elements()
+            if rank.elements[model.number] != elements or model.ranks != _ranks_of(reduction.group):
+                continue
+            for parameter, name in model.names.values():
+                numbers = numbers_of(getattr(parameter(), "grad", None))
+                if numbers is not None and numbers.any():
+                    rank.flat = _Flat(parameter, name, numbers, reduction.group.size, reduction)
+                    return
+
+    def models_of(self, process: SimProcess) -> Sequence[WrappedModel]:
+        """Return the models in DDP that a rank has made."""
+        rank = self._ranks.get((process.life, process.rank))
+        return () if rank is None else rank.models
+
     def _of(self, process: SimProcess) -> _Rank:
         who = process.life, process.rank
         rank = self._ranks.get(who)
@@ -117,6 +158,7 @@ class TwiceReduced:
         rank = self._ranks.get((process.life, process.rank))
         if rank is not None:
             rank.by_program.clear()
+            rank.flat = None
             rank.averaged = [model for model in rank.models if model.averages()]
 
     def _on_model(self, event: ModelWrapped) -> None:
@@ -148,6 +190,11 @@ class TwiceReduced:
                 else:
                     self._report(name, mine[-1], earlier)
                     return
+        flat, rank.flat = rank.flat, None
+        if flat is not None:
+            now = numbers_of(getattr(flat.parameter(), "grad", None))
+            if now is not None and np.allclose(now, flat.size * flat.numbers, rtol=1e-4, atol=0):
+                self._report(flat.name, flat.reduction, "DistributedDataParallel", of_copies=True)
 
     def _earlier(self, rank: _Rank, parameter: Tensor, mine: list[_Reduction]) -> str:
         """Return what has reduced the gradient before the last of `mine`, over the same group; "" for nothing."""
@@ -162,12 +209,13 @@ class TwiceReduced:
                 return _DDP
         return ""
 
-    def _report(self, name: str, last: _Reduction, earlier: str) -> None:
+    def _report(self, name: str, last: _Reduction, earlier: str, of_copies: bool = False) -> None:
         if self._found:
             return
         self._found = True
+        what = f"{last.what}, of a copy" if of_copies else last.what
         self._hearing.find(
-            f"the gradient of {name} is reduced twice: by {earlier}, then by {last.what}",
+            f"the gradient of {name} is reduced twice: by {earlier}, then by {what}",
             last.moment,
             subject=name,
             notes=[

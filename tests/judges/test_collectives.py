@@ -214,6 +214,43 @@ def test_gradients_that_replace_what_ddp_averaged_are_reduced_once(own: bool, ba
     assert [found.subject for found in findings] == ([] if own else ["0.weight"])
 
 
+def flat_gradients(*, divides: bool = False, copies_back: bool = True, ddp: bool = True) -> Body:
+    def body(rank: int) -> None:
+        model: Any = DistributedDataParallel(net()) if ddp else net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            flat = torch.cat([parameter.grad.view(-1) for parameter in model.parameters()])
+            dist.all_reduce(flat)
+            if divides:
+                flat /= 3
+            for parameter in model.parameters() if copies_back else []:
+                parameter.grad.copy_(flat[: parameter.numel()].view_as(parameter))
+                flat = flat[parameter.numel() :]
+            optimizer.step()
+
+    return body
+
+
+def test_a_copy_of_gradients_that_a_program_sums_after_ddp_is_found() -> None:
+    body = flat_gradients()
+    found = only_finding(run(body, "collectives"))
+
+    assert (found.rank, found.where, found.subject) == (0, line_of(body, "dist.all_reduce(flat)"), "0.weight")
+    assert found.problem == (
+        "the gradient of 0.weight is reduced twice: by DistributedDataParallel, then by all_reduce #4 in group '0', "
+        "of a copy"
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [flat_gradients(divides=True), flat_gradients(copies_back=False), flat_gradients(ddp=False)]
+)
+def test_copies_of_gradients_that_change_nothing_are_left_alone(body: Body) -> None:
+    assert run(body, "collectives").findings == ()
+
+
 def test_a_gradient_in_the_memory_of_earlier_sums_is_left_alone() -> None:
     def body(rank: int) -> None:
         weight = torch.nn.Parameter(torch.randn(1000))

@@ -36,9 +36,7 @@ def train(rank: int, *, clears: Clears, set_to_none: bool = True, micro_batches:
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_rank_that_keeps_its_shards_is_found(set_to_none: bool, micro_batches: int) -> None:
-    program = partial(
-        train, clears=all_but_rank_1_in_step_2, set_to_none=set_to_none, micro_batches=micro_batches
-    )
+    program = partial(train, clears=all_but_rank_1_in_step_2, set_to_none=set_to_none, micro_batches=micro_batches)
     finding = only_finding(run(program, "replicas"))
 
     assert finding.problem == "the gradient of 0.weight is kept after optimizer step 1, and cleared on ranks 0, 2"
@@ -59,9 +57,7 @@ def test_shards_that_no_rank_clears_are_found(micro_batches: int) -> None:
 @pytest.mark.parametrize("clears", [lambda rank, step: True, lambda rank, step: step in (1, 2)])
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_ranks_that_clear_shards_alike_are_not_reported(
-    clears: Clears, set_to_none: bool, micro_batches: int
-) -> None:
+def test_ranks_that_clear_shards_alike_are_not_reported(clears: Clears, set_to_none: bool, micro_batches: int) -> None:
     assert not run(partial(train, clears=clears, set_to_none=set_to_none, micro_batches=micro_batches)).findings
 
 

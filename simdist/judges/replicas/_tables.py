@@ -149,7 +149,7 @@ class Table:
         return found
 
     def shards(self) -> Iterator[tuple[Key, list[int]]]:
-        """Yield for each place the ranks that hold parts of one sharded tensor there, without those with empty parts."""
+        """Yield for each place the ranks with parts of one sharded tensor there, without empty parts."""
         for key in dict.fromkeys(key for rank in sorted(self.ranks) for key in self.ranks[rank].places):
             together: dict[tuple[object, ...], list[int]] = {}
             for rank in sorted(self.ranks):
