@@ -301,3 +301,50 @@ def test_ranks_may_shuffle_data_sets_of_their_own() -> None:
 
     assert run(partial(train, loader=own), "samples").ok
     assert run(partial(train, loader=part), "samples").ok
+
+
+class Drawn(Dataset[tuple[torch.Tensor]]):
+    """Draws each sample from the generator of the rank, whatever its index is."""
+
+    def __init__(self, varies: bool = True) -> None:
+        self.varies = varies
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (torch.randn(4) if self.varies else torch.ones(4),)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
+def test_samples_that_all_ranks_draw_alike_are_found(settings: dict[str, Any]) -> None:
+    def drawn(_: TensorDataset, rank: int) -> Any:
+        torch.manual_seed(7)
+        return DataLoader(Drawn(), batch_size=4, sampler=DistributedSampler(Drawn()), **settings)
+
+    found = only_finding(run(partial(train, loader=drawn)))
+
+    assert (found.rank, found.where) == (1, line_of(train, "for (batch,) in made"))
+    assert found.problem == "all 3 ranks read equal batches in epoch 0, though their indices are different"
+
+
+def test_samples_that_each_rank_draws_for_itself_are_left_alone() -> None:
+    def drawn(_: TensorDataset, rank: int) -> Any:
+        return DataLoader(Drawn(), batch_size=4, sampler=DistributedSampler(Drawn()))
+
+    assert run(partial(train, loader=drawn)).ok
+
+
+def test_samples_that_are_all_equal_are_left_alone() -> None:
+    def equal(_: TensorDataset, rank: int) -> Any:
+        return DataLoader(Drawn(varies=False), batch_size=4, sampler=DistributedSampler(Drawn()))
+
+    assert run(partial(train, loader=equal)).ok
+
+
+def test_ranks_that_train_alone_may_draw_the_same() -> None:
+    def drawn(_: TensorDataset, rank: int) -> Any:
+        torch.manual_seed(7)
+        return DataLoader(Drawn(), batch_size=4, sampler=DistributedSampler(Drawn()))
+
+    assert run(partial(alone, loader=drawn)).ok

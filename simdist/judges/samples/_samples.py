@@ -12,7 +12,8 @@ Samples from a `Subset` count as samples of the whole data set: if each rank spl
 samples are read twice.
 
 Augmentation changes samples at each read. Then the contents of the data sets show whether ranks read the same
-(`_held_data.py`).
+(`_held_data.py`). A data set may also ignore the index, and draw a sample: if ranks are seeded alike, they read equal
+batches under different indices, and the first batches of a pass show it.
 
 Doubt: loaders are distinguished by the data set and the line that iterates; two loaders that share both count as one.
 """
@@ -81,7 +82,7 @@ class _Pass:
     sampler: str
     shares: int  # of a DistributedSampler
     parts: Sequence[int]  # indices of the samples in the whole data set, in order
-    first: tuple[int | None, ...] | None = None  # the bits of the tensors in the first batch
+    firsts: list[tuple[int | None, ...]] = field(default_factory=list)  # the bits of the tensors in the first batches
     indices: list[int] = field(default_factory=list)
     trained: bool = False
     wrapped: bool = False  # it trained a model in DDP over all ranks
@@ -158,10 +159,10 @@ class _Watch:
                 known.replaces = True  # keys of another type, without a known range
 
     def on_read(self, event: BatchRead) -> None:
-        """Keep the bits of the first batch: ranks may have different data sets with the same indices."""
+        """Keep the bits of the first batches: ranks may have different data sets with the same indices."""
         known = self._rank(event.process).open.get(event.number)
-        if known is not None and known.first is None:
-            known.first = tuple(bits_inside(event.batch))
+        if known is not None and len(known.firsts) < _FEW:
+            known.firsts.append(tuple(bits_inside(event.batch)))
 
     def on_step(self, event: OptimizerStepped) -> None:
         """Mark the rank's open passes as passes of training, at an optimizer step."""
@@ -212,6 +213,9 @@ class _Watch:
             )
 
     def _look_at_shares(self, passes: dict[int, _Pass], life: int) -> None:
+        if _draw_the_same(passes):
+            self._report_drawn(passes)
+            return
         if any(each.replaces or len(set(each.indices)) < len(each.indices) - each.batch for each in passes.values()):
             return
         readers: dict[tuple[int, ...], list[int]] = {}
@@ -223,7 +227,7 @@ class _Watch:
         if len(readers) < one.shares:  # even if values differ: augmentation changes them
             self._report_unread(readers, passes, one)
             return
-        firsts = {rank: each.first for rank, each in passes.items()}
+        firsts = {rank: each.firsts[0] if each.firsts else None for rank, each in passes.items()}
         differs = any(len({firsts[rank] for rank in ranks}) > 1 for ranks in readers.values())
         usual = all(each.sampler in _USUAL for each in passes.values())
         if all(each.wrapped and one.is_whole(each) for each in passes.values()):
@@ -241,6 +245,17 @@ class _Watch:
         padding = max(drawn - one.size, -one.size % len(readers))
         if drawn - len(counts) > padding:
             self._report_twice(readers, passes, counts)
+
+    def _report_drawn(self, passes: dict[int, _Pass]) -> None:
+        """Report that all ranks of a model in DDP read equal samples, though their indices are different."""
+        self._done.add("shares")
+        second = passes[sorted(passes)[1]]
+        self._hearing.find(
+            f"all {len(passes)} ranks read equal batches in epoch {second.number}, though their indices are different",
+            second.moment,
+            subject=second.sampler,
+            notes=["DDP averages equal gradients then; does the data set draw its samples, with one seed on all ranks?"],
+        )
 
     def _report_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
         """Report that fewer shares of the data set are read than there are."""
@@ -294,6 +309,19 @@ class _Watch:
             subject=one.sampler,
             notes=[f"{often} of {one.size} samples are read more than once, {len(never)} never"],
         )
+
+
+def _draw_the_same(passes: dict[int, _Pass]) -> bool:
+    """True if all ranks of a model in DDP have equal first batches, which are not all alike, under other indices."""
+    first, *others = passes.values()
+    return (
+        bool(others)
+        and all(each.firsts == first.firsts for each in others)
+        and len(set(first.firsts)) > 1
+        and all(bits and None not in bits for bits in first.firsts)
+        and all(each.wrapped for each in passes.values())
+        and len({tuple(each.indices) for each in passes.values()}) == len(passes)
+    )
 
 
 def _replaces(sampler: object, size: int) -> bool:
