@@ -254,7 +254,7 @@ class _Watch:
             f"all {len(passes)} ranks read equal batches in epoch {second.number}, though their indices are different",
             second.moment,
             subject=second.sampler,
-            notes=["DDP averages equal gradients then; does the data set draw its samples, with one seed on all ranks?"],
+            notes=["DDP averages equal gradients then; does the data set draw samples, with one seed on all ranks?"],
         )
 
     def _report_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
