@@ -35,6 +35,7 @@ from simdist.judges._events import (
     OptimizerBegins,
     OptimizerStepped,
     StateLoaded,
+    WorkerReady,
 )
 from simdist.judges._finite import Finite
 from simdist.judges._instruments import hear_of_files
@@ -70,6 +71,7 @@ __all__ = [
     "StateLoaded",
     "Step",
     "Trails",
+    "WorkerReady",
     "hear_of_files",
     "judges_named",
     "judges_of",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 __all__ = ["BackwardCalled", "BatchDrawn", "BatchRead", "FileUsed", "LoaderBegan", "LoaderEnded", "ModelWrapped"]
-__all__ += ["OptimizerBegins", "OptimizerStepped", "StateLoaded"]
+__all__ += ["OptimizerBegins", "OptimizerStepped", "StateLoaded", "WorkerReady"]
 
 
 @dataclass(slots=True, unsafe_hash=True)  # hot, so not frozen (see `Bus`)
@@ -120,11 +120,29 @@ class BatchDrawn:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Reported: a rank has received a batch from a loader."""
+    """Reported: a rank has received a batch from a loader.
+
+    `seed` is that of the loader's workers, if it has some: worker n has this one plus n.
+    """
 
     process: SimProcess
     number: int
     batch: Any
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """Reported: a worker of a rank's loader is about to wait for the indices of a batch, first or next.
+
+    It has number `worker` of `workers`, the seed `seed`, and its own copy of the data set.
+    """
+
+    process: SimProcess
+    worker: int
+    workers: int
+    seed: int
+    dataset: Any
 
 
 @dataclass(frozen=True, slots=True)

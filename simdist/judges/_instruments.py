@@ -21,12 +21,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import get_worker_info
 from torch.utils.hooks import RemovableHandle
 
 from simdist.inside.torch import (
     count_dispatch_modes,
     count_function_modes,
     loader_iterators,
+    loader_watchdog,
+    seed_of_workers,
     without_functions,
     without_modes,
 )
@@ -41,6 +44,7 @@ from simdist.judges._events import (
     OptimizerBegins,
     OptimizerStepped,
     StateLoaded,
+    WorkerReady,
 )
 from simdist.judges._file_calls import wrap_files
 from simdist.judges._sites import forget_sites, site_of
@@ -76,6 +80,7 @@ class Instruments:
             BatchDrawn: self._wrap_loaders,
             BatchRead: self._wrap_loaders,
             LoaderEnded: self._wrap_loaders,
+            WorkerReady: self._wrap_workers,
         }.get(kind)
         if place is not None and place not in self._placed:
             self._placed.add(place)
@@ -118,6 +123,9 @@ class Instruments:
         self._patches.wrap(loader_iterators, "_reset", _reporting_beginnings)
         self._patches.wrap(loader_iterators, "_next_index", _reporting_indices)
         self._patches.wrap(loader_iterators, "__next__", _reporting_ends)
+
+    def _wrap_workers(self) -> None:
+        self._patches.wrap(loader_watchdog, "is_alive", _reporting_workers)
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
@@ -302,10 +310,25 @@ def _reporting_ends(original: Callable[[object], _T]) -> Callable[[object], _T]:
         except StopIteration:
             _report(process, LoaderEnded(process, number))
             raise
-        _report(process, BatchRead(process, number, batch))
+        _report(process, BatchRead(process, number, batch, seed_of_workers(self)))
         return batch
 
     return __next__
+
+
+def _reporting_workers(original: Callable[[object], bool]) -> Callable[[object], bool]:
+    @functools.wraps(original)
+    def is_alive(self: object) -> bool:
+        process, info = current_process(), get_worker_info()
+        if process is not None and info is not None and process.parent is not None:
+            while process.parent is not None:
+                process = process.parent
+            if process.rank >= 0 and process.simulation.bus.hears(WorkerReady):
+                event = WorkerReady(process, info.id, info.num_workers, info.seed, info.dataset)
+                _report(process, event)
+        return original(self)
+
+    return is_alive
 
 
 def hear_of_files(bus: Bus, listener: Callable[[FileUsed], None]) -> Callable[[], None]:

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["c10d_logger", "copy_into_each", "decompositions", "find_cpu_count", "fsdp_profiler", "loader_iterators"]
 __all__ += [
     "loader_signals",
+    "loader_watchdog",
     "loader_worker",
     "overloads",
     "print_options",
     "safe_globals",
     "saved_places",
+    "seed_of_workers",
     "set_tracing_flag",
 ]
 __all__ += ["flattening", "rebuilding", "tracing", "tracing_flag", "trees", "unchecked_tensors", "unpickling"]
@@ -54,6 +56,8 @@ loader_worker = worker
 loader_signals = signal_handling
 loader_iterators = _dataloader._BaseDataLoaderIter
 """The class of all iterators of loaders, which has `__init__`, `_reset`, `_next_index` and `__next__`."""
+loader_watchdog = worker.ManagerWatchdog
+"""What a worker of a loader asks with `is_alive`, before it waits for the indices of each batch."""
 
 
 _TRACING_FLAG = "_is_fx_tracing_flag"  # until torch 2.13; since 2.14 each thread has its own flag
@@ -110,6 +114,12 @@ def saved_places() -> list[object]:
     return cast("list[object]", _serialization._package_registry)
 
 
+def seed_of_workers(iterator: object) -> int | None:
+    """Return the seed from which a loader's iterator seeds its workers: worker n has this one plus n."""
+    seed = getattr(iterator, "_base_seed", None)
+    return seed if type(seed) is int else None
+
+
 def find_cpu_count() -> int:
     """The processors of this machine, as torchrun counts them; at least 1."""
     return torch_utils.cpu_count() or 1
@@ -130,6 +140,7 @@ def _tables_are_known() -> str:
         or missing(decompositions, ("global_decomposition_table", "register_decomposition"))
         or missing(loader_worker, ("_worker_info",))
         or missing(loader_iterators, ("_reset", "_next_index", "__next__"))
+        or missing(loader_watchdog, ("is_alive",))
         or missing(rebuilding, ("_rebuild_sparse_tensor",))
         or (unchecked_tensors() is None and missing(rebuilding, ("_get_sparse_tensors_to_validate",)))
         or missing(tracing, ("CURRENT_PATCHER",))

@@ -13,7 +13,8 @@ samples are read twice.
 
 Augmentation changes samples at each read. Then the contents of the data sets show whether ranks read the same
 (`_held_data.py`). A data set may also ignore the index, and draw a sample: if ranks are seeded alike, they read equal
-batches under different indices, and the first batches of a pass show it.
+batches under different indices, and the first batches of a pass show it. Workers of one loader may draw the same random
+numbers, too (`_worker_draws.py`).
 
 Doubt: loaders are distinguished by the data set and the line that iterates; two loaders that share both count as one.
 """
@@ -34,6 +35,7 @@ from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges.samples._held_data import hold_the_same
 from simdist.judges.samples._iterable_samples import IterableSamples
 from simdist.judges.samples._trained import Trained
+from simdist.judges.samples._worker_draws import WorkerDraws
 from simdist.process import SimProcess
 from simdist.values import number_text, rank_text
 
@@ -54,7 +56,7 @@ class Samples(Judge):
     def begin(self, hearing: Hearing) -> None:
         """Listen to the batches of loaders."""
         trained = Trained(hearing)
-        watch = _Watch(hearing, trained.by)
+        watch = _Watch(hearing, trained.by, WorkerDraws(hearing))
         without_indices = IterableSamples(hearing, trained.by)
         hearing.listen(LoaderBegan, without_indices.on_begin)
         hearing.listen(BatchRead, without_indices.on_read)
@@ -84,6 +86,7 @@ class _Pass:
     parts: Sequence[int]  # indices of the samples in the whole data set, in order
     firsts: list[tuple[int | None, ...]] = field(default_factory=list)  # the bits of the tensors in the first batches
     indices: list[int] = field(default_factory=list)
+    seed: int | None = None  # of the loader's workers
     trained: bool = False
     wrapped: bool = False  # it trained a model in DDP over all ranks
 
@@ -114,9 +117,12 @@ class _Rank:
 class _Watch:
     """The judge's state for one world."""
 
-    def __init__(self, hearing: Hearing, trains_wrapped: Callable[[OptimizerStepped], bool]) -> None:
+    def __init__(
+        self, hearing: Hearing, trains_wrapped: Callable[[OptimizerStepped], bool], draws: WorkerDraws
+    ) -> None:
         self._hearing = hearing
         self._trains_wrapped = trains_wrapped
+        self._draws = draws
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
         self._passes: dict[tuple[int, int, int], dict[int, _Pass]] = {}  # by life, loader and number; by rank
         self._done: set[str] = set()
@@ -163,6 +169,7 @@ class _Watch:
         known = self._rank(event.process).open.get(event.number)
         if known is not None and len(known.firsts) < _FEW:
             known.firsts.append(tuple(bits_inside(event.batch)))
+            known.seed = event.seed
 
     def on_step(self, event: OptimizerStepped) -> None:
         """Mark the rank's open passes as passes of training, at an optimizer step."""
@@ -170,6 +177,8 @@ class _Watch:
         for each in () if rank is None else rank.open.values():
             each.trained = True
             each.wrapped = each.wrapped or self._trains_wrapped(event)
+            if self._draws.alike and each.seed is not None:
+                self._draws.look((event.process.life, event.process.rank, each.seed), each.moment)
 
     def on_end(self, event: LoaderEnded) -> None:
         """Check a finished pass, and compare ranks when all have finished it."""
@@ -254,7 +263,9 @@ class _Watch:
             f"all {len(passes)} ranks read equal batches in epoch {second.number}, though their indices are different",
             second.moment,
             subject=second.sampler,
-            notes=["DDP averages equal gradients then; does the data set draw samples, with one seed on all ranks?"],
+            notes=[
+                "DDP averages equal gradients then; does the data set draw its samples, with one seed on all ranks?"
+            ],
         )
 
     def _report_unread(self, readers: dict[tuple[int, ...], list[int]], passes: dict[int, _Pass], one: _Pass) -> None:
