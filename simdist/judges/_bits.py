@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,8 +21,8 @@ from simdist.inside.python import bytes_at
 from simdist.inside.torch import without_functions, without_modes
 from simdist.native import NOT_LOOKED, place_not_finite
 
-__all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_written", "first_not_finite", "follow", "is_constant"]
-__all__ += ["is_zero", "local_part", "numbers_of", "place_in_memory", "tensors_in"]
+__all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_parts", "bits_of_written", "first_not_finite", "follow"]
+__all__ += ["is_constant", "is_zero", "local_part", "numbers_of", "place_in_memory", "tensors_in"]
 
 Tensor = torch.Tensor
 
@@ -47,6 +47,15 @@ def bits_of(tensor: Tensor | None) -> int | None:
 def bits_of_each(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """Return `bits_of` each tensor."""
     return [None if found is None else zlib.crc32(found[1]) for found in _readable(tensors)]
+
+
+def bits_of_parts(tensor: Tensor, parts: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return the CRC-32 of parts of a rank's tensor, given by the index of their first element and their size."""
+    for found in _readable((tensor,)):
+        if found is not None:
+            data, size = memoryview(found[1]).cast("B"), found[0].itemsize
+            return [zlib.crc32(data[size * begin : size * (begin + count)]) for begin, count in parts]
+    return [None] * len(parts)
 
 
 def follow(tensor: Tensor, follower: Follower) -> Callable[[], bool]:
