@@ -54,9 +54,7 @@ class WorkerDraws:
 
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
-        self.alike: dict[
-            _Pass, tuple[str, int, str]
-        ] = {}  # with a generator, how many workers, and the data set's class
+        self.alike: dict[_Pass, tuple[str, int, str]] = {}
         self._workers: dict[_Pass, dict[int, _Worker]] = {}
         self._passes: dict[tuple[int, int, type], set[_Pass]] = {}  # by life, rank, and class of the data set
         self._found = False
@@ -150,8 +148,6 @@ def _held(dataset: object) -> Iterator[tuple[str, Any]]:
         elif type(value) in (list, tuple):
             parts = [(f"{name}[{place}]", part) for place, part in enumerate(value[:_MOST_OBJECTS])]  # type: ignore[index]
         for path, part in parts:
-            if id(part) not in seen and not isinstance(
-                part, str | bytes | int | float | type | torch.Tensor | np.ndarray
-            ):
+            if id(part) not in seen and not isinstance(part, _PLAIN):
                 seen.add(id(part))
                 pending.append((path, part, depth + 1))
