@@ -24,6 +24,7 @@ from simdist.launch import (
 from simdist.launch import log_folder as folder_for
 from simdist.result import RunResult, report_of
 from simdist.shared import shared_writes
+from simdist.trace import events_of
 from simdist.values import format_duration
 from simdist.world import observed_by
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from simdist.determinism import Recording
 
 __all__ = ["launch_words"]
+
+_UNJUDGED = (
+    "--judge watches the ranks that a launcher starts, not processes that the script starts itself; "
+    "launch the training with --nproc-per-node to have it judged"
+)
 
 
 def launch_words(words: Sequence[str]) -> int:
@@ -80,6 +86,8 @@ def launch_words(words: Sequence[str]) -> int:
             say(f"simdist: outside the simulation: {line}", err=True)
         for line in written.lines():
             say(f"simdist: ranks left in state that they share: {line}", err=True)
+        if plan.judges and plan.launcher == "python" and events_of(result.events, "child-start"):
+            say(f"simdist: {_UNJUDGED}", err=True)
         same = first is None or _repeats(first, plan, folder)
     ranks = f"{len(result.ranks)} {'rank' if len(result.ranks) == 1 else 'ranks'}"
     say(

@@ -118,6 +118,17 @@ def test_a_script_that_starts_its_ranks_finds_no_launcher(launched: Launched) ->
     assert "the script starts the ranks; leave --nnodes and --nproc-per-node out" in too_many.stderr
 
 
+def test_ranks_that_a_script_starts_are_said_not_to_be_judged(launched: Launched) -> None:
+    spawned = launched(SPAWNS, before=("--launcher", "python", "--judge"))
+    alone = launched("print(1)", before=("--launcher", "python", "--judge"))
+
+    note = "simdist: --judge watches the ranks that a launcher starts, not processes that the script starts itself"
+    assert spawned.exit_code == 0, spawned.output
+    assert note in spawned.stderr
+    assert note not in launched(SPAWNS, before=("--launcher", "python")).stderr
+    assert note not in alone.stderr
+
+
 @pytest.mark.parametrize("launcher", ["python", "mpirun", "srun"])
 def test_variables_that_a_launcher_does_not_set_are_those_of_the_shell(
     launcher: str, launched: Launched, monkeypatch: pytest.MonkeyPatch
