@@ -4,7 +4,7 @@ Every entry is one function whose `buggy` argument switches the bug on; it has t
 code. `tools/corpus.py` runs all of them without knowing the bugs, and prints what is found with judges off and on.
 """
 
-from tests.corpus import control_flow, layouts, more_layouts, races, replicas, resumes, samples, values
+from tests.corpus import averages, control_flow, layouts, more_layouts, races, replicas, resumes, samples, values
 from tests.corpus._entries import ENTRIES, Entry, entry
 from tests.corpus._runs import Outcome, outcome_of
 
@@ -12,6 +12,7 @@ __all__ = [
     "ENTRIES",
     "Entry",
     "Outcome",
+    "averages",
     "control_flow",
     "entry",
     "layouts",

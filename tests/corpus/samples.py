@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     Sampler,
@@ -180,5 +183,78 @@ def every_rank_splits_the_data_for_itself(buggy: bool) -> None:
     part, _ = random_split(dataset, [36, 12], generator=generator)
     sampler: DistributedSampler[Any] = DistributedSampler(part)
     loader = DataLoader(part, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+class Videos(Dataset[tuple[torch.Tensor]]):
+    """Draws a video, whatever the index is, or takes that of the index."""
+
+    def __init__(self, draws: bool) -> None:
+        self.draws = draws
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (data().tensors[0][random.randrange(SIZE) if self.draws else index],)
+
+
+@entry("pixeli99/SVD_Xtend#75", "samples", rank=1, line=LOOP)
+def every_rank_draws_the_same_samples(buggy: bool) -> None:
+    model, optimizer = trained()
+    random.seed(42)
+    dataset = Videos(draws=buggy)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+class Views(IterableDataset[int]):
+    """Samples that are made of random numbers only when a batch is put together."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SIZE))
+
+    def collate(self, numbers: Sequence[int]) -> tuple[torch.Tensor]:
+        return (torch.rand(len(numbers), 4),)
+
+
+@entry("threestudio-project/threestudio#195", "samples", rank=1, line=LOOP)
+def every_rank_looks_from_the_same_angles(buggy: bool) -> None:
+    model, optimizer = trained()
+    torch.manual_seed(0 if buggy else dist.get_rank())
+    loader = DataLoader(Views(), batch_size=4, collate_fn=Views().collate)
+    for (given,) in loader:
+        train_epoch(model, optimizer, given)
+
+
+class Distorted(Dataset[tuple[torch.Tensor]]):
+    """Changes each sample, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(7)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (data().tensors[0][index] * float(self.generator.normal()),)
+
+    def seed(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert isinstance(info.dataset, Distorted)
+        info.dataset.generator = np.random.default_rng(info.seed)
+
+
+@entry("TorchDSP/torchsig#343", "samples", line=LOOP)
+def every_worker_has_a_copy_of_the_generator(buggy: bool) -> None:
+    model, optimizer = trained()
+    dataset = Distorted()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    seed = None if buggy else dataset.seed
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=2, worker_init_fn=seed)
     for (given,) in loader:
         train_epoch(model, optimizer, given)
