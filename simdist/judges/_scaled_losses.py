@@ -19,7 +19,7 @@ from simdist.inside.torch import factor_of, number_of_node
 from simdist.judges._events import BackwardCalled, OptimizerBegins
 from simdist.judges._judge import Hearing, Moment
 from simdist.judges._models import WrappedModel
-from simdist.judges.replicas._leaves import leaves_of
+from simdist.judges.replicas import leaves_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,14 +64,15 @@ class ScaledLosses:
         """Note that a rank's program sums a tensor with a graph."""
         work = event.work
         group = work.member.communicator
-        if self._found or event.reduction != "sum" or group.size == 1 or tensor.numel() != 1:
+        node = tensor.grad_fn
+        if node is None or self._found or event.reduction != "sum" or group.size == 1 or tensor.numel() != 1:
             return
         if not self._ranks:
             self._hearing.listen(BackwardCalled, self._on_backward)
             self._hearing.listen(OptimizerBegins, self._on_step)
         rank = self._ranks.setdefault((work.process.life, work.process.rank), _Rank())
         if len(rank.sums) < _MOST:
-            rank.sums[number_of_node(tensor.grad_fn)] = _Sum(group, f"{work.describe()} ({moment.where})")
+            rank.sums[number_of_node(node)] = _Sum(group, f"{work.describe()} ({moment.where})")
 
     def _on_backward(self, event: BackwardCalled) -> None:
         process = event.process

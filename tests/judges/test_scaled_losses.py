@@ -122,7 +122,7 @@ def test_other_losses_and_gradients_are_left_alone(program: Callable[[int], None
     assert run(program, "collectives").findings == ()
 
 
-def test_a_loss_that_ddp_does_not_average_over_the_same_ranks_is_left_alone() -> None:
+def test_a_loss_that_ddp_does_not_average_over_these_ranks_is_left_alone() -> None:
     def body(rank: int) -> None:
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
         model = DistributedDataParallel(net(), process_group=pair)

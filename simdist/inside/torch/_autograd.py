@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from simdist.inside._facts import fact
 from simdist.inside.torch._bindings import core_bindings, missing
@@ -35,17 +36,19 @@ set_backward_threads: Callable[[bool], None] = core_bindings._set_multithreading
 pass_by_subclasses: Callable[[], AbstractContextManager[object]] = core_bindings.DisableTorchFunctionSubclass
 
 
-def number_of_node(node: Any) -> int:
+def number_of_node(node: Node) -> int:
     """Return the number of a node of a graph, which no other node that its thread has made has."""
-    return int(node._sequence_nr())
+    inside: Any = node
+    return int(inside._sequence_nr())
 
 
-def factor_of(node: Any) -> float | None:
+def factor_of(node: Node) -> float | None:
     """Return the number by which a node multiplies, or divides (then its inverse); None if it does neither."""
     kind = node.name()
     if kind not in ("DivBackward0", "MulBackward0"):
         return None
-    other = node._saved_other
+    inside: Any = node
+    other = inside._saved_other
     if isinstance(other, torch.Tensor) and (other.numel() > 1 or other.device.type != "cpu"):
         return None
     number = float(other) if other is not None else 0.0

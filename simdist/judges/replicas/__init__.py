@@ -5,6 +5,7 @@ Open `_replicas.py` first. `_tables.py` has the parameters of each rank, and whi
 and `_undone_steps.py`.
 """
 
+from simdist.judges.replicas._leaves import leaves_of
 from simdist.judges.replicas._replicas import Replicas
 
-__all__ = ["Replicas"]
+__all__ = ["Replicas", "leaves_of"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from simdist.judges._contents import States
 
 __all__ = ["Copy", "Filled", "Key", "Optimized", "Row", "Table", "copy_of", "gradient_versions", "mesh_peers"]
-__all__ += ["note_first_gradients", "usual_and_blamed"]
+__all__ += ["mesh_shards", "note_first_gradients", "usual_and_blamed"]
 
 Key = tuple[object, ...]
 
