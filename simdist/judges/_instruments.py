@@ -278,9 +278,11 @@ def _reporting_beginnings(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _report_beginning(iterator: object, loader: DataLoader[object]) -> None:
+    from torch.utils.data import DataLoader
+
     process = _rank()
-    if process is None or not process.simulation.bus.hears(LoaderBegan):
-        return
+    if process is None or not process.simulation.bus.hears(LoaderBegan) or not isinstance(loader, DataLoader):
+        return  # libraries such as fastai give torch's iterators an object of their own
     number = _numbers[iterator] = _begun[process] = _begun.get(process, -1) + 1
     _report(process, LoaderBegan(process, loader, number, site_of(sys._getframe(2))))
 

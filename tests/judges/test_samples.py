@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset, random_split
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from tests.judges.programs import line_of, net, only_finding, run
 
@@ -290,6 +292,25 @@ def test_ranks_that_each_shuffle_the_whole_data_set_under_ddp_are_found(drop_las
 
     assert found.problem == "all 3 ranks read all 50 samples of the data set, in 3 orders, in epoch 0"
     assert found.notes == ("an epoch has each sample 3 times then; the loader needs a DistributedSampler",)
+
+
+STOOD_FOR = (
+    *("_dataset_kind", "_IterableDataset_len_called", "_auto_collation", "drop_last", "_index_sampler", "generator"),
+    *("num_workers", "worker_init_fn", "pin_memory", "pin_memory_device", "timeout", "collate_fn"),
+    *("persistent_workers", "prefetch_factor", "multiprocessing_context"),
+)
+
+
+def test_an_object_that_stands_in_for_a_loader_is_left_alone() -> None:
+    """As in fastai, whose own loader gives torch's iterator the few attributes that this reads."""
+    samples = TensorDataset(torch.arange(12.0))
+
+    def body(rank: int) -> None:
+        usual: Any = DataLoader(samples, batch_size=4)
+        stand_in: Any = SimpleNamespace(dataset=samples, **{name: getattr(usual, name) for name in STOOD_FOR})
+        assert len(list(_SingleProcessDataLoaderIter(stand_in))) == 3
+
+    assert run(body).ok
 
 
 def test_ranks_may_shuffle_data_sets_of_their_own() -> None:
