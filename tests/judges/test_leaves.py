@@ -95,6 +95,38 @@ def test_a_share_that_its_owner_does_not_send_is_found() -> None:
     assert (found.judge, found.rank, found.subject) == ("replicas", 0, "2.bias")
 
 
+def in_shares_of_their_own(rank: int, *, reduces: bool = True, sends: bool = False, passes: int = 1) -> None:
+    """Each rank steps a share of the parameters; the flags say whether gradients are reduced, and results sent."""
+    model = net()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters[rank::3], lr=0.1)
+    for _ in range(3):
+        model.zero_grad()
+        for _ in range(passes):
+            loss = model(torch.randn(3, 4)).square().sum()
+            loss.backward()
+        for parameter in parameters if reduces else []:
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        for index, parameter in enumerate(parameters if sends else []):
+            dist.broadcast(parameter.detach(), index % 3)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_shares_that_no_owner_sends_are_found(passes: int) -> None:
+    found = only_finding(run(partial(in_shares_of_their_own, passes=passes)))
+
+    assert (found.judge, found.rank, found.where) == ("replicas", 0, line_of(in_shares_of_their_own, "loss.backward()"))
+    assert found.problem.startswith("parameter 2.bias differs from ranks 1, 2 before backward pass ")
+    assert found.notes[-1] == "an optimizer of rank 0 steps it, and none of ranks 1, 2: is it sent there?"
+
+
+@pytest.mark.parametrize("settings", [{"sends": True}, {"reduces": False}])
+def test_shares_that_are_sent_or_belong_to_one_rank_are_left_alone(settings: dict[str, bool]) -> None:
+    assert run(partial(in_shares_of_their_own, **settings)).ok
+
+
 def test_parameters_of_ddp_that_are_no_optimizers_are_found() -> None:
     found = only_finding(run(partial(with_masters, spoiled=True)))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simdist.judges._bits import bits_of_each, is_constant
-from simdist.judges.replicas._tables import Filled, Optimized
+from simdist.judges.replicas._tables import Copy, Filled, Optimized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,11 +40,15 @@ class Leaves:
 
     def note_first_pass(self, filled: Filled) -> None:
         """Note the group that has reduced as many elements as there are, and which parameters are not constant now."""
-        tensors = self.tensors()
-        _, group = filled.reducers(sum(tensor.numel() for tensor in tensors if tensor is not None))
-        for copy, tensor in zip(self.held.copies, tensors, strict=True):
-            copy.reduced = group
+        self.note_reduced(filled)
+        for copy, tensor in zip(self.held.copies, self.tensors(), strict=True):
             copy.reporting = tensor is not None and not is_constant(tensor)
+
+    def note_reduced(self, filled: Filled) -> None:
+        """Note the group that has reduced as many elements as there are."""
+        _, group = filled.reducers(sum(tensor.numel() for tensor in self.tensors() if tensor is not None))
+        for copy in self.held.copies:
+            copy.reduced = copy.reduced or group
 
     def are_trained_beside(self, optimized: Container[int]) -> bool:
         """True if some parameters have changed that are in no optimizer; `optimized` has the ids of those that are."""
@@ -56,6 +60,27 @@ class Leaves:
         self.settled = not beside or self.passes >= _PATIENCE
         bits = bits_of_each([tensor for _, tensor in beside])
         return any(None not in (first, now) and first != now for (first, _), now in zip(beside, bits, strict=True))
+
+    def outside(self, optimized: Container[int]) -> list[Copy]:
+        """Return the parameters that are in no optimizer, and whose gradients several ranks have reduced."""
+        return [
+            copy
+            for copy in self.held.copies
+            if copy.reduced is not None and not copy.constant and id(copy.tensor()) not in optimized
+        ]
+
+    def has_stepped(self, copies: Sequence[Copy], optimized: Container[int]) -> bool:
+        """True if an optimizer of this rank has changed one of another rank's parameters, which began with its bits."""
+        for copy in copies:
+            mine = self.held.copy(copy.key)
+            tensor = None if mine is None else mine.tensor()
+            if mine is None or tensor is None or id(tensor) not in optimized:
+                continue
+            now = bits_of_each([tensor])[0]
+            alike = (mine.shape, mine.dtype, mine.first) == (copy.shape, copy.dtype, copy.first)
+            if alike and mine.reduced is copy.reduced and None not in (mine.first, now) and now != mine.first:
+                return True
+        return False
 
 
 def leaves_of(losses: Sequence[Tensor], edges: Sequence[GradientEdge] = ()) -> list[Tensor]:

@@ -9,7 +9,8 @@ or the ranks exchange nothing that could be part of a model. Ranks whose copies 
 not suspected any more.
 
 Parameters that are trained without an optimizer are compared in backward passes (`_leaves`): if some parameters of the
-first loss on some rank are in no optimizer, those of all ranks are compared.
+first loss on some rank are in no optimizer, and are changed, those of all ranks are compared. So are they if an
+optimizer of another rank steps them, and the ranks reduce their gradients together: then the owner has to send them.
 
 Invariants:
 - Ranks that run ahead do not wait: rows of bits are kept until all ranks have theirs, and are compared then.
@@ -110,6 +111,7 @@ class _Difference:
     values: dict[int, int]  # the bits by rank
     rows: dict[int, Row]
     before: dict[int, Row | None]  # rows of the step before
+    notes: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -202,9 +204,13 @@ class _Watch:
             leaves.passes += 1
             if leaves.passes == 1:
                 leaves.note_first_pass(filled)
+            elif filled.sums:  # of the first step, after several passes
+                leaves.note_reduced(filled)
             known = leaves.settled or process.life in self._beside
-            if not known and leaves.are_trained_beside(self._optimized(*who)):
-                self._beside.add(process.life)
+            if not known:
+                optimized = self._optimized(*who)
+                if leaves.are_trained_beside(optimized) or self._are_trained_elsewhere(who, leaves, optimized):
+                    self._beside.add(process.life)
             if process.life in self._beside:
                 self._add_leaves(leaves, event)
         filled.sums.clear()
@@ -246,6 +252,13 @@ class _Watch:
             if of_life == life and index != _LEAVES and rank in table.ranks
             for copy in table.ranks[rank].copies
         }
+
+    def _are_trained_elsewhere(self, who: tuple[int, int], leaves: Leaves, optimized: set[int]) -> bool:
+        """True if another rank's optimizer steps a parameter that is in none of this rank."""
+        rarely = leaves.passes & (leaves.passes - 1)  # it takes long with many ranks
+        beside = [] if leaves.settled or rarely else leaves.outside(optimized)
+        others = [(key, each) for key, each in self._leaves.items() if key[0] == who[0] and key != who]
+        return bool(beside) and any(each.has_stepped(beside, self._optimized(*key)) for key, each in others)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -428,6 +441,8 @@ class _Watch:
         if copy.strict:
             self._report(difference)
         elif self._suspicion is None and tuple(values) not in table.reunited:
+            if table.of_leaves:
+                difference.notes = self._notes_of_owners(difference)
             held = {rank: _alias(table.ranks[rank].copy(key)) for rank in values}
             self._suspicion = _Suspicion(table, difference, held)
 
@@ -487,10 +502,10 @@ class _Watch:
 
     def _report(self, found: _Difference) -> None:
         """Report that copies differ after a step."""
+        table, key, part, number = found.table, found.key, found.part, found.number
         self._done = True
         self._suspicion = None
         self.tables.clear()
-        table, key, part, number = found.table, found.key, found.part, found.number
         idle = {
             rank
             for rank, row in found.before.items()
@@ -512,8 +527,21 @@ class _Watch:
             subject=name,
             step=max(number, 0),
             against=found.rows[usual[0]].moment.where,
-            notes=_notes(found, blamed, usual[0], idle),
+            notes=[*_notes(found, blamed, usual[0], idle), *found.notes],
         )
+
+    def _notes_of_owners(self, found: _Difference) -> list[str]:
+        """Return a note if optimizers of some ranks step a parameter of a loss, and those of others do not."""
+        owners: list[int] = []
+        others: list[int] = []
+        for rank, row in found.rows.items():
+            copy = found.table.ranks[rank].copy(found.key)
+            tensor = None if copy is None else copy.tensor()
+            if rank in found.values and tensor is not None:
+                (owners if id(tensor) in self._optimized(row.moment.life, rank) else others).append(rank)
+        if not owners or not others:
+            return []
+        return [f"an optimizer of {rank_text(owners)} steps it, and none of {rank_text(others)}: is it sent there?"]
 
 
 def _notes(found: _Difference, blamed: int, usual: int, idle: set[int]) -> list[str]:
