@@ -90,8 +90,7 @@ class TwiceReduced:
         self._ranks: dict[tuple[int, int], _Rank] = {}  # by life and rank
         self._unread: dict[SimWork, list[_Reduction]] = {}  # after a backward pass in which DDP averages
         self._found = False
-        hearing.listen(CollectiveRead, self._on_collective)
-        hearing.listen(WorkWaited, self._on_wait)
+        self._listens = False  # to what becomes of works
         hearing.listen(BackwardCalled, self._on_backward)
         hearing.listen(ModelWrapped, self._on_model)
         hearing.listen(OptimizerBegins, self._on_step)
@@ -109,9 +108,17 @@ class TwiceReduced:
                 reduction = _Reduction(*place, group, work.describe(), moment)
                 rank.by_program.append(reduction)
                 if rank.averaged:
-                    self._unread.setdefault(work, []).append(reduction)
+                    self._await(work, reduction)
                 if rank.averaged and event.reduction == "sum" and tensor.numel() > 1:
                     self._look_for_flat(rank, tensor.numel(), reduction)
+
+    def _await(self, work: SimWork, reduction: _Reduction) -> None:
+        """Compare what the ranks give once it is read. Nothing listens before the first of these: most have none."""
+        if not self._listens:
+            self._listens = True
+            self._hearing.listen(CollectiveRead, self._on_collective)
+            self._hearing.listen(WorkWaited, self._on_wait)
+        self._unread.setdefault(work, []).append(reduction)
 
     def _on_collective(self, event: CollectiveRead) -> None:
         """Compare what the ranks give."""
