@@ -149,6 +149,53 @@ def test_ranks_without_replicas_may_differ() -> None:
     assert not run(alone).findings
 
 
+@pytest.mark.parametrize("clears", [None, "zero", "none", "before the step"])
+def test_gradients_on_devices_that_no_rank_clears_are_found(clears: str | None) -> None:
+    def on_device() -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        model = DistributedDataParallel(net().cuda(), device_ids=[dist.get_rank()])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            if clears in ("zero", "none"):
+                optimizer.zero_grad(set_to_none=clears == "none")
+            loss = model(torch.randn(3, 4, device="cuda")).square().sum()
+            if clears == "before the step":
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        dist.destroy_process_group()
+
+    result = simdist.run(on_device, world_size=3, backend="nccl", judges=["replicas"])
+
+    problems = [finding.problem for finding in result.findings]
+    never = "the gradient of 0.weight is never cleared: the backward pass after optimizer step 1 adds to it"
+    assert problems == ([] if clears else [never]), result
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_cleared_after_a_pass_of_another_model_are_left_alone(device: str, set_to_none: bool) -> None:
+    def adversaries() -> None:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            torch.cuda.set_device(dist.get_rank())
+        generator, critic = nn.Linear(4, 4).to(device), net().to(device)
+        first, second = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (generator, critic))
+        for _ in range(4):
+            first.zero_grad(set_to_none)
+            critic(generator(torch.ones(3, 4, device=device))).square().sum().backward()
+            first.step()
+            second.zero_grad(set_to_none)
+            critic(torch.ones(3, 4, device=device)).square().sum().backward()
+            second.step()
+        dist.destroy_process_group()
+
+    result = simdist.run(adversaries, world_size=2, backend="nccl" if device == "cuda" else "gloo", judges=True)
+
+    assert not [each for each in result.findings if "cleared" in each.problem]
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("forgets", [True, False])
 def test_gradients_on_devices_are_looked_at(set_to_none: bool, forgets: bool) -> None:

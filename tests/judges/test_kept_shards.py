@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+import simdist
 from tests.judges.programs import line_of, net, only_finding, run
 from tests.judges.test_kept_gradients import Clears, all_but_rank_1_in_step_2
 
@@ -19,9 +21,9 @@ def sharded(model: nn.Module) -> FSDPModule:
     return model
 
 
-def train(rank: int, *, clears: Clears, set_to_none: bool = True, micro_batches: int = 1) -> None:
+def train(rank: int, *, clears: Clears, set_to_none: bool = True, micro_batches: int = 1, device: str = "cpu") -> None:
     """Train five steps; before each, a rank for which `clears(rank, step)` is true clears its gradients."""
-    model = net()
+    model = net().to(device)
     shards = sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
@@ -29,7 +31,7 @@ def train(rank: int, *, clears: Clears, set_to_none: bool = True, micro_batches:
             optimizer.zero_grad(set_to_none)
         for number in range(micro_batches):
             shards.set_requires_gradient_sync(number == micro_batches - 1)
-            model(torch.randn(3, 4)).square().sum().backward()
+            model(torch.randn(3, 4, device=device)).square().sum().backward()
         optimizer.step()
 
 
@@ -52,6 +54,19 @@ def test_shards_that_no_rank_clears_are_found(micro_batches: int) -> None:
         "the gradient of 0.weight is never cleared: the backward pass after optimizer step 1 adds to it"
     )
     assert (finding.rank, finding.step) == (0, 2)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_shards_on_devices_that_no_rank_clears_are_found(clears: bool) -> None:
+    def on_device() -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        train(dist.get_rank(), clears=lambda rank, step: clears, device="cuda")
+        dist.destroy_process_group()
+
+    result = simdist.run(on_device, world_size=2, backend="nccl", judges=["replicas"])
+
+    assert [finding.step for finding in result.findings] == ([] if clears else [2]), result
 
 
 @pytest.mark.parametrize("clears", [lambda rank, step: True, lambda rank, step: step in (1, 2)])

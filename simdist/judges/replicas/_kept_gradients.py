@@ -13,8 +13,8 @@ The loss of a model in `fully_shard` has gradients for whole parameters, which t
 counts as a parameter of the loss if a leaf has the whole shape, and if the backward passes change what was kept. The
 gradient of a shard may be zero though it was not cleared: it counts as cleared if it was changed in place.
 
-Doubt: on a device, whether a gradient is zero may not be known yet. It counts as kept only beside a rank that has no
-gradient there.
+Doubt: on a device, whether a gradient is zero may not be known yet. It counts as kept beside a rank that has no
+gradient there, and if no rank has changed its gradients from the step to the only backward pass of the next step.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class KeptGradients:
             leaves = {id(leaf): leaf for leaf in leaves_of(event.tensors, event.edges)}
             whole = {leaf.shape for leaf in leaves.values()} if since.sharded else ()
             for place, copy in enumerate(copies):
-                tensor = copy.tensor() if since.left.get(copy.key) is _Left.KEPT else None
+                tensor = copy.tensor() if since.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN) else None
                 if tensor is None:
                     continue
                 if id(tensor) in leaves or (copy.shards and tensor.shape in whole):
@@ -158,10 +158,11 @@ class KeptGradients:
             place = since.adds_to
             if place >= 0 and gradient_versions(since.optimized.copies)[place] == since.versions[place]:
                 since.never_cleared = ""  # the backward passes did not add to it
-            if not is_kept or (since.left_by and not since.never_cleared):
+            may_be_kept = is_kept or _Left.UNKNOWN in left.values()
+            if not may_be_kept or (since.left_by and not since.never_cleared):
                 since.clears = True
             where = process.life, event.index, since.left_by
-            if (is_kept or _Left.UNKNOWN in left.values()) and (where in self._kept or len(self._kept) < _MOST_KEPT):
+            if may_be_kept and (where in self._kept or len(self._kept) < _MOST_KEPT):
                 assert since.moment is not None
                 kept = _Kept(left, since.moment, since.never_cleared)
                 self._kept.setdefault(where, {})[process.rank] = kept
@@ -241,7 +242,9 @@ def _look_again(since: _Since) -> None:
     """Note what was cleared before another backward pass for the same step."""
     for copy in since.optimized.copies:
         if since.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN):
-            since.left[copy.key] = _left_of(copy) or _Left.ZERO
+            left = since.left[copy.key] = _left_of(copy) or _Left.ZERO
+            if left is _Left.UNKNOWN:
+                since.never_cleared = ""  # it may have been cleared in place
 
 
 def _left_of(copy: Copy) -> _Left | None:
