@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -218,3 +219,25 @@ def test_gradients_on_devices_are_looked_at(set_to_none: bool, forgets: bool) ->
     problems = [finding.problem for finding in result.findings]
     kept = "the gradient of 0.weight is kept after optimizer step 1, and cleared on ranks 0, 2"
     assert problems == ([kept] if forgets else []), result
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_gradients_on_devices_that_are_set_to_zero_are_not_kept(passes: int) -> None:
+    """Whether they are zero is known on one rank before it is on another."""
+
+    def body() -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        model = DistributedDataParallel(net().cuda(), device_ids=[dist.get_rank()])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(4):
+            for number in range(passes):
+                with model.no_sync() if number < passes - 1 else contextlib.nullcontext():
+                    model(torch.randn(3, 4, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    result = simdist.run(body, world_size=3, backend="nccl", judges=True)
+
+    assert result.ok
+    assert result.findings == ()

@@ -162,7 +162,8 @@ class KeptGradients:
             if not may_be_kept or (since.left_by and not since.never_cleared):
                 since.clears = True
             where = process.life, event.index, since.left_by
-            if may_be_kept and (where in self._kept or len(self._kept) < _MOST_KEPT):
+            is_noted = may_be_kept or _may_be_unknown(since)  # beside an unknown one, zeros are no lack of gradients
+            if is_noted and (where in self._kept or len(self._kept) < _MOST_KEPT):
                 assert since.moment is not None
                 kept = _Kept(left, since.moment, since.never_cleared)
                 self._kept.setdefault(where, {})[process.rank] = kept
@@ -241,10 +242,20 @@ def _note_versions(since: _Since) -> None:
 def _look_again(since: _Since) -> None:
     """Note what was cleared before another backward pass for the same step."""
     for copy in since.optimized.copies:
-        if since.left.get(copy.key) in (_Left.KEPT, _Left.UNKNOWN):
-            left = since.left[copy.key] = _left_of(copy) or _Left.ZERO
-            if left is _Left.UNKNOWN:
+        before = since.left.get(copy.key)
+        if before in (_Left.KEPT, _Left.UNKNOWN):
+            now = _left_of(copy) or _Left.ZERO
+            if now is not _Left.KEPT:
+                since.left[copy.key] = now  # what was unknown stays so: a backward pass has added to it
+            if now is _Left.UNKNOWN or (before is _Left.UNKNOWN and not since.sharded):
                 since.never_cleared = ""  # it may have been cleared in place
+
+
+def _may_be_unknown(since: _Since) -> bool:
+    """True if some rank may not know yet whether its gradients are zero."""
+    copies = since.optimized.copies
+    first = copies[0].tensor() if copies else None
+    return since.sharded or (first is not None and first.is_cuda)
 
 
 def _left_of(copy: Copy) -> _Left | None:
