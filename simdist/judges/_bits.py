@@ -23,6 +23,7 @@ from simdist.native import NOT_LOOKED, place_not_finite
 
 __all__ = ["bits_inside", "bits_of", "bits_of_each", "bits_of_parts", "bits_of_written", "first_not_finite", "follow"]
 __all__ += ["is_constant", "is_zero", "local_part", "numbers_of", "place_in_memory", "tensors_in"]
+__all__ += ["tensors_inside"]
 
 Tensor = torch.Tensor
 
@@ -146,15 +147,20 @@ def tensors_in(given: Any) -> list[Tensor]:
     return found
 
 
-def bits_inside(batch: Any) -> Iterator[int | None]:
-    """Yield the bits of the tensors in a batch, in order."""
+def tensors_inside(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a batch, in order."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
         for each in batch:
-            yield from bits_inside(each)
+            yield from tensors_inside(each)
     elif hasattr(batch, "untyped_storage"):
-        yield bits_of(batch)
+        yield batch
+
+
+def bits_inside(batch: Any) -> Iterator[int | None]:
+    """Yield the bits of the tensors in a batch, in order."""
+    return map(bits_of, tensors_inside(batch))
 
 
 def _readable(tensors: Iterable[Tensor | None]) -> Iterator[tuple[Tensor, _Elements] | None]:

@@ -356,9 +356,10 @@ def test_samples_that_each_rank_draws_for_itself_are_left_alone() -> None:
     assert run(partial(train, loader=drawn)).ok
 
 
-def test_samples_that_are_all_equal_are_left_alone() -> None:
+@pytest.mark.parametrize("size", [4, 7])  # the last of two or more batches is shorter
+def test_samples_that_are_all_equal_are_left_alone(size: int) -> None:
     def equal(_: TensorDataset, rank: int) -> Any:
-        return DataLoader(Drawn(varies=False), batch_size=4, sampler=DistributedSampler(Drawn()))
+        return DataLoader(Drawn(varies=False), batch_size=size, sampler=DistributedSampler(Drawn()))
 
     assert run(partial(train, loader=equal)).ok
 

@@ -27,9 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 
-from simdist.judges._bits import bits_inside
+from simdist.judges._bits import bits_inside, tensors_inside
 from simdist.judges._events import BatchDrawn, BatchRead, LoaderBegan, LoaderEnded, ModelWrapped, OptimizerStepped
 from simdist.judges._judge import Hearing, Judge, Moment
 from simdist.judges.samples._held_data import hold_the_same
@@ -85,6 +86,7 @@ class _Pass:
     shares: int  # of a DistributedSampler
     parts: Sequence[int]  # indices of the samples in the whole data set, in order
     firsts: list[tuple[int | None, ...]] = field(default_factory=list)  # the bits of the tensors in the first batches
+    shapes: list[tuple[torch.Size, ...]] = field(default_factory=list)  # of these tensors
     indices: list[int] = field(default_factory=list)
     seed: int | None = None  # of the loader's workers
     trained: bool = False
@@ -169,6 +171,7 @@ class _Watch:
         known = self._rank(event.process).open.get(event.number)
         if known is not None and len(known.firsts) < _FEW:
             known.firsts.append(tuple(bits_inside(event.batch)))
+            known.shapes.append(tuple(each.shape for each in tensors_inside(event.batch)))
             known.seed = event.seed
 
     def on_step(self, event: OptimizerStepped) -> None:
@@ -323,12 +326,12 @@ class _Watch:
 
 
 def _draw_the_same(passes: dict[int, _Pass]) -> bool:
-    """True if all ranks of a model in DDP have equal first batches, which are not all alike, under other indices."""
+    """True if all ranks of a model in DDP have equal first batches under other indices, and samples differ."""
     first, *others = passes.values()
     return (
         bool(others)
         and all(each.firsts == first.firsts for each in others)
-        and len(set(first.firsts)) > 1
+        and len(set(zip(first.shapes, first.firsts, strict=True))) > len(set(first.shapes))
         and all(bits and None not in bits for bits in first.firsts)
         and all(each.wrapped for each in passes.values())
         and len({tuple(each.indices) for each in passes.values()}) == len(passes)
