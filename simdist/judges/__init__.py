@@ -7,11 +7,11 @@ which the judge listens to the world's bus and reports its findings (`find`).
 | judge | finds |
 |---|---|
 | `Replicas` | parameters, gradients and optimizer state that should be equal on several ranks, and are not |
-| `Collectives` | collectives that some ranks called more often, works without a wait, gradients reduced twice |
+| `Collectives` | collectives that some ranks called more often, works without a wait, gradients that count twice |
 | `Buffers` | tensors that are changed while a send or a collective still holds them |
 | `Races` | files and keys of stores that several ranks use in no defined order |
 | `Finite` | the first step with a value that is infinite or NaN, and the rank that made it |
-| `Samples` | samples that are read twice or never in an epoch, and epochs in the same order |
+| `Samples` | samples that are read twice or never in an epoch, epochs in the same order, workers that draw the same |
 
 `_court.py` holds the hearings of one world. `_instruments.py` makes the events that only judges need (`_events.py`);
 nothing of torch is hooked or wrapped before a judge listens. `_order.py` has the order of events over ranks,

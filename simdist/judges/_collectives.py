@@ -37,7 +37,10 @@ _MOST_OPEN = 256  # collectives that some ranks have not called yet
 
 
 class Collectives(Judge):
-    """Every rank calls every collective of its groups, and the program waits for every operation that it issues."""
+    """Every rank calls every collective of its groups, and the program waits for every operation that it issues.
+
+    Gradients are reduced once, and a loss is not divided by the number of ranks before DDP averages its gradients.
+    """
 
     name: ClassVar[str] = "collectives"
 

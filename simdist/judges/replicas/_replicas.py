@@ -78,8 +78,8 @@ class Replicas(Judge):
     at the same place of an optimizer, or of a loss, with the same shape on several ranks, if their bits are equal
     before the first step, or the ranks reduce the gradient together. Also, the modules of a DDP model are in the same
     mode, training or evaluation, on all ranks, an optimizer steps the parameters that get gradients, gradients are
-    cleared between its steps, no broadcast undoes a step, and a state dict that is loaded has some of the names of the
-    model.
+    cleared between its steps, those of shards, too, no broadcast undoes a step, and a state dict that is loaded has
+    some of the names of the model.
     """
 
     name: ClassVar[str] = "replicas"

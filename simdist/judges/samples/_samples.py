@@ -50,7 +50,11 @@ _MOST_PASSES = 64  # passes that some ranks have still to make; a rank so far be
 
 
 class Samples(Judge):
-    """In an epoch of training no sample is read twice or never, and with shuffling the next epoch has another order."""
+    """In an epoch of training no sample is read twice or never, and with shuffling the next epoch has another order.
+
+    Ranks do not draw equal samples instead of those that they are meant to read, and workers of a loader draw different
+    random numbers.
+    """
 
     name: ClassVar[str] = "samples"
 
