@@ -135,7 +135,7 @@ class BatchRead:
 class WorkerReady:
     """Reported: a worker of a rank's loader is about to wait for the indices of a batch, first or next.
 
-    `process` is the rank. The worker has number `worker` of `workers`, the seed `seed`, and its own copy of the data set.
+    `process` is the rank. Its worker has number `worker` of `workers`, the seed `seed`, and a copy of the data set.
     """
 
     process: SimProcess
