@@ -86,6 +86,7 @@ def test_what_a_receiver_can_not_do_is_refused(use: Callable[[torch.Tensor], Non
     assert str(result).startswith(text)
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_it_stays_until_it_is_received_and_then_while_a_process_has_it() -> None:
     def body() -> tuple[list[float], int, str]:
         reduced = reduce_tensor(torch.ones(4, device="cuda"))
@@ -127,6 +128,7 @@ def test_ranks_of_one_host_exchange_handles_by_a_collective() -> None:
         )
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_each_receiver_gets_what_the_sender_has_dropped() -> None:
     def body() -> list[list[float]]:
         tensor = torch.ones(2, device="cuda")
@@ -141,6 +143,7 @@ def test_each_receiver_gets_what_the_sender_has_dropped() -> None:
     assert values(body) == [[[1.0, 1.0], [1.0, 1.0], [0.0]]]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_what_was_sent_twice_to_the_same_process_is_not_kept() -> None:
     def body() -> int:
         tensor = torch.ones(2, device="cuda")

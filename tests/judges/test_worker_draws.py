@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from tests.judges.programs import line_of, net, only_finding, run
 
-SIZE = 48
+SIZE = 36
 
 
 class Noise:

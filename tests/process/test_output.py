@@ -418,6 +418,7 @@ def test_files_of_killed_ranks_are_not_reported_by_others(monkeypatch: pytest.Mo
     assert reported == ([of_another] if killed else [of_a_file, of_another])
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_what_a_rank_left_writes_nothing_when_the_host_collects_it(capsys: pytest.CaptureFixture[str]) -> None:
     class Bar:
         def __init__(self) -> None:

@@ -99,6 +99,7 @@ def warnings_of(result: RunResult) -> list[int]:
 BODIES = (call_all, call_one_alone, call_one_on_a_thread, leave)
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_no_work_outlives_its_world(body: Callable[[], object]) -> None:
     before = works()
@@ -106,6 +107,7 @@ def test_no_work_outlives_its_world(body: Callable[[], object]) -> None:
     assert works() == before
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_nor_those_of_a_rank_that_dies_while_they_are_under_way() -> None:
     before = works()
     result = run(call_all, faults=[Crash(rank=1, op="all_to_all", when="during")])
@@ -114,6 +116,7 @@ def test_nor_those_of_a_rank_that_dies_while_they_are_under_way() -> None:
     assert works() == before
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_nor_those_on_devices() -> None:
     before = works()
     result = run(lambda: call_all("cuda"), "nccl", cluster=build(2, devices_per_host=2))
