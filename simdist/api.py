@@ -119,8 +119,9 @@ def run(
             as a compiler (on Linux). A rank that keeps even the GIL (a regular expression that backtracks for ever)
             can't be stopped: after `stall_s`, but at least 5 s, the stacks of all threads are written to stderr, and
             three seconds later the process ends (on Linux; the stack of the rank ends with its name).
-        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. An exception
-            from it ends the world, and is raised by this call.
+        echo: called with (rank, virtual ns, "stdout" or "stderr", line) for each line that a rank prints. It is the
+            host's code: what it prints is no output of the rank. An exception from it ends the world, and is raised by
+            this call.
         progress: called with (virtual ns, events so far) about ten times per real second; likewise.
         replay: the call or command that repeats this run, for failure messages; made from the arguments if None. It has
             every argument that determines the run, and a note where one is too long to be shown in full.

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 from simdist.judges._contents import Newest
 from simdist.kernel import Bus, Verdict
-from simdist.process import SimProcess
+from simdist.process import SimProcess, prints_on_host
 from simdist.result import Event, JudgeFinding
 
 __all__ = ["Ending", "Hearing", "Judge", "Moment", "step_at"]
@@ -45,7 +45,8 @@ class Judge(ABC):
     """A rule for any training. Subclass it for your own rule, and pass an instance in `judges=[...]`.
 
     A judge holds only settings, because it may judge many worlds: its state for one world belongs into objects that
-    `begin` makes. It must change nothing in the world. Its errors are raised on the rank where its listener runs.
+    `begin` makes. It must change nothing in the world; what it prints goes to the host's streams. Its errors are raised
+    on the rank where its listener runs.
 
     Example:
         >>> class SmallSteps(Judge):
@@ -90,17 +91,18 @@ class Hearing:
         self._found: list[tuple[JudgeFinding, int]] = []  # each with the number of events before it
         self._bus = bus
         self._prepare = prepare
+        self._is_ours = type(judge).__module__.startswith("simdist.")  # prints nothing
         self._ends: list[Callable[[], None]] = []
         self._at_end: list[Callable[[Ending], None]] = []
 
     def listen(self, kind: type[_Event], listener: Callable[[_Event], None]) -> None:
         """Call `listener` for every event of type `kind`, from `simdist.judges` or any other on the bus."""
         self._prepare(kind)
-        self._ends.append(self._bus.listen(kind, listener))
+        self._ends.append(self._bus.listen(kind, listener if self._is_ours else prints_on_host(listener)))
 
     def look_before(self, kind: type[_Event], look: Callable[[_Event], Verdict]) -> None:
         """Call `look` before each announced effect of the type `kind`; it returns `PASS`."""
-        self._bus.intercept(kind, look)
+        self._bus.intercept(kind, look if self._is_ours else prints_on_host(look))
 
     def at_end(self, look: Callable[[Ending], None]) -> None:
         """Call `look` when the world has ended, while its processes are still known."""

@@ -35,7 +35,7 @@ from simdist.process._process import SimProcess, process_of
 from simdist.process._randomness import GlobalGenerator, Memory, global_generators
 from simdist.process._runtime import Extra, Extras, Runtime, class_on_ranks, current_process, current_runtime, on_ranks
 from simdist.process._slots import Slot, Slots, name_own
-from simdist.process._stdio import RankStream
+from simdist.process._stdio import RankStream, prints_on_host
 from simdist.process._undoing import Undoing, call_all
 from simdist.process._verdicts import Strike, carry_out, refusal_of
 from simdist.process._when_imported import adapted_modules, when_imported
@@ -114,6 +114,7 @@ __all__ = [
     "original",
     "own",
     "patched_now",
+    "prints_on_host",
     "process_of",
     "real_methods",
     "refusal_of",

@@ -443,11 +443,19 @@ class SimProcess:
         self.partial[name] = rest
 
     def _show(self, name: str, line: str) -> None:
-        if self.echo is not None:
-            try:
-                self.echo(self.rank, self.simulation.now_ns, name, line)
-            except BaseException as error:  # an error of the host program, which the rank must not catch
-                self.simulation.abort(error)
+        if self.echo is None:
+            return
+        simulation = self.simulation
+        # It is the host's code, although a rank's thread runs it: what it prints is not the rank's output.
+        ident, simulation.current_ident = simulation.current_ident, 0
+        failure: BaseException | None = None
+        try:
+            self.echo(self.rank, simulation.now_ns, name, line)
+        except BaseException as error:  # an error of the host program, which the rank must not catch
+            failure = error
+        simulation.current_ident = ident
+        if failure is not None:
+            simulation.abort(failure)
 
     def take_over(self) -> None:
         """Add to its output what was written to the files behind its streams."""

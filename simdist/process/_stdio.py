@@ -10,13 +10,16 @@ import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 from simdist.process._process import SimProcess
 from simdist.process._runtime import Patches, current_process, current_runtime
 from simdist.process._stream_files import Descriptor
 
-__all__ = ["STREAMS", "RankStream", "descriptor_of", "install", "report_thread_error"]
+__all__ = ["STREAMS", "RankStream", "descriptor_of", "install", "prints_on_host", "report_thread_error"]
+
+_Event = TypeVar("_Event")
+_T = TypeVar("_T")
 
 STREAMS = {1: "stdout", 2: "stderr"}
 _NUMBERS = {name: number for number, name in STREAMS.items()}
@@ -62,6 +65,8 @@ class RankStream(io.TextIOBase):
         if process is None:
             is_late = vars(sys)[self._name] is not self and _is_collecting(sys._getframe(1))
             return len(text) if is_late else int(self._original.write(text))
+        if _listening:
+            return int(self._original.write(text))
         task = process.simulation.current
         if process.running and text and task is not None and not task.doomed:
             if process.laid_over and _NUMBERS[self._name] in process.laid_over:
@@ -95,6 +100,26 @@ class RankStream(io.TextIOBase):
 
     def __del__(self) -> None:
         """Leave the original alone: a stream flushes when it is collected, and this one may be closed by then."""
+
+
+def prints_on_host(listener: Callable[[_Event], _T]) -> Callable[[_Event], _T]:
+    """Return a listener that may print although a rank's thread calls it: the text goes to the host's streams.
+
+    As the rank's output it would be an event, which the run without the listener does not have.
+    """
+
+    @functools.wraps(listener)
+    def listen(event: _Event) -> _T:
+        _listening.append(listener)
+        try:
+            return listener(event)
+        finally:
+            _listening.pop()
+
+    return listen
+
+
+_listening: list[Callable[..., object]] = []  # such listeners that run now
 
 
 def _is_collecting(frame: FrameType | None) -> bool:

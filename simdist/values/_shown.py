@@ -16,5 +16,10 @@ class Shown:
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **rest: object) -> None:
+        super().__init_subclass__(**rest)
+        # IPython takes the first class that has this or `__repr__`, and every dataclass has the latter.
+        cls._repr_pretty_ = cls._repr_pretty_  # type: ignore[method-assign]
+
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # IPython's protocol
         printer.text(str(self))

@@ -230,6 +230,29 @@ def test_another_thread_of_the_host_writes_to_the_hosts_streams(capsys: pytest.C
     assert result.ranks[0].stdout == "from the rank\n"
 
 
+def test_echo_may_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text is no output of the rank, whose thread calls it, and its clock is the host's."""
+
+    def body() -> None:
+        print("hello")
+        sys.stderr.write("unfinished")
+
+    times: list[float] = []
+    before = time.time()
+
+    def echo(rank: int, now_ns: int, stream: str, line: str) -> None:
+        times.append(time.time())
+        print(f"rank {rank}: {line}")
+        print("noted", file=sys.stderr)
+
+    result = simdist.run(body, world_size=2, echo=echo)
+
+    assert capsys.readouterr() == ("rank 0: hello\nrank 1: hello\n", "noted\n" * 2)
+    assert [rank.stdout for rank in result.ranks] == ["hello\n", "hello\n"]
+    assert result.digest == simdist.run(body, world_size=2).digest
+    assert all(before <= each <= time.time() for each in times)
+
+
 class Watching(Exception):
     """An error in the program that watches a world."""
 

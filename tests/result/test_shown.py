@@ -29,7 +29,9 @@ class Printer:
 def test_a_notebook_shows_the_report_and_not_all_fields(made: Any) -> None:
     printer, result = Printer(), made()
 
-    result._repr_pretty_(printer, False)
+    # IPython takes the first class that shows itself in one of the two ways.
+    first = next(each for each in type(result).mro() if {"_repr_pretty_", "__repr__"} & vars(each).keys())
+    vars(first)["_repr_pretty_"](result, printer, False)
 
     assert printer.texts == [str(result)]
     assert str(result) != repr(result)
