@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import uuid
+import zipfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +30,7 @@ from simdist.values import brief, findings_of, guess, parse_duration
 if TYPE_CHECKING:
     from simdist.judges import Judge
 
-__all__ = ["LaunchError", "parsed"]
+__all__ = ["LaunchError", "has_main", "parsed"]
 
 _MOST_RANKS = 4096
 _RENDEZVOUS = ("c10d", "etcd", "etcd-v2", "static")  # torch's own backends
@@ -380,8 +381,20 @@ def _check_script(options: argparse.Namespace, problems: list[str]) -> None:
             top = None
         if top is None and not _is_here(script.partition(".")[0]):
             problems.append(f"-m: no module named {brief(script)}")
+    elif Path(script).is_dir():
+        if not has_main(script):
+            problems.append(f"{script}: this folder has no __main__.py; expected a Python script, or a module with -m")
     elif not Path(script).is_file():
         problems.append(f"{script}: no such file; expected a Python script, or a module with -m")
+
+
+def has_main(program: str) -> bool:
+    """True for a folder or an archive with a `__main__.py`, which Python runs like a script."""
+    path = Path(program)
+    if path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return "__main__.py" in archive.namelist()
+    return (path / "__main__.py").is_file()
 
 
 def _check_rendezvous(options: argparse.Namespace, problems: list[str]) -> None:

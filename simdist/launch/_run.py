@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from simdist.cluster import make
 from simdist.launch._launchers import LAUNCHERS, Worker
 from simdist.launch._logs import Logs
+from simdist.launch._options import has_main
 from simdist.launch._plan import Launch
 from simdist.process import run_program
 from simdist.result import RunResult
@@ -41,11 +42,13 @@ def launch(
         SimdistError: another world is running.
         StallError, LivelockError: as `simdist.run`.
     """
-    here = Path.cwd() if plan.module else Path(plan.script).resolve().parent
-    script = plan.script if plan.module else str(Path(plan.script).resolve())
+    program = os.path.join(os.getcwd(), plan.script)  # as Python makes `__file__`: links and dots stay
+    module = plan.script if plan.module else "__main__" if has_main(program) else None
+    here = Path.cwd() if plan.module else Path(program) if module else Path(program).resolve().parent
+    entry = "" if plan.module else program if module else str(here)
     shown = [plan.script if not plan.module else "-m", *plan.script_args]
     logs = Logs(plan, folder, out, err)
-    with importable(here, "simdist"), _path_begins_with("" if plan.module else str(here)):
+    with importable(here, "simdist"), _path_begins_with(entry):
         cluster = None
         if plan.nodes > 1 or plan.devices:
             devices: dict[str, Any] = {}
@@ -53,7 +56,7 @@ def launch(
                 devices = {"devices_per_host": plan.devices, "device_model": plan.device_model}
             cluster = make(plan.world_size, hosts=plan.nodes, **devices)
         spec = WorldSpec(
-            call=functools.partial(_main, plan, script),
+            call=functools.partial(_main, plan, program, module),
             world_size=plan.world_size,
             seed=plan.seed,
             cluster=cluster,
@@ -144,7 +147,7 @@ def _new_folder(parent: str, prefix: str, seed: int) -> str:
     raise AssertionError
 
 
-def _main(plan: Launch, script: str, rank: int) -> None:
+def _main(plan: Launch, program: str, module: str | None, rank: int) -> None:
     """The function of a worker."""
     argument = LAUNCHERS[plan.launcher].argument
     if argument:
@@ -152,7 +155,7 @@ def _main(plan: Launch, script: str, rank: int) -> None:
     for name in plan.leaves_out:
         os.environ.pop(name, None)
     os.environ.update(plan.of_shell)
-    run_program(script, module=plan.module)
+    run_program(module or program, module=module is not None)
 
 
 def _environment(plan: Launch) -> Mapping[str, str]:

@@ -462,7 +462,9 @@ class Isolation:
         host = self._host.modules.get("__main__")
         file, spec = self._program or (getattr(host, "__file__", None), getattr(host, "__spec__", None))
         main = _Program("__mp_main__")
-        if file is not None:
+        # As multiprocessing's `_fixup_main_from_name`: the main part of a package, folder or archive is not guarded.
+        if file is not None and (spec is None or spec.name.rpartition(".")[2] != "__main__"):
+            file = os.path.normpath(file)
             if spec is None:
                 spec = importlib.machinery.ModuleSpec("__mp_main__", None, origin=file)
                 spec.has_location = True
@@ -481,17 +483,18 @@ class Isolation:
         main.__class__ = ModuleType
 
     def run_program(self, script: str, *, module: bool) -> None:
-        """Run a script, or a module as `python -m` does, as the rank's `__main__`."""
+        """Run a script, or a module as `python -m` does, as the rank's `__main__`; see the function `run_program`."""
         main = ModuleType("__main__")
         names = main.__dict__
         self._imported = True
-        sys.modules["__main__"] = main
-        sys.modules.pop("__mp_main__", None)
+        for name in ("__main__", "__mp_main__"):
+            sys.modules.pop(name, None)
         if module:
             _, spec, code = _runpy._get_module_details(script)
             self._program = spec.origin, spec
             names.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader, __cached__=spec.cached)
-            sys.argv[0] = spec.origin
+            if script != "__main__":
+                sys.argv[0] = spec.origin
         else:
             loader = importlib.machinery.SourceFileLoader("__main__", script)
             self._program = script, None
@@ -500,6 +503,7 @@ class Isolation:
                 self._codes[script] = None, marshal.dumps(loader.get_code("__main__"))
             code = marshal.loads(self._codes[script][1])
         names.update(__file__=self._program[0], __builtins__=self._present.builtins)
+        sys.modules["__main__"] = main
         exec(code, names)
 
     def handed_back(self, thing: _T) -> _T:
@@ -561,6 +565,8 @@ def handed_over(thing: _T) -> _T:
 
 def run_program(script: str, *, module: bool = False) -> None:
     """Run a script on a rank as its `__main__`, or a module as `python -m` does; the world isolates modules.
+
+    The module `__main__` is that of a folder or an archive which `sys.path` begins with.
 
     Raises:
         BaseException: the error that the program raises.
