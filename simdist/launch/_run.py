@@ -42,7 +42,8 @@ def launch(
         SimdistError: another world is running.
         StallError, LivelockError: as `simdist.run`.
     """
-    program = os.path.join(os.getcwd(), plan.script)  # as Python makes `__file__`: links and dots stay
+    # As Python makes `__file__`: links and dots stay.
+    program = plan.script if Path(plan.script).is_absolute() else f"{Path.cwd()}/{plan.script}"
     module = plan.script if plan.module else "__main__" if has_main(program) else None
     here = Path.cwd() if plan.module else Path(program) if module else Path(program).resolve().parent
     entry = "" if plan.module else program if module else str(here)
